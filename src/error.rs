@@ -1,0 +1,72 @@
+//! Every way this crate can fail, one enum per layer. Data that comes from outside
+//! (files, prompts, templates) never panics: it ends here, with what, where and what to do.
+
+use std::path::PathBuf;
+
+/// Shorthand for results of the whole crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Any failure of the crate; wraps the error of the layer it came from.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is not a readable GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The file is sound, but its vocabulary is not.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The file is sound, but does not describe a model this build can run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A session could not do what was asked.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The sampling parameters make no sense.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A chat template failed.
+    #[cfg(feature = "chat")]
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+}
+
+/// Why a GGUF file was refused. Offsets are bytes from the start of the named file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgufError {
+    /// The operating system refused to open, map or write the file.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Why a vocabulary was refused, or a text could not be encoded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {}
+
+/// Why a model was refused at open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {}
+
+/// Why a session call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {}
+
+/// Why a sampler could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SampleError {}
+
+/// Why a chat template could not be parsed or rendered.
+#[cfg(feature = "chat")]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {}
