@@ -52,3 +52,13 @@ pub struct Format {
     /// squared error of each value of the row (`importance.len() == x.len()`).
     pub quantize: Option<fn(x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8])>,
 }
+
+// Placeholder until the formats land.
+impl DType {
+    /// The format of a weight type.
+    pub fn float_format(self) -> &'static Format {
+        FORMATS.iter().find(|f| f.dtype == self).expect("a weight format")
+    }
+}
+/// All formats.
+pub static FORMATS: &[Format] = &[];
