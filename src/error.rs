@@ -142,14 +142,6 @@ pub enum ModelError {
     /// The progress callback asked to stop.
     #[error("loading was cancelled")]
     Cancelled,
-    /// The system gave no threads.
-    #[error("cannot start {n_threads} threads: {source}")]
-    Threads {
-        /// Threads asked for.
-        n_threads: usize,
-        /// What the system said.
-        source: rayon::ThreadPoolBuildError,
-    },
 }
 
 /// Why a session call failed.
@@ -203,6 +195,14 @@ pub enum SessionError {
         value: usize,
         /// What would make sense.
         expected: String,
+    },
+    /// The system gave no threads.
+    #[error("cannot start {n_threads} threads: {source}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        source: rayon::ThreadPoolBuildError,
     },
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]

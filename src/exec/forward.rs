@@ -123,7 +123,8 @@ impl Sizes {
         let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let n_attn = h.n_head * h.head_dim_v;
         let arch = model.arch();
-        let packed = model.weights().all().map(|w| packed_len(arch, w, m)).max().unwrap_or(0);
+        // Experts see up to `m` rows, and the head the output rows: fewer rows never take more.
+        let packed = model.weights().shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m.max(n_outputs), n));
         Sizes {
             n_q: h.n_head * h.head_dim,
             n_k: h.n_head_kv * h.head_dim,
@@ -132,7 +133,7 @@ impl Sizes {
             n_ff,
             n_max: h.n_embd.max(n_attn).max(n_ff),
             m_padded: attn_tiles(h, m).1,
-            packed: packed.max(packed_len(arch, &model.weights().output.w, n_outputs)),
+            packed: packed.max().unwrap_or(0),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, ColumnsMut, Q16};
 use crate::gguf::Gguf;
 use crate::model::{Linear, Weight};
+use crate::quant::DType;
 
 /// Weight bytes of one [`Arch::matvec`] task: some microseconds of reading, so that claiming a task
 /// costs little and the threads end together.
@@ -67,14 +68,14 @@ enum Path {
     Gemm,
 }
 
-fn path(arch: Arch, w: &Weight, m: usize) -> Path {
-    if m >= arch.gemm_min_rows(w.dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(w.dtype)) }
+fn path(arch: Arch, dtype: DType, m: usize) -> Path {
+    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype)) }
 }
 
-/// Bytes that packing `m` rows for `w` takes.
-pub(crate) fn packed_len(arch: Arch, w: &Weight, m: usize) -> usize {
-    match path(arch, w, m) {
-        Path::Gemm => arch.packed_len(w.dtype, m, w.n_in),
+/// Bytes that packing `m` rows of `n` values for weights of `dtype` takes.
+pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
+    match path(arch, dtype, m) {
+        Path::Gemm => arch.packed_len(dtype, m, n),
         Path::Matvec(_) => 0,
     }
 }
@@ -84,9 +85,9 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
-        let (w, how) = (first.w, path(ctx.arch, first.w, m));
+        let (w, how) = (first.w, path(ctx.arch, first.w.dtype, m));
         let alike = |p: &Product<'_>| {
-            path(ctx.arch, p.w, m) == how && (how != Path::Gemm || ctx.arch.same_packing(p.w.dtype, w.dtype))
+            path(ctx.arch, p.w.dtype, m) == how && (how != Path::Gemm || ctx.arch.same_packing(p.w.dtype, w.dtype))
         };
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);

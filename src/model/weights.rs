@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 /// A matrix `W: (n_out, n_in)` of a file, stored row by row.
@@ -112,12 +112,15 @@ pub(crate) struct Weights {
     pub(crate) rope_factors: Option<Vec<f32>>,
     /// Divisors for contexts up to the original one, and beyond it.
     pub(crate) rope_factors_short_long: Option<(Vec<f32>, Vec<f32>)>,
+    /// Every combination of format and row length among the matrices.
+    pub(crate) shapes: Vec<(DType, usize)>,
 }
 
 /// Binds tensors by name and remembers which were used.
 struct Binder<'a> {
     gguf: &'a Gguf,
     used: RefCell<HashSet<&'a str>>,
+    shapes: RefCell<BTreeSet<(DType, usize)>>,
 }
 
 impl<'a> Binder<'a> {
@@ -148,6 +151,7 @@ impl<'a> Binder<'a> {
                 expected: "a weight format",
             });
         }
+        self.shapes.borrow_mut().insert((tensor.dtype, n_in));
         let bytes = 0..self.gguf.data(tensor).len();
         Ok(Some(Weight { dtype: tensor.dtype, n_in, n_out: n_out * n_matrices, tensor: tensor.clone(), bytes }))
     }
@@ -194,30 +198,13 @@ impl<'a> Binder<'a> {
 }
 
 impl Weights {
-    /// Every matrix that [`linear`](crate::exec) multiplies in the layers.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Weight> {
-        self.layers.iter().flat_map(|l| {
-            let attn = [&l.wq.w, &l.wk.w, &l.wv.w, &l.wo.w];
-            let ffns: Vec<&Ffn> = match &l.ffn {
-                FeedForward::Dense(ffn) => vec![ffn],
-                FeedForward::Moe(moe) => moe.experts.iter().chain(moe.shared.as_ref().map(|s| &s.0)).collect(),
-            };
-            let routers: Vec<&Weight> = match &l.ffn {
-                FeedForward::Dense(_) => vec![],
-                FeedForward::Moe(moe) => std::iter::once(&moe.router).chain(moe.shared.as_ref().map(|s| &s.1)).collect(),
-            };
-            let ffns = ffns.into_iter().flat_map(|f| f.gate.iter().map(|g| &g.w).chain([&f.up.w, &f.down.w]));
-            attn.into_iter().chain(ffns).chain(routers)
-        })
-    }
-
     /// Binds every tensor that `h` asks for; `progress` hears the share done and may stop it.
     pub(crate) fn bind(
         gguf: &Gguf,
         h: &Hparams,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Weights, ModelError> {
-        let b = Binder { gguf, used: RefCell::default() };
+        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default() };
         let token_embd = b.weight("token_embd.weight", h.n_embd, h.n_vocab, 1)?;
         let output_norm =
             b.opt_norm("output_norm", h)?.ok_or_else(|| ModelError::MissingTensor { name: "output_norm.weight".into() })?;
@@ -245,12 +232,12 @@ impl Weights {
             (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
-        let used = b.used.into_inner();
+        let (used, shapes) = (b.used.into_inner(), b.shapes.into_inner().into_iter().collect());
         // Tables that other engines once stored and that follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         match gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
             Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() }),
-            None => Ok(Weights { token_embd, layers, output_norm, output, rope_factors, rope_factors_short_long }),
+            None => Ok(Weights { token_embd, layers, output_norm, output, rope_factors, rope_factors_short_long, shapes }),
         }
     }
 }
