@@ -1,1 +1,398 @@
-//! TODO arch
+//! Kernels, one complete table of them per instruction-set level.
+//!
+//! [`Arch`] is a token that only detection can make: holding one proves that the CPU has the
+//! features its kernels need, so its methods are safe. They check lengths once; the kernels behind
+//! them trust those lengths. `scalar` is complete and reads like the maths; every other level is a
+//! constant that overrides fields of the level below it.
+//!
+//! Kernels know slices and blocks, nothing of models, threads or allocation. Files are mirrored
+//! across levels: `matmul.rs` (products with weights), `attention.rs`, `elementwise.rs`.
+
+#![allow(unsafe_code)] // the kernels: intrinsics and their proof token
+
+mod acts;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+mod view;
+
+use crate::quant::DType;
+use std::sync::OnceLock;
+
+pub use acts::{Acts, Q16};
+pub use view::ColumnsMut;
+
+/// Activation form a product kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActForm {
+    /// The `f32` rows themselves.
+    F32,
+    /// Rows rounded to 16-bit integers with a scale per 32 values ([`Q16`]).
+    Q16,
+}
+
+/// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
+/// of `y`) and every activation row of `x`. The result of a row depends neither on the other rows
+/// of the call nor on `x`'s other rows.
+pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>);
+
+/// How a level multiplies one format by few activation rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Matvec {
+    pub(crate) form: ActForm,
+    pub(crate) kernel: MatvecFn,
+}
+
+/// How a level multiplies by many activation rows: all of `x` is packed once, then each task
+/// unpacks panels of its weight rows and multiplies them by every activation row.
+#[derive(Clone, Copy)]
+pub(crate) struct Gemm {
+    /// From this many activation rows on, panels beat [`Matvec`] (measured).
+    pub(crate) min_rows: usize,
+    /// Weight rows one task should take (a multiple of the panel's height).
+    pub(crate) tile: usize,
+    /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values.
+    pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
+    /// Packs `x` (`m × k`, row-major) for [`Gemm::kernel`].
+    pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k` and all `m` rows of the packed activations.
+    pub(crate) kernel: unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize),
+}
+
+/// Widest attention head the kernels take; wider models are refused when opened.
+pub const MAX_HEAD_DIM: usize = 512;
+
+/// What one softmax-attention call needs to know besides its operands.
+#[derive(Clone, Copy, Debug)]
+pub struct AttnParams {
+    /// Width of a key (and query) row.
+    pub head_dim: usize,
+    /// Width of a value row.
+    pub head_dim_v: usize,
+    /// Factor on `q·k`.
+    pub scale: f32,
+    /// `c·tanh(s/c)` on the scaled scores; 0 means none.
+    pub softcap: f32,
+}
+
+/// The kernels of one level.
+pub(crate) struct Kernels {
+    pub(crate) name: &'static str,
+    pub(crate) supported: fn() -> bool,
+
+    pub(crate) matvec: fn(DType) -> Matvec,
+    pub(crate) gemm: fn(DType) -> Gemm,
+    pub(crate) quantize_q16: unsafe fn(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]),
+
+    pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
+    pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
+    pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
+    pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
+    pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
+    pub(crate) softmax: unsafe fn(x: &mut [f32]),
+    pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
+    pub(crate) rope_neox: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
+    pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
+    pub(crate) gelu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
+    pub(crate) gelu: unsafe fn(x: &mut [f32]),
+    pub(crate) f32_to_f16: unsafe fn(x: &[f32], y: &mut [half::f16]),
+    pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
+    pub(crate) attention_f32: AttentionFn<f32>,
+    pub(crate) attention_f16: AttentionFn<half::f16>,
+}
+
+/// `out[i] = softmax(scale·q[i]·Kᵀ over ranges[i])·V`, for query rows that share one KV head.
+pub(crate) type AttentionFn<T> =
+    unsafe fn(out: &mut [f32], q: &[f32], k: &[T], v: &[T], ranges: &[(u32, u32)], p: &AttnParams);
+
+/// Levels this build has, best first.
+static LEVELS: &[&Kernels] = &[
+    #[cfg(target_arch = "x86_64")]
+    &avx512::KERNELS,
+    #[cfg(target_arch = "x86_64")]
+    &avx2::KERNELS,
+    &scalar::KERNELS,
+];
+
+/// The kernels of one instruction-set level that this CPU has.
+#[derive(Clone, Copy)]
+pub struct Arch(&'static Kernels);
+
+impl std::fmt::Debug for Arch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Arch({})", self.0.name)
+    }
+}
+
+impl Arch {
+    /// The level this process uses: `RUVLLM_ARCH` if set, else the best the CPU has. Chosen once.
+    ///
+    /// # Errors
+    /// If `RUVLLM_ARCH` names a level this build or CPU does not have; lists those it has.
+    pub fn detect() -> Result<Arch, ArchError> {
+        static CHOICE: OnceLock<Result<Arch, ArchError>> = OnceLock::new();
+        CHOICE
+            .get_or_init(|| match std::env::var("RUVLLM_ARCH") {
+                Ok(name) if !name.is_empty() => Arch::named(&name),
+                _ => Ok(Arch::available().next().unwrap_or(Arch::scalar())),
+            })
+            .clone()
+    }
+
+    /// The level called `name`, if this CPU has it.
+    ///
+    /// # Errors
+    /// If it does not; lists the levels it has.
+    pub fn named(name: &str) -> Result<Arch, ArchError> {
+        Arch::available().find(|a| a.name() == name).ok_or_else(|| ArchError {
+            name: name.to_owned(),
+            available: Arch::available().map(Arch::name).collect(),
+            known: LEVELS.iter().any(|k| k.name == name),
+        })
+    }
+
+    /// Every level this CPU has, best first.
+    pub fn available() -> impl Iterator<Item = Arch> {
+        LEVELS.iter().copied().filter(|k| (k.supported)()).map(Arch)
+    }
+
+    /// The portable level.
+    pub fn scalar() -> Arch {
+        Arch(&scalar::KERNELS)
+    }
+
+    /// The level's name, as `RUVLLM_ARCH` takes it.
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// Form of activations that [`Arch::matvec`] wants for `dtype`.
+    pub fn act_form(self, dtype: DType) -> ActForm {
+        (self.0.matvec)(dtype).form
+    }
+
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values.
+    ///
+    /// # Panics
+    /// If the lengths disagree or `x` has not the form of [`Arch::act_form`].
+    pub fn matvec(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
+        let f = dtype.float_format();
+        assert_eq!(w.len() * f.block_elems, y.cols() * x.n() * f.block_bytes, "matvec: {dtype:?} weight bytes");
+        assert_eq!(y.rows(), x.m(), "matvec: rows of activations");
+        let matvec = (self.0.matvec)(dtype);
+        assert_eq!(matvec.form, x.form(), "matvec: activation form");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (matvec.kernel)(y, w, x) }
+    }
+
+    /// From how many activation rows on [`Arch::gemm`] is the faster product.
+    pub fn gemm_min_rows(self, dtype: DType) -> usize {
+        (self.0.gemm)(dtype).min_rows
+    }
+
+    /// Weight rows one [`Arch::gemm`] call should cover.
+    pub fn gemm_tile(self, dtype: DType) -> usize {
+        (self.0.gemm)(dtype).tile
+    }
+
+    /// Bytes of packed activations for [`Arch::gemm`].
+    pub fn packed_len(self, dtype: DType, m: usize, k: usize) -> usize {
+        ((self.0.gemm)(dtype).packed_len)(m, k)
+    }
+
+    /// Packs `x` (`m × k`) for [`Arch::gemm`] with weights of `dtype`.
+    ///
+    /// # Panics
+    /// If the lengths disagree.
+    pub fn pack(self, dtype: DType, x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+        let gemm = (self.0.gemm)(dtype);
+        assert_eq!(x.len(), m * k, "pack: activations");
+        assert_eq!(packed.len(), (gemm.packed_len)(m, k), "pack: buffer");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (gemm.pack)(x, m, k, packed) }
+    }
+
+    /// Whether activations packed for `a` serve weights of `b` too.
+    pub fn same_packing(self, a: DType, b: DType) -> bool {
+        std::ptr::fn_addr_eq((self.0.gemm)(a).pack, (self.0.gemm)(b).pack)
+    }
+
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows.
+    ///
+    /// # Panics
+    /// If the lengths disagree.
+    pub fn gemm(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], packed: &[u8], k: usize) {
+        let f = dtype.float_format();
+        let gemm = (self.0.gemm)(dtype);
+        assert_eq!(w.len() * f.block_elems, y.cols() * k * f.block_bytes, "gemm: {dtype:?} weight bytes");
+        assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
+    }
+
+    /// Rounds a row of activations to [`Q16`] planes.
+    ///
+    /// # Panics
+    /// If `x.len()` is no multiple of 32 or a plane has the wrong length.
+    pub fn quantize_q16(self, x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+        assert!(x.len().is_multiple_of(32), "quantize_q16: {} is no multiple of 32", x.len());
+        assert!(hi.len() == x.len() && lo.len() == x.len() && d.len() == x.len() / 32 && s.len() == x.len() / 16);
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.quantize_q16)(x, hi, lo, d, s) }
+    }
+
+    /// `Σ a·b`.
+    pub fn dot(self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "dot");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.dot)(a, b) }
+    }
+
+    /// `y += x`.
+    pub fn add(self, y: &mut [f32], x: &[f32]) {
+        assert_eq!(y.len(), x.len(), "add");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.add)(y, x) }
+    }
+
+    /// `y += a·x`.
+    pub fn add_scaled(self, y: &mut [f32], x: &[f32], a: f32) {
+        assert_eq!(y.len(), x.len(), "add_scaled");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.add_scaled)(y, x, a) }
+    }
+
+    /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).
+    pub fn rms_norm(self, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+        assert!(y.len() == x.len() && w.len() == x.len(), "rms_norm");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rms_norm)(y, x, w, eps) }
+    }
+
+    /// `y = (x − mean) / sqrt(var + eps) · w + b` (Ba et al., arXiv 1607.06450).
+    pub fn layer_norm(self, y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
+        assert!(y.len() == x.len() && w.len() == x.len() && b.len() == x.len(), "layer_norm");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.layer_norm)(y, x, w, b, eps) }
+    }
+
+    /// Softmax in place.
+    pub fn softmax(self, x: &mut [f32]) {
+        // SAFETY: `self` proves the CPU features.
+        unsafe { (self.0.softmax)(x) }
+    }
+
+    /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv
+    /// 2104.09864); `x.len() == 2·cos.len()`.
+    pub fn rope_norm(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        assert!(x.len() == 2 * cos.len() && sin.len() == cos.len(), "rope_norm");
+        // SAFETY: `self` proves the CPU features; lengths were checked.
+        unsafe { (self.0.rope_norm)(x, cos, sin) }
+    }
+
+    /// Rotates the pairs `(x[i], x[i + n/2])` of one head (GPT-NeoX order).
+    pub fn rope_neox(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        assert!(x.len() == 2 * cos.len() && sin.len() == cos.len(), "rope_neox");
+        // SAFETY: `self` proves the CPU features; lengths were checked.
+        unsafe { (self.0.rope_neox)(x, cos, sin) }
+    }
+
+    /// `gate = silu(gate)·up` (SwiGLU, arXiv 2002.05202).
+    pub fn silu_mul(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "silu_mul");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.silu_mul)(gate, up) }
+    }
+
+    /// `gate = gelu(gate)·up`, with the tanh form of GELU (arXiv 1606.08415).
+    pub fn gelu_mul(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gelu_mul");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_mul)(gate, up) }
+    }
+
+    /// `x = gelu(x)`, tanh form.
+    pub fn gelu(self, x: &mut [f32]) {
+        // SAFETY: `self` proves the CPU features.
+        unsafe { (self.0.gelu)(x) }
+    }
+
+    /// Rounds to half precision, ties to even.
+    pub fn f32_to_f16(self, x: &[f32], y: &mut [half::f16]) {
+        assert_eq!(x.len(), y.len(), "f32_to_f16");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.f32_to_f16)(x, y) }
+    }
+
+    /// Widens half precision; exact.
+    pub fn f16_to_f32(self, x: &[half::f16], y: &mut [f32]) {
+        assert_eq!(x.len(), y.len(), "f16_to_f32");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.f16_to_f32)(x, y) }
+    }
+
+    /// Softmax attention of query rows that share one KV head: `q` is `(n_q, head_dim)`, `k`
+    /// `(n_kv, head_dim)`, `v` `(n_kv, head_dim_v)`, `out` `(n_q, head_dim_v)`; row `i` sees the keys
+    /// `ranges[i].0 .. ranges[i].1`.
+    ///
+    /// # Panics
+    /// If the shapes disagree or a range is empty or ends behind the keys.
+    pub fn attention<T: KvElement>(
+        self,
+        out: &mut [f32],
+        q: &[f32],
+        k: &[T],
+        v: &[T],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let n_kv = k.len() / p.head_dim;
+        assert!(q.len() == ranges.len() * p.head_dim && out.len() == ranges.len() * p.head_dim_v, "attention: queries");
+        assert!(k.len() == n_kv * p.head_dim && v.len() == n_kv * p.head_dim_v, "attention: keys and values");
+        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { T::attention(self.0)(out, q, k, v, ranges, p) }
+    }
+}
+
+/// Element type a KV cache can hold.
+pub trait KvElement: bytemuck::Pod + Send + Sync + sealed::Attention {}
+impl KvElement for f32 {}
+impl KvElement for half::f16 {}
+
+#[allow(private_interfaces)] // the trait is sealed: nobody outside can call it
+mod sealed {
+    use super::{AttentionFn, Kernels};
+    #[allow(unreachable_pub, private_interfaces)] // public in a private module: seals the trait
+    pub trait Attention: Sized {
+        fn attention(k: &Kernels) -> AttentionFn<Self>;
+    }
+    impl Attention for f32 {
+        fn attention(k: &Kernels) -> AttentionFn<f32> {
+            k.attention_f32
+        }
+    }
+    impl Attention for half::f16 {
+        fn attention(k: &Kernels) -> AttentionFn<half::f16> {
+            k.attention_f16
+        }
+    }
+}
+
+/// `RUVLLM_ARCH` names a level that cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "instruction-set level {name:?} is {}; this CPU has: {}",
+    if *.known { "not supported by this CPU" } else { "not known" },
+    .available.join(", ")
+)]
+pub struct ArchError {
+    /// The name asked for.
+    pub name: String,
+    /// Levels that can be used, best first.
+    pub available: Vec<&'static str>,
+    /// Whether this build knows the level at all.
+    pub known: bool,
+}

@@ -2,38 +2,8 @@
 //!
 //! One file per family of formats, one line per format in [`FORMATS`].
 
-/// Element type of a tensor, numbered as in the GGUF specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u32)]
-#[allow(non_camel_case_types, missing_docs)] // the field's own names
-#[non_exhaustive]
-pub enum DType {
-    F32 = 0,
-    F16 = 1,
-    Q4_0 = 2,
-    Q4_1 = 3,
-    Q5_0 = 6,
-    Q5_1 = 7,
-    Q8_0 = 8,
-    Q2_K = 10,
-    Q3_K = 11,
-    Q4_K = 12,
-    Q5_K = 13,
-    Q6_K = 14,
-    IQ2_XXS = 16,
-    IQ2_XS = 17,
-    IQ3_XXS = 18,
-    IQ1_S = 19,
-    IQ4_NL = 20,
-    IQ3_S = 21,
-    IQ2_S = 22,
-    IQ4_XS = 23,
-    IQ1_M = 29,
-    BF16 = 30,
-    TQ1_0 = 34,
-    TQ2_0 = 35,
-    MXFP4 = 39,
-}
+mod dtype;
+pub use dtype::DType;
 
 /// How a format stores its values, and how to convert them.
 #[derive(Debug)]
@@ -52,3 +22,13 @@ pub struct Format {
     /// squared error of each value of the row (`importance.len() == x.len()`).
     pub quantize: Option<fn(x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8])>,
 }
+
+// Placeholder until the formats land.
+impl DType {
+    /// The format of a weight type.
+    pub fn float_format(self) -> &'static Format {
+        FORMATS.iter().find(|f| f.dtype == self).expect("a weight format")
+    }
+}
+/// All formats.
+pub static FORMATS: &[Format] = &[];

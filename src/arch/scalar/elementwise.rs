@@ -1,0 +1,138 @@
+//! Element-wise kernels, norms, rotations and conversions.
+
+use half::f16;
+
+/// Independent partial sums: lets the compiler use vectors, and rounds less than one long sum.
+const LANES: usize = 16;
+
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for l in 0..LANES {
+            sums[l] += a[l] * b[l];
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}
+
+pub(super) fn add(y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
+}
+
+pub(super) fn add_scaled(y: &mut [f32], x: &[f32], a: f32) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += a * x;
+    }
+}
+
+pub(super) fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let mean_square = dot(x, x) / x.len() as f32;
+    let scale = 1.0 / (mean_square + eps).sqrt();
+    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+        *y = x * scale * w;
+    }
+}
+
+pub(super) fn layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let mean = x.iter().sum::<f32>() / n;
+    let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
+    let scale = 1.0 / (variance + eps).sqrt();
+    for (((y, x), w), b) in y.iter_mut().zip(x).zip(w).zip(b) {
+        *y = (x - mean) * scale * w + b;
+    }
+}
+
+pub(super) fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for x in x.iter_mut() {
+        *x = (*x - max).exp();
+        sum += *x;
+    }
+    for x in x {
+        *x /= sum;
+    }
+}
+
+pub(super) fn rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for (pair, (c, s)) in x.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
+        (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[0] * s + pair[1] * c);
+    }
+}
+
+pub(super) fn rope_neox(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = x.split_at_mut(cos.len());
+    for ((a, b), (c, s)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+    }
+}
+
+/// `x·σ(x)`.
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+    0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x)).tanh())
+}
+
+pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = silu(*g) * u;
+    }
+}
+
+pub(super) fn gelu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = gelu_tanh(*g) * u;
+    }
+}
+
+pub(super) fn gelu(x: &mut [f32]) {
+    for x in x {
+        *x = gelu_tanh(*x);
+    }
+}
+
+pub(super) fn f32_to_f16(x: &[f32], y: &mut [f16]) {
+    for (x, y) in x.iter().zip(y) {
+        *y = f16::from_f32(*x);
+    }
+}
+
+pub(super) fn f16_to_f32(x: &[f16], y: &mut [f32]) {
+    for (x, y) in x.iter().zip(y) {
+        *y = x.to_f32();
+    }
+}
+
+/// Largest magnitude a [`crate::arch::Q16`] value takes: `256·127`, so that `|hi| ≤ 127`.
+const Q16_MAX: f32 = 32512.0;
+
+pub(super) fn quantize_q16(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
+    for (b, x) in x.chunks_exact(32).enumerate() {
+        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let scale = max / Q16_MAX;
+        let inverse = if max > 0.0 { Q16_MAX / max } else { 0.0 };
+        d[b] = scale;
+        for (j, x) in x.chunks_exact(16).enumerate() {
+            let mut sum = 0;
+            for (i, x) in x.iter().enumerate() {
+                let q = (x * inverse).round_ties_even() as i32;
+                let high = (q + 128) >> 8;
+                let low = (q - 256 * high).max(-127); // −128 has no negative: give up one part in 32512
+                hi[32 * b + 16 * j + i] = high as i8;
+                lo[32 * b + 16 * j + i] = low as i8;
+                sum += 256 * high + low;
+            }
+            s[2 * b + j] = scale * sum as f32;
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The portable level: every kernel in its plainest form. It is the reference that all other levels
+//! are tested against, and what a CPU without any known extension runs.
+
+mod attention;
+mod elementwise;
+mod matmul;
+
+use super::{ActForm, Gemm, Kernels, Matvec};
+
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "scalar",
+    supported: || true,
+    matvec: |dtype| Matvec { form: ActForm::F32, kernel: matmul::matvec_for(dtype) },
+    gemm: |_| Gemm {
+        // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
+        min_rows: usize::MAX,
+        tile: 16,
+        packed_len: |m, k| m * k * size_of::<f32>(),
+        pack: matmul::pack,
+        kernel: matmul::gemm,
+    },
+    quantize_q16: elementwise::quantize_q16,
+    dot: elementwise::dot,
+    add: elementwise::add,
+    add_scaled: elementwise::add_scaled,
+    rms_norm: elementwise::rms_norm,
+    layer_norm: elementwise::layer_norm,
+    softmax: elementwise::softmax,
+    rope_norm: elementwise::rope_norm,
+    rope_neox: elementwise::rope_neox,
+    silu_mul: elementwise::silu_mul,
+    gelu_mul: elementwise::gelu_mul,
+    gelu: elementwise::gelu,
+    f32_to_f16: elementwise::f32_to_f16,
+    f16_to_f32: elementwise::f16_to_f32,
+    attention_f32: attention::attention,
+    attention_f16: attention::attention,
+};
