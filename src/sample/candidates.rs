@@ -40,12 +40,7 @@ impl Candidates {
         self.sorted = false;
         self.items.clear();
         // `+ 0.0` turns −0 into +0, which the total order would otherwise tell apart.
-        self.items
-            .extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate {
-                id,
-                logit: logit + 0.0,
-                p: 0.0,
-            }));
+        self.items.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit: logit + 0.0, p: 0.0 }));
         for &(id, value) in bias {
             self.items[id as usize].logit += value;
         }
@@ -111,11 +106,7 @@ impl Candidates {
         let Some(best) = self.best() else { return };
         let mut sum = 0.0f64;
         for c in &mut self.items {
-            c.p = if c.logit == best.logit {
-                1.0
-            } else {
-                (c.logit - best.logit).exp()
-            };
+            c.p = if c.logit == best.logit { 1.0 } else { (c.logit - best.logit).exp() };
             sum += f64::from(c.p);
         }
         for c in &mut self.items {
@@ -125,11 +116,7 @@ impl Candidates {
 
     /// Shannon entropy `−Σ p ln p` in nats; needs [`Self::softmax`].
     pub(super) fn entropy(&self) -> f32 {
-        let terms = self
-            .items
-            .iter()
-            .filter(|c| c.p > 0.0)
-            .map(|c| f64::from(c.p));
+        let terms = self.items.iter().filter(|c| c.p > 0.0).map(|c| f64::from(c.p));
         -terms.map(|p| p * p.ln()).sum::<f64>() as f32
     }
 
@@ -223,16 +210,9 @@ impl Candidates {
     }
 
     /// [`Self::keep_mass`] in ascending order of `score`; leaves the candidates unsorted.
-    pub(super) fn keep_scored_mass(
-        &mut self,
-        score: impl Fn(&Candidate) -> f32,
-        reached: impl Fn(f64) -> bool,
-    ) {
-        let order = |a: &Candidate, b: &Candidate| {
-            score(a)
-                .total_cmp(&score(b))
-                .then_with(|| Candidate::best_first(a, b))
-        };
+    pub(super) fn keep_scored_mass(&mut self, score: impl Fn(&Candidate) -> f32, reached: impl Fn(f64) -> bool) {
+        let order =
+            |a: &Candidate, b: &Candidate| score(a).total_cmp(&score(b)).then_with(|| Candidate::best_first(a, b));
         self.keep_mass(order, reached);
         self.sorted = false;
     }
@@ -304,10 +284,7 @@ pub(super) mod tests {
     fn infinite_logits_share_the_probability() {
         let mut c = candidates(&[f32::INFINITY, 3.0, f32::INFINITY]);
         c.softmax();
-        assert_eq!(
-            c.items.iter().map(|c| c.p).collect::<Vec<_>>(),
-            [0.5, 0.0, 0.5]
-        );
+        assert_eq!(c.items.iter().map(|c| c.p).collect::<Vec<_>>(), [0.5, 0.0, 0.5]);
     }
 
     #[test]

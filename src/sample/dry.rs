@@ -88,12 +88,7 @@ impl Dry {
     fn tokens_since_breaker(&self, history: &[u32]) -> usize {
         for i in 0..history.len() {
             let tail = &history[history.len() - 1 - i..];
-            let longest = self
-                .breakers
-                .iter()
-                .filter(|b| tail.starts_with(b))
-                .map(Vec::len)
-                .max();
+            let longest = self.breakers.iter().filter(|b| tail.starts_with(b)).map(Vec::len).max();
             if let Some(len) = longest {
                 return tail.len() - len;
             }
@@ -113,11 +108,7 @@ fn common_suffixes(tokens: &[u32], z: &mut Vec<usize>) {
     // The match that reaches furthest back covers `left..right`.
     let (mut left, mut right) = (0, 0);
     for k in 1..n {
-        let mut len = if k < right {
-            z[k - left].min(right - k)
-        } else {
-            0
-        };
+        let mut len = if k < right { z[k - left].min(right - k) } else { 0 };
         while k + len < n && at(len) == at(k + len) {
             len += 1;
         }
@@ -184,11 +175,7 @@ mod tests {
         let mut longest = None;
         for len in 1..n {
             let suffix = &history[n - len..];
-            if dry
-                .breakers
-                .iter()
-                .any(|b| suffix.windows(b.len()).any(|w| w == &b[..]))
-            {
+            if dry.breakers.iter().any(|b| suffix.windows(b.len()).any(|w| w == &b[..])) {
                 break;
             }
             // Ends before the last token, so that a token follows.
@@ -216,11 +203,7 @@ mod tests {
         // a b c c b c y a b c: after "a b c" came c (3 tokens), after "b c" y (2), after "c" b (1).
         let (a, b, c, y) = (0, 1, 2, 3);
         let history = [a, b, c, c, b, c, y, a, b, c];
-        let mut dry = Dry {
-            multiplier: 0.8,
-            base: 2.0,
-            ..Dry::default()
-        };
+        let mut dry = Dry { multiplier: 0.8, base: 2.0, ..Dry::default() };
         assert_eq!(penalties(&mut dry, &history, 4), [0.0, 0.0, 1.6, 0.8]);
         dry.allowed_length = 1;
         assert_eq!(penalties(&mut dry, &history, 4), [0.0, 0.8, 3.2, 1.6]);
@@ -234,11 +217,7 @@ mod tests {
 
     #[test]
     fn long_repetitions_stay_finite() {
-        let mut dry = Dry {
-            multiplier: f32::MAX,
-            base: f32::MAX,
-            ..Dry::default()
-        };
+        let mut dry = Dry { multiplier: f32::MAX, base: f32::MAX, ..Dry::default() };
         assert_eq!(penalties(&mut dry, &[1; 5000], 2), [0.0, f32::MAX]);
     }
 
@@ -248,10 +227,7 @@ mod tests {
         let pieces = (0..).zip(vocabulary);
         let encode = |text: &[u8]| vec![if text == b"b" { 2 } else { 6 }];
         let found = breaker_sequences(b"ab", pieces, encode);
-        assert_eq!(
-            found,
-            [vec![0], vec![1, 2], vec![3, 2], vec![4], vec![5, 2]]
-        );
+        assert_eq!(found, [vec![0], vec![1, 2], vec![3, 2], vec![4], vec![5, 2]]);
         assert!(breaker_sequences(b"", [(0, &b"a"[..])], |_| vec![]).is_empty());
     }
 

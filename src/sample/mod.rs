@@ -88,11 +88,7 @@ const FILTERS: [(&str, &[&str], Filter); 9] = [
     ("dry", &[], Filter::Dry),
     ("top_n_sigma", &["top-n-sigma"], Filter::TopNSigma),
     ("top_k", &["top-k"], Filter::TopK),
-    (
-        "typ_p",
-        &["typical-p", "typical", "typ-p", "typ"],
-        Filter::TypP,
-    ),
+    ("typ_p", &["typical-p", "typical", "typ-p", "typ"], Filter::TypP),
     ("top_p", &["top-p", "nucleus"], Filter::TopP),
     ("min_p", &["min-p"], Filter::MinP),
     ("xtc", &[], Filter::Xtc),
@@ -184,19 +180,11 @@ impl Sampler {
                 Filter::TopP => top_p::apply(candidates, p.top_p),
                 Filter::MinP => min_p::apply(candidates, p.min_p),
                 Filter::Xtc => {
-                    xtc::apply(
-                        candidates,
-                        p.xtc_probability,
-                        p.xtc_threshold,
-                        &mut self.rng,
-                    );
+                    xtc::apply(candidates, p.xtc_probability, p.xtc_threshold, &mut self.rng);
                 }
-                Filter::Temperature => temperature::apply_dynamic(
-                    candidates,
-                    p.temperature,
-                    p.dynatemp_range,
-                    p.dynatemp_exponent,
-                ),
+                Filter::Temperature => {
+                    temperature::apply_dynamic(candidates, p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+                }
             }
         }
         Ok(draw(candidates, &mut self.rng).id)
@@ -222,28 +210,15 @@ impl Sampler {
         let max = valid().fold(f32::NEG_INFINITY, f32::max);
         // As in the softmax: what is at the maximum weighs 1, even an infinity.
         let below = |l: f32| {
-            if l == max {
-                0.0
-            } else {
-                f64::from(l) - f64::from(max)
-            }
+            if l == max { 0.0 } else { f64::from(l) - f64::from(max) }
         };
         let ln_sum = valid().map(|l| below(l).exp()).sum::<f64>().ln();
         let logprob = |l: f32| (below(l) - ln_sum) as f32;
 
         self.ranked.load(logits, &[]);
         self.ranked.keep_best(n_top);
-        let top = self
-            .ranked
-            .as_slice()
-            .iter()
-            .map(|c| (c.id, logprob(c.logit)))
-            .collect();
-        Ok(Sampled {
-            token,
-            logprob: logprob(logits[token as usize]),
-            top,
-        })
+        let top = self.ranked.as_slice().iter().map(|c| (c.id, logprob(c.logit))).collect();
+        Ok(Sampled { token, logprob: logprob(logits[token as usize]), top })
     }
 }
 

@@ -19,11 +19,7 @@ pub(super) fn apply(candidates: &mut Candidates, n: f32) {
     let variance = logits().map(|l| (l - mean).powi(2)).sum::<f64>() / count;
     // Infinite logits have no deviation (NaN): only they are kept then.
     let distance = f64::from(n) * variance.sqrt();
-    let min = if distance.is_nan() {
-        best.logit
-    } else {
-        (f64::from(best.logit) - distance) as f32
-    };
+    let min = if distance.is_nan() { best.logit } else { (f64::from(best.logit) - distance) as f32 };
     candidates.retain_logit(min);
 }
 
@@ -36,12 +32,7 @@ mod tests {
     fn by_hand() {
         // Mean 3, deviations ±1 and ±3: σ = √((9 + 1 + 1 + 9) / 4) = √5 ≈ 2.236.
         let logits = [0.0, 2.0, 4.0, 6.0];
-        for (n, kept) in [
-            (0.5, &[3][..]),
-            (0.9, &[2, 3]),
-            (1.8, &[1, 2, 3]),
-            (2.7, &[0, 1, 2, 3]),
-        ] {
+        for (n, kept) in [(0.5, &[3][..]), (0.9, &[2, 3]), (1.8, &[1, 2, 3]), (2.7, &[0, 1, 2, 3])] {
             let mut c = candidates(&logits);
             apply(&mut c, n);
             assert_eq!(ids(&c), kept, "n = {n}");
