@@ -554,10 +554,51 @@ pub enum SessionError {
     NoTokenizer,
 }
 
-/// Why a sampler could not be built.
-#[derive(Debug, thiserror::Error)]
+/// Why a sampler could not be built, or could not choose.
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum SampleError {}
+pub enum SampleError {
+    /// A parameter has a value that makes no sense.
+    #[error("sampling parameter {name} is {value}; it must be {allowed}")]
+    Parameter {
+        /// The builder method.
+        name: &'static str,
+        /// What it was given.
+        value: f64,
+        /// What it takes.
+        allowed: &'static str,
+    },
+    /// A name in the list of samplers is not one.
+    #[error("there is no sampler {name:?}; there are {known}")]
+    UnknownSampler {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A DRY sequence breaker without tokens would break everywhere.
+    #[error("a DRY sequence breaker has no tokens")]
+    EmptyBreaker,
+    /// A logit bias is for a token that the model does not have.
+    #[error("the logit bias is for token {token}, but the vocabulary has {n_vocab} tokens")]
+    BiasOutsideVocabulary {
+        /// The token.
+        token: u32,
+        /// Number of logits.
+        n_vocab: usize,
+    },
+    /// No token can be chosen.
+    #[error(
+        "none of {n_vocab} tokens can be chosen ({n_nan} logits are not a number, the others are \
+         forbidden): the model file is damaged, or the logit bias forbids everything"
+    )]
+    NoCandidates {
+        /// Number of logits.
+        n_vocab: usize,
+        /// How many of them are NaN.
+        n_nan: usize,
+    },
+}
 
 /// Why a chat template could not be parsed or rendered.
 #[cfg(feature = "chat")]
