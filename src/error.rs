@@ -393,7 +393,11 @@ fn removed_type(id: u32) -> &'static str {
 /// Why a vocabulary was refused, or a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TokenizerError {}
+pub enum TokenizerError {
+    /// The file has no vocabulary.
+    #[error("this file has no tokenizer (metadata key \"tokenizer.ggml.model\" is missing)")]
+    Missing,
+}
 
 /// Why a model was refused at open.
 #[derive(Debug, thiserror::Error)]
