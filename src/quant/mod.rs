@@ -9,6 +9,7 @@
 //! the f16 scales can hold them), never a panic.
 
 mod dtype;
+mod fit;
 mod float;
 mod iq;
 mod iq_grids;
@@ -27,7 +28,7 @@ pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 /// Expands whole blocks, see [`Format::dequantize`].
@@ -60,15 +61,21 @@ pub struct Format {
 }
 
 impl Format {
-    const fn blocks<B: Block>(dtype: DType, name: &'static str, quantize: Option<QuantizeFn>) -> Format {
+    /// A format of blocks that is only read.
+    const fn blocks<B: Block>(dtype: DType, name: &'static str) -> Format {
         Format {
             dtype,
             name,
             block_elems: size_of::<B::Values>() / size_of::<f32>(),
             block_bytes: size_of::<B>(),
             dequantize: dequantize_blocks::<B>,
-            quantize,
+            quantize: None,
         }
+    }
+
+    /// A format of blocks that is read and written.
+    const fn packed<B: Pack>(dtype: DType, name: &'static str) -> Format {
+        Format { quantize: Some(quantize_blocks::<B>), ..Format::blocks::<B>(dtype, name) }
     }
 }
 
@@ -98,28 +105,28 @@ pub static FORMATS: &[Format] = &[
         dequantize: float::dequantize_bf16,
         quantize: Some(float::quantize_bf16),
     },
-    Format::blocks::<BlockQ4_0>(DType::Q4_0, "Q4_0", None),
-    Format::blocks::<BlockQ4_1>(DType::Q4_1, "Q4_1", None),
-    Format::blocks::<BlockQ5_0>(DType::Q5_0, "Q5_0", None),
-    Format::blocks::<BlockQ5_1>(DType::Q5_1, "Q5_1", None),
-    Format::blocks::<BlockQ8_0>(DType::Q8_0, "Q8_0", None),
-    Format::blocks::<BlockQ2K>(DType::Q2_K, "Q2_K", None),
-    Format::blocks::<BlockQ3K>(DType::Q3_K, "Q3_K", None),
-    Format::blocks::<BlockQ4K>(DType::Q4_K, "Q4_K", None),
-    Format::blocks::<BlockQ5K>(DType::Q5_K, "Q5_K", None),
-    Format::blocks::<BlockQ6K>(DType::Q6_K, "Q6_K", None),
-    Format::blocks::<BlockIq4Nl>(DType::IQ4_NL, "IQ4_NL", None),
-    Format::blocks::<BlockIq4Xs>(DType::IQ4_XS, "IQ4_XS", None),
-    Format::blocks::<BlockMxfp4>(DType::MXFP4, "MXFP4", None),
-    Format::blocks::<BlockTq1_0>(DType::TQ1_0, "TQ1_0", None),
-    Format::blocks::<BlockTq2_0>(DType::TQ2_0, "TQ2_0", None),
-    Format::blocks::<BlockIq1S>(DType::IQ1_S, "IQ1_S", None),
-    Format::blocks::<BlockIq1M>(DType::IQ1_M, "IQ1_M", None),
-    Format::blocks::<BlockIq2Xxs>(DType::IQ2_XXS, "IQ2_XXS", None),
-    Format::blocks::<BlockIq2Xs>(DType::IQ2_XS, "IQ2_XS", None),
-    Format::blocks::<BlockIq2S>(DType::IQ2_S, "IQ2_S", None),
-    Format::blocks::<BlockIq3Xxs>(DType::IQ3_XXS, "IQ3_XXS", None),
-    Format::blocks::<BlockIq3S>(DType::IQ3_S, "IQ3_S", None),
+    Format::packed::<BlockQ4_0>(DType::Q4_0, "Q4_0"),
+    Format::packed::<BlockQ4_1>(DType::Q4_1, "Q4_1"),
+    Format::packed::<BlockQ5_0>(DType::Q5_0, "Q5_0"),
+    Format::packed::<BlockQ5_1>(DType::Q5_1, "Q5_1"),
+    Format::packed::<BlockQ8_0>(DType::Q8_0, "Q8_0"),
+    Format::packed::<BlockQ2K>(DType::Q2_K, "Q2_K"),
+    Format::packed::<BlockQ3K>(DType::Q3_K, "Q3_K"),
+    Format::packed::<BlockQ4K>(DType::Q4_K, "Q4_K"),
+    Format::packed::<BlockQ5K>(DType::Q5_K, "Q5_K"),
+    Format::packed::<BlockQ6K>(DType::Q6_K, "Q6_K"),
+    Format::blocks::<BlockIq4Nl>(DType::IQ4_NL, "IQ4_NL"),
+    Format::blocks::<BlockIq4Xs>(DType::IQ4_XS, "IQ4_XS"),
+    Format::blocks::<BlockMxfp4>(DType::MXFP4, "MXFP4"),
+    Format::blocks::<BlockTq1_0>(DType::TQ1_0, "TQ1_0"),
+    Format::blocks::<BlockTq2_0>(DType::TQ2_0, "TQ2_0"),
+    Format::blocks::<BlockIq1S>(DType::IQ1_S, "IQ1_S"),
+    Format::blocks::<BlockIq1M>(DType::IQ1_M, "IQ1_M"),
+    Format::blocks::<BlockIq2Xxs>(DType::IQ2_XXS, "IQ2_XXS"),
+    Format::blocks::<BlockIq2Xs>(DType::IQ2_XS, "IQ2_XS"),
+    Format::blocks::<BlockIq2S>(DType::IQ2_S, "IQ2_S"),
+    Format::blocks::<BlockIq3Xxs>(DType::IQ3_XXS, "IQ3_XXS"),
+    Format::blocks::<BlockIq3S>(DType::IQ3_S, "IQ3_S"),
 ];
 
 impl DType {
@@ -142,10 +149,17 @@ impl DType {
 /// address.
 trait Block: Pod {
     /// `[f32; values per block]`.
-    type Values: Pod;
+    type Values: Pod + AsRef<[f32]> + AsMut<[f32]>;
 
     /// Expands the block.
     fn dequantize(&self, out: &mut Self::Values);
+}
+
+/// A block that can be written.
+trait Pack: Block {
+    /// Chooses the block that keeps `Σ weight·error²` small. Values are finite and at most 65504
+    /// in magnitude, weights finite and not negative.
+    fn pack(x: &Self::Values, weights: &Self::Values) -> Self;
 }
 
 fn dequantize_blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
@@ -155,6 +169,40 @@ fn dequantize_blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
     for (block, values) in blocks.iter().zip(values) {
         block.dequantize(values);
     }
+}
+
+fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, bytes: &mut [u8]) {
+    let values: &[B::Values] = bytemuck::cast_slice(x);
+    let importance: Option<&[B::Values]> = importance.map(bytemuck::cast_slice);
+    let blocks: &mut [B] = bytemuck::cast_slice_mut(bytes);
+    assert_eq!(blocks.len(), values.len(), "blocks and room for blocks");
+    assert!(importance.is_none_or(|i| i.len() == values.len()), "one importance per value");
+    for (i, (block, &x)) in blocks.iter_mut().zip(values).enumerate() {
+        let mut x = x;
+        for x in x.as_mut() {
+            *x = storable(*x);
+        }
+        let weights = weights::<B>(&x, importance.map(|importance| &importance[i]));
+        *block = B::pack(&x, &weights);
+    }
+}
+
+/// Weights of the squared errors in a block: `importance · √(1 + x²/σ²)` with `σ²` the mean of
+/// `x²`. Errors of large weights do more harm, which is why ggml weighs them so too.
+fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
+    let x = x.as_ref();
+    let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    let per_square = if mean_square > f32::MIN_POSITIVE { 1.0 / mean_square } else { 0.0 };
+    // Relative to the largest, so that no sum overflows; useless importances count as none.
+    let largest = importance.map_or(0.0, |i| i.as_ref().iter().fold(0.0, |m: f32, &i| m.max(i)));
+    let importance = importance.filter(|_| largest > 0.0 && largest.is_finite());
+
+    let mut weights = B::Values::zeroed();
+    for (i, w) in weights.as_mut().iter_mut().enumerate() {
+        let relative = importance.map_or(1.0, |v| v.as_ref()[i].max(0.0) / largest);
+        *w = relative * (1.0 + x[i] * x[i] * per_square).sqrt();
+    }
+    weights
 }
 
 /// The value of a stored f16.
