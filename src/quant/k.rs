@@ -1,7 +1,7 @@
 //! The K-quants: super-blocks of 256 values in 8 or 16 sub-blocks. Each sub-block has a small
 //! integer scale (and minimum), and the super-block an f16 scale for those (after ggml).
 
-use super::{Block, f16_value};
+use super::{Block, Pack, f16_value, fit};
 use bytemuck::{Pod, Zeroable};
 
 /// Q2_K: 16 sub-blocks of 16; `x = d · sc · q − dmin · m`, `q` in 0..4. 2.625 bits per value.
@@ -202,4 +202,104 @@ impl Block for BlockQ6K {
 #[inline]
 fn two_bits(qs: &[u8; 64], n: usize) -> u8 {
     qs[n / 128 * 32 + n % 32] >> (n / 32 % 4 * 2) & 3
+}
+
+/// Inverse of [`two_bits`] for the low two bits of `q`.
+fn pack_two_bits(q: &[u8; 256]) -> [u8; 64] {
+    std::array::from_fn(|b| (0..4).fold(0, |byte, j| byte | (q[b / 32 * 128 + 32 * j + b % 32] & 3) << (2 * j)))
+}
+
+/// The nibbles of [`BlockQ4K::qs`] from the low four bits of `q`.
+fn pack_nibbles(q: &[u8; 256]) -> [u8; 128] {
+    std::array::from_fn(|b| {
+        let n = b / 32 * 64 + b % 32;
+        q[n] & 15 | q[n + 32] << 4
+    })
+}
+
+/// Bit `bit` of each value, laid out as [`BlockQ5K::qh`].
+fn pack_bit(q: &[u8; 256], bit: u32) -> [u8; 32] {
+    std::array::from_fn(|i| (0..8).fold(0, |byte, s| byte | (q[32 * s + i] >> bit & 1) << s))
+}
+
+/// Inverse of [`unpack_scales_mins`].
+fn pack_scales_mins(sc: &[u8; 8], m: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for j in 0..4 {
+        packed[j] = sc[j] | sc[j + 4] >> 4 << 6;
+        packed[j + 4] = m[j] | m[j + 4] >> 4 << 6;
+        packed[j + 8] = sc[j + 4] & 15 | m[j + 4] << 4;
+    }
+    packed
+}
+
+/// Inverse of [`unpack_scales_q3_k`].
+fn pack_scales_q3_k(sc: &[i8; 16]) -> [u8; 12] {
+    let sc = sc.map(|sc| (sc + 32) as u8);
+    std::array::from_fn(|b| match b {
+        0..8 => sc[b] & 15 | sc[b + 8] << 4,
+        _ => (0..4).fold(0, |byte, k| byte | sc[4 * k + b - 8] >> 4 << (2 * k)),
+    })
+}
+
+impl Pack for BlockQ2K {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::affine_super::<16, 16>(x, weights, 3.0, 15.0);
+        BlockQ2K {
+            scales: std::array::from_fn(|s| fit.sc[s] | fit.m[s] << 4),
+            qs: pack_two_bits(&fit.q.map(|q| q as u8)),
+            d: fit.d,
+            dmin: fit.dmin,
+        }
+    }
+}
+
+impl Pack for BlockQ3K {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::symmetric_super(x, weights, 4.0, 32.0);
+        let q = fit.q.map(|q| (q + 4.0) as u8);
+        BlockQ3K { hmask: pack_bit(&q, 2), qs: pack_two_bits(&q), scales: pack_scales_q3_k(&fit.sc), d: fit.d }
+    }
+}
+
+impl Pack for BlockQ4K {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::affine_super::<8, 32>(x, weights, 15.0, 63.0);
+        BlockQ4K {
+            d: fit.d,
+            dmin: fit.dmin,
+            scales: pack_scales_mins(&fit.sc, &fit.m),
+            qs: pack_nibbles(&fit.q.map(|q| q as u8)),
+        }
+    }
+}
+
+impl Pack for BlockQ5K {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::affine_super::<8, 32>(x, weights, 31.0, 63.0);
+        let q = fit.q.map(|q| q as u8);
+        BlockQ5K {
+            d: fit.d,
+            dmin: fit.dmin,
+            scales: pack_scales_mins(&fit.sc, &fit.m),
+            qh: pack_bit(&q, 4),
+            qs: pack_nibbles(&q),
+        }
+    }
+}
+
+impl Pack for BlockQ6K {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::symmetric_super(x, weights, 32.0, 128.0);
+        let q = fit.q.map(|q| (q + 32.0) as u8);
+        BlockQ6K {
+            ql: std::array::from_fn(|b| {
+                let n = b / 64 * 128 + b % 64;
+                q[n] & 15 | q[n + 64] << 4
+            }),
+            qh: pack_two_bits(&q.map(|q| q >> 4)),
+            scales: fit.sc,
+            d: fit.d,
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! formats. Values of the 4-bit formats are split in halves: byte `i` of `qs` holds the low bits
 //! of value `i` in its low nibble and those of value `i + 16` in its high nibble.
 
-use super::{Block, f16_value};
+use super::{Block, Pack, f16_value, fit, storable, to_f16};
 use bytemuck::{Pod, Zeroable};
 
 /// Q4_0: `x = d · (q − 8)`, `q` in 0..16. 4.5 bits per value.
@@ -133,5 +133,66 @@ impl Block for BlockQ8_0 {
         for (y, &q) in out.iter_mut().zip(&self.qs) {
             *y = d * q as f32;
         }
+    }
+}
+
+/// `qs` and `qh` from 4- or 5-bit codes in order.
+fn pack_halves(q: &[f32; 32]) -> ([u8; 16], [u8; 4]) {
+    let qs = std::array::from_fn(|i| q[i] as u8 & 15 | (q[i + 16] as u8) << 4);
+    let qh = (0..32).fold(0u32, |bits, i| bits | (q[i] as u32 >> 4) << i);
+    (qs, qh.to_le_bytes())
+}
+
+/// `(d, qs, qh)` on the grid `d · (q − n)`, `q` in `0..2n`.
+fn pack_symmetric(x: &[f32; 32], weights: &[f32; 32], n: f32) -> ([u8; 2], [u8; 16], [u8; 4]) {
+    let d = to_f16(fit::symmetric(x, weights, n));
+    let q = fit::codes(x, f16_value(d), 0.0, -n, n - 1.0).map(|q| q + n);
+    let (qs, qh) = pack_halves(&q);
+    (d, qs, qh)
+}
+
+/// `(d, m, qs, qh)` on the grid `d · q + m`, `q` in `0..=n`.
+fn pack_affine(x: &[f32; 32], weights: &[f32; 32], n: f32) -> ([u8; 2], [u8; 2], [u8; 16], [u8; 4]) {
+    let (d, m) = fit::affine(x, weights, n, f32::INFINITY);
+    let (d, m) = (to_f16(d), to_f16(storable(m)));
+    let (qs, qh) = pack_halves(&fit::codes(x, f16_value(d), f16_value(m), 0.0, n));
+    (d, m, qs, qh)
+}
+
+impl Pack for BlockQ4_0 {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let (d, qs, _) = pack_symmetric(x, weights, 8.0);
+        BlockQ4_0 { d, qs }
+    }
+}
+
+impl Pack for BlockQ4_1 {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let (d, m, qs, _) = pack_affine(x, weights, 15.0);
+        BlockQ4_1 { d, m, qs }
+    }
+}
+
+impl Pack for BlockQ5_0 {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let (d, qs, qh) = pack_symmetric(x, weights, 16.0);
+        BlockQ5_0 { d, qh, qs }
+    }
+}
+
+impl Pack for BlockQ5_1 {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let (d, m, qs, qh) = pack_affine(x, weights, 31.0);
+        BlockQ5_1 { d, m, qh, qs }
+    }
+}
+
+impl Pack for BlockQ8_0 {
+    /// Plain rounding to −127..=127: a search would gain next to nothing at eight bits.
+    fn pack(x: &[f32; 32], _weights: &[f32; 32]) -> Self {
+        let max = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let d = to_f16(max / 127.0);
+        let qs = fit::codes(x, f16_value(d), 0.0, -127.0, 127.0).map(|q| q as i8);
+        BlockQ8_0 { d, qs }
     }
 }
