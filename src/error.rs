@@ -393,25 +393,262 @@ fn removed_type(id: u32) -> &'static str {
 /// Why a vocabulary was refused, or a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TokenizerError {}
+pub enum TokenizerError {
+    /// The file has no vocabulary.
+    #[error("this file has no tokenizer (metadata key \"tokenizer.ggml.model\" is missing)")]
+    Missing,
+}
 
 /// Why a model was refused at open.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ModelError {}
+pub enum ModelError {
+    /// The file itself is not sound.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Its vocabulary is not sound.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// `RUVLLM_ARCH` asks for a level that cannot be used.
+    #[error(transparent)]
+    Arch(#[from] crate::arch::ArchError),
+    /// No family of this build is called so.
+    #[error("architecture {arch:?} is not supported; this build runs: {}", .supported.join(", "))]
+    UnsupportedArchitecture {
+        /// `general.architecture` of the file.
+        arch: String,
+        /// What could be run instead.
+        supported: Vec<&'static str>,
+    },
+    /// The file is no model at all.
+    #[error("this GGUF file holds {what}, not a model")]
+    NotAModel {
+        /// What it holds instead.
+        what: String,
+    },
+    /// A hyper-parameter is missing.
+    #[error("metadata key {key:?} is missing; the file was not converted as a complete model")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A hyper-parameter makes no sense.
+    #[error("metadata key {key:?} is {value}, expected {expected}")]
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What would make sense.
+        expected: String,
+    },
+    /// A hyper-parameter differs between layers, which no supported family does.
+    #[error("metadata key {key:?} differs between layers, which this build does not support")]
+    VariesByLayer {
+        /// The key.
+        key: String,
+    },
+    /// Hyper-parameters contradict each other.
+    #[error("the hyper-parameters contradict each other: {what}")]
+    Inconsistent {
+        /// How.
+        what: String,
+    },
+    /// A weight is missing.
+    #[error("tensor {name:?} is missing")]
+    MissingTensor {
+        /// The tensor.
+        name: String,
+    },
+    /// A weight has the wrong shape.
+    #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// Its dimensions, fastest first.
+        found: Vec<u64>,
+        /// What the hyper-parameters ask for.
+        expected: Vec<u64>,
+    },
+    /// A weight has a type that cannot be used for it.
+    #[error("tensor {name:?} is of type {found}, expected {expected}")]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+        /// What can be used.
+        expected: &'static str,
+    },
+    /// The file holds a weight that this build would ignore.
+    #[error("tensor {name:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
+    UnknownTensor {
+        /// The tensor.
+        name: String,
+        /// The architecture.
+        arch: String,
+    },
+    /// The progress callback asked to stop.
+    #[error("loading was cancelled")]
+    Cancelled,
+}
 
 /// Why a session call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SessionError {}
+pub enum SessionError {
+    /// The context is full.
+    #[error("the context holds {n_ctx} tokens, {n_past} are used, {n_new} more do not fit")]
+    ContextFull {
+        /// Size of the context.
+        n_ctx: usize,
+        /// Tokens in it.
+        n_past: usize,
+        /// Tokens that were to be added.
+        n_new: usize,
+    },
+    /// No token was given where at least one is needed.
+    #[error("no tokens were given")]
+    NoTokens,
+    /// A token is not in the vocabulary.
+    #[error("token {token} is outside the vocabulary of {n_vocab}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A position lies behind the end of the session.
+    #[error("cannot rewind to position {position}: the session is at {n_past}")]
+    RewindAhead {
+        /// Where to.
+        position: usize,
+        /// Where the session is.
+        n_past: usize,
+    },
+    /// The cancel token was set.
+    #[error("cancelled")]
+    Cancelled,
+    /// Not enough memory for the key/value cache.
+    #[error("no memory for a key/value cache of {bytes} bytes; use a smaller context")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// A session option makes no sense.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// What would make sense.
+        expected: String,
+    },
+    /// The system gave no threads.
+    #[error("cannot start {n_threads} threads: {source}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// The model has no tokenizer, so text cannot be used with it.
+    #[error("this file has no tokenizer; use token ids")]
+    NoTokenizer,
+}
 
-/// Why a sampler could not be built.
-#[derive(Debug, thiserror::Error)]
+/// Why a sampler could not be built, or could not choose.
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum SampleError {}
+pub enum SampleError {
+    /// A parameter has a value that makes no sense.
+    #[error("sampling parameter {name} is {value}; it must be {allowed}")]
+    Parameter {
+        /// The builder method.
+        name: &'static str,
+        /// What it was given.
+        value: f64,
+        /// What it takes.
+        allowed: &'static str,
+    },
+    /// A name in the list of samplers is not one.
+    #[error("there is no sampler {name:?}; there are {known}")]
+    UnknownSampler {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A DRY sequence breaker without tokens would break everywhere.
+    #[error("a DRY sequence breaker has no tokens")]
+    EmptyBreaker,
+    /// A logit bias is for a token that the model does not have.
+    #[error("the logit bias is for token {token}, but the vocabulary has {n_vocab} tokens")]
+    BiasOutsideVocabulary {
+        /// The token.
+        token: u32,
+        /// Number of logits.
+        n_vocab: usize,
+    },
+    /// No token can be chosen.
+    #[error(
+        "none of {n_vocab} tokens can be chosen ({n_nan} logits are not a number, the others are \
+         forbidden): the model file is damaged, or the logit bias forbids everything"
+    )]
+    NoCandidates {
+        /// Number of logits.
+        n_vocab: usize,
+        /// How many of them are NaN.
+        n_nan: usize,
+    },
+}
 
 /// Why a chat template could not be parsed or rendered.
 #[cfg(feature = "chat")]
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum ChatError {}
+pub enum ChatError {
+    /// The template is not valid Jinja, or uses a statement that chat templates do not have.
+    #[error("chat template, line {line}: {message}")]
+    Syntax {
+        /// Line of the template, from 1.
+        line: usize,
+        /// What the parser expected or found.
+        message: String,
+    },
+    /// The template is too long to be one.
+    #[error("the chat template has {len} bytes; the limit is {limit}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// The template refused these messages with `raise_exception`.
+    #[error("the chat template refuses this conversation: {0}")]
+    Raised(String),
+    /// The template did something impossible with these inputs.
+    #[error("chat template, line {line}: {message}")]
+    Render {
+        /// Line of the template, from 1; 0 when it is not known.
+        line: usize,
+        /// What went wrong.
+        message: String,
+    },
+    /// The template ran longer than any honest one would.
+    #[error("the chat template did not end within {steps} steps")]
+    OutOfSteps {
+        /// The limit.
+        steps: u64,
+    },
+    /// The template wrote more than any honest one would.
+    #[error("the chat template wrote more than {limit} bytes")]
+    OutputTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// A point in time is not of the form `2025-01-15T09:05:07`.
+    #[error("{0:?} is not a time of the form 2025-01-15T09:05:07")]
+    Time(String),
+}
