@@ -439,7 +439,11 @@ fn removed_type(id: u32) -> &'static str {
 /// Why a vocabulary was refused, or a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TokenizerError {}
+pub enum TokenizerError {
+    /// The file has no vocabulary.
+    #[error("this file has no tokenizer (metadata key \"tokenizer.ggml.model\" is missing)")]
+    Missing,
+}
 
 /// Why a model was refused at open.
 #[derive(Debug, thiserror::Error)]
@@ -648,6 +652,49 @@ pub enum SampleError {
 
 /// Why a chat template could not be parsed or rendered.
 #[cfg(feature = "chat")]
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum ChatError {}
+pub enum ChatError {
+    /// The template is not valid Jinja, or uses a statement that chat templates do not have.
+    #[error("chat template, line {line}: {message}")]
+    Syntax {
+        /// Line of the template, from 1.
+        line: usize,
+        /// What the parser expected or found.
+        message: String,
+    },
+    /// The template is too long to be one.
+    #[error("the chat template has {len} bytes; the limit is {limit}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// The template refused these messages with `raise_exception`.
+    #[error("the chat template refuses this conversation: {0}")]
+    Raised(String),
+    /// The template did something impossible with these inputs.
+    #[error("chat template, line {line}: {message}")]
+    Render {
+        /// Line of the template, from 1; 0 when it is not known.
+        line: usize,
+        /// What went wrong.
+        message: String,
+    },
+    /// The template ran longer than any honest one would.
+    #[error("the chat template did not end within {steps} steps")]
+    OutOfSteps {
+        /// The limit.
+        steps: u64,
+    },
+    /// The template wrote more than any honest one would.
+    #[error("the chat template wrote more than {limit} bytes")]
+    OutputTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// A point in time is not of the form `2025-01-15T09:05:07`.
+    #[error("{0:?} is not a time of the form 2025-01-15T09:05:07")]
+    Time(String),
+}

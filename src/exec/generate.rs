@@ -24,7 +24,7 @@ pub enum StopReason {
 pub struct Generation<'s, 'm> {
     session: &'s mut Session<'m>,
     sampler: &'s mut Sampler,
-    stream: TextStream,
+    stream: TextStream<'m>,
     stop: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
@@ -61,14 +61,12 @@ impl<'m> Session<'m> {
         tokens: &[u32],
         sampler: &'s mut Sampler,
     ) -> Result<Generation<'s, 'm>, Error> {
-        if self.model().tokenizer().is_none() {
-            return Err(SessionError::NoTokenizer.into());
-        }
+        let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
         self.prefill(tokens)?;
         let mut generation = Generation {
             session: self,
             sampler,
-            stream: TextStream::default(),
+            stream: TextStream::new(tokenizer, false),
             stop: Vec::new(),
             held: String::new(),
             max_tokens: usize::MAX,
@@ -162,8 +160,10 @@ impl Iterator for Generation<'_, '_> {
             }
             match self.advance() {
                 Ok(Some(token)) => {
-                    let tokenizer = self.session.model().tokenizer()?;
-                    let text = self.stream.push(tokenizer, token);
+                    let text = match self.stream.push(token) {
+                        Ok(text) => text.to_owned(),
+                        Err(e) => return Some(Err(e.into())),
+                    };
                     let text = self.release(&text);
                     if !text.is_empty() {
                         return Some(Ok(text));
@@ -179,7 +179,7 @@ impl Iterator for Generation<'_, '_> {
         // The end releases what was held back, unless a stop string ended it.
         let mut rest = std::mem::take(&mut self.held);
         if self.reason != Some(StopReason::StopString) {
-            rest.push_str(&self.stream.finish());
+            rest.push_str(self.stream.finish());
         }
         (!rest.is_empty()).then_some(Ok(rest))
     }

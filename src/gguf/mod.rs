@@ -158,7 +158,7 @@ impl Gguf {
         };
         let first = split.sibling(path, 0).map_err(in_file(path))?;
         let (bytes, header) = if split.no == 0 { (bytes, header) } else { map(&first)? };
-        Gguf::open_split(&first, split, bytes, header)
+        Gguf::open_split(&first, Split { no: 0, ..split }, bytes, header)
     }
 
     fn open_split(path: &Path, split: Split, bytes: Arc<Bytes>, mut header: Header) -> Result<Gguf, GgufError> {

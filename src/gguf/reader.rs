@@ -321,9 +321,10 @@ fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
 pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufError> {
     let mut reader = Reader { bytes: file, pos: 0, file_size };
     let version = reader.preamble()?;
-    // The smallest tensor entry: a name of one byte, rank, one dimension or none, type, offset.
-    let n_tensors = reader.count(Item::TensorCount, 8 + 1 + 4 + 4 + 8)?;
-    let n_entries = reader.count(Item::EntryCount, 8 + 1 + 4 + 1)?;
+    // The least a tensor takes: length of its name, rank, type, offset; and a metadata entry: length
+    // of its key, type, a value of one byte.
+    let n_tensors = reader.count(Item::TensorCount, 8 + 4 + 4 + 8)?;
+    let n_entries = reader.count(Item::EntryCount, 8 + 4 + 1)?;
 
     let mut entries = Vec::new();
     for i in 0..n_entries as u64 {

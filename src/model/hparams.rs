@@ -2,7 +2,7 @@
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
-use crate::gguf::Metadata;
+use crate::gguf::{Metadata, Value};
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -198,14 +198,15 @@ impl Keys<'_> {
 
     /// An integer, or an array that repeats one (some converters write one value per layer).
     fn uniform_u64(&self, name: &str) -> Result<Option<u64>, ModelError> {
-        if let Ok(Some(values)) = self.metadata.opt_u64s(name) {
-            let first = values.first().copied().unwrap_or(0);
-            if values.iter().any(|&v| v != first) {
-                return Err(ModelError::VariesByLayer { key: name.to_owned() });
-            }
-            return Ok(Some(first));
+        if !matches!(self.metadata.get(name), Some(Value::Array(_))) {
+            return Ok(self.metadata.opt_u64(name)?);
         }
-        Ok(self.metadata.opt_u64(name)?)
+        let values = self.metadata.u32s(name)?;
+        let first = values.first().copied().unwrap_or(0);
+        if values.iter().any(|&v| v != first) {
+            return Err(ModelError::VariesByLayer { key: name.to_owned() });
+        }
+        Ok(Some(first.into()))
     }
 
     /// A finite positive number.
