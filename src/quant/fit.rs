@@ -7,7 +7,7 @@
 //! are settled together: after rounding them to their few bits, neighbours are tried and the two
 //! f16 factors are fitted once more to the codes that came out.
 
-use super::{f16_value, to_f16};
+use super::{IQ4_VALUES, f16_value, to_f16};
 
 /// Blocks whose values are all smaller are zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;
@@ -31,7 +31,7 @@ fn code(x: f32, inverse: f32, min: f32, lo: f32, hi: f32) -> f32 {
 
 /// `1/scale`, or 0 where that overflows: then every code is 0.
 #[inline]
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
@@ -63,10 +63,15 @@ fn sum<const N: usize>(f: impl Fn(usize) -> f32) -> f32 {
     sums.iter().sum()
 }
 
+/// The value of largest magnitude.
+fn extreme(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
+}
+
 /// Scale (of either sign) of the grid `scale · q`, `q` in `−n..n`, for weighted values.
 pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32) -> f32 {
     // The value of largest magnitude gets the code −n, which has no positive counterpart.
-    let extreme = x.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
+    let extreme = extreme(x);
     if extreme.abs() < TINY {
         return 0.0;
     }
@@ -82,6 +87,37 @@ pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32) -> f
         }
     }
     best
+}
+
+/// Scale (of either sign) of the grid `scale · IQ4_VALUES[q]` for weighted values.
+pub(super) fn iq4<const N: usize>(x: &[f32; N], w: &[f32; N]) -> f32 {
+    let extreme = extreme(x);
+    if extreme.abs() < TINY {
+        return 0.0;
+    }
+    let (mut best, mut best_gain) = (0.0, f32::NEG_INFINITY);
+    // The table is lopsided: the extreme value may be meant for either end.
+    for end in [IQ4_VALUES[0], IQ4_VALUES[15]] {
+        for step in -7..=7 {
+            let inverse = (end as f32 + step as f32) / extreme;
+            let v = iq4_codes(x, inverse).map(|q| IQ4_VALUES[q as usize] as f32);
+            let xv = sum::<N>(|i| w[i] * x[i] * v[i]);
+            let vv = sum::<N>(|i| w[i] * v[i] * v[i]);
+            if vv > 0.0 && xv * xv > best_gain * vv {
+                (best, best_gain) = (xv / vv, xv * xv / vv);
+            }
+        }
+    }
+    best
+}
+
+/// Codes whose [`IQ4_VALUES`] come nearest to `x · inverse`.
+pub(super) fn iq4_codes<const N: usize>(x: &[f32; N], inverse: f32) -> [u8; N] {
+    x.map(|x| {
+        let v = 2.0 * x * inverse;
+        // The code is the number of midpoints below.
+        IQ4_VALUES.windows(2).map(|p| (v > (p[0] as i16 + p[1] as i16) as f32) as u8).sum()
+    })
 }
 
 /// `(scale, min)` of the grid `scale · q + min`, `q` in `0..=n`, for weighted values, with
@@ -130,7 +166,7 @@ pub(super) struct SymmetricSuper {
 pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32) -> SymmetricSuper {
     let (xs, ws) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
     let scales: [f32; 16] = std::array::from_fn(|s| symmetric(&xs[s], &ws[s], n));
-    let extreme = scales.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
+    let extreme = extreme(&scales);
 
     let settle = |d: [u8; 2]| {
         let dv = f16_value(d);

@@ -5,7 +5,7 @@
 //! an even number of negative values (`even_signs`).
 
 use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
-use super::{Block, f16_value};
+use super::{Block, Pack, f16_value, fit, to_f16};
 use bytemuck::{Pod, Zeroable};
 
 /// The sixteen values that a 4-bit code of IQ4_NL and IQ4_XS stands for: denser around zero, as
@@ -153,6 +153,14 @@ impl Block for BlockIq4Nl {
             out[i] = d * IQ4_VALUES[(self.qs[i] & 15) as usize] as f32;
             out[i + 16] = d * IQ4_VALUES[(self.qs[i] >> 4) as usize] as f32;
         }
+    }
+}
+
+impl Pack for BlockIq4Nl {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let d = to_f16(fit::iq4(x, weights));
+        let q = fit::iq4_codes(x, fit::inverse(f16_value(d)));
+        BlockIq4Nl { d, qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4) }
     }
 }
 

@@ -15,6 +15,7 @@ mod iq;
 mod iq_grids;
 mod k;
 mod legacy;
+mod mix;
 mod mxfp4;
 mod ternary;
 
@@ -25,9 +26,11 @@ pub use iq::{
 };
 pub use k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, unpack_scales_mins, unpack_scales_q3_k};
 pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+pub use mix::{FileType, ModelShape};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
+use crate::QuantError;
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
@@ -115,7 +118,7 @@ pub static FORMATS: &[Format] = &[
     Format::packed::<BlockQ4K>(DType::Q4_K, "Q4_K"),
     Format::packed::<BlockQ5K>(DType::Q5_K, "Q5_K"),
     Format::packed::<BlockQ6K>(DType::Q6_K, "Q6_K"),
-    Format::blocks::<BlockIq4Nl>(DType::IQ4_NL, "IQ4_NL"),
+    Format::packed::<BlockIq4Nl>(DType::IQ4_NL, "IQ4_NL"),
     Format::blocks::<BlockIq4Xs>(DType::IQ4_XS, "IQ4_XS"),
     Format::blocks::<BlockMxfp4>(DType::MXFP4, "MXFP4"),
     Format::blocks::<BlockTq1_0>(DType::TQ1_0, "TQ1_0"),
@@ -143,6 +146,52 @@ impl DType {
     pub fn float_format(self) -> &'static Format {
         self.format().unwrap_or_else(|| panic!("{self} is not a weight format"))
     }
+}
+
+/// Expands a row of whole blocks.
+///
+/// # Errors
+/// [`QuantError`] if the type has no values to expand or a length does not fit.
+pub fn dequantize_row(dtype: DType, blocks: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
+    let format = row_format(dtype, blocks.len(), out.len())?;
+    (format.dequantize)(blocks, out);
+    Ok(())
+}
+
+/// Packs a row of values; `importance` as in [`Format::quantize`].
+///
+/// # Errors
+/// [`QuantError`] if this build cannot write the type, a length does not fit, or a value is
+/// infinite or NaN: such a row is no weight, and packing it would hide that.
+///
+/// # Panics
+/// If there is not one importance per value.
+pub fn quantize_row(dtype: DType, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) -> Result<(), QuantError> {
+    let format = row_format(dtype, blocks.len(), x.len())?;
+    let quantize = format.quantize.ok_or_else(|| QuantError::ReadOnly { dtype: dtype.to_string() })?;
+    if let Some(index) = x.iter().position(|x| !x.is_finite()) {
+        return Err(QuantError::NotFinite { index, value: x[index] });
+    }
+    quantize(x, importance, blocks);
+    Ok(())
+}
+
+/// The format of `dtype`, if `bytes` are the blocks of `values`.
+fn row_format(dtype: DType, bytes: usize, values: usize) -> Result<&'static Format, QuantError> {
+    let format = dtype.format().ok_or_else(|| QuantError::NotAWeight { dtype: dtype.to_string() })?;
+    let fits = values.is_multiple_of(format.block_elems)
+        && bytes.is_multiple_of(format.block_bytes)
+        && values / format.block_elems == bytes / format.block_bytes;
+    if !fits {
+        return Err(QuantError::RowLength {
+            dtype: dtype.to_string(),
+            values,
+            bytes,
+            block_elems: format.block_elems,
+            block_bytes: format.block_bytes,
+        });
+    }
+    Ok(format)
 }
 
 /// One block of a format, read in place: its structure consists of bytes, so it may lie at any
