@@ -38,10 +38,11 @@ fn error(message: impl Into<String>) -> Error {
 /// Makes an environment behave like Jinja2's.
 pub(super) fn add_to(env: &mut Environment<'_>) {
     env.set_formatter(|out, _, value| {
-        Ok(match value.as_str() {
+        match value.as_str() {
             Some(s) => out.write_str(s)?,
             None => out.write_str(&to_str(value)?)?,
-        })
+        }
+        Ok(())
     });
     env.set_unknown_method_callback(call_method);
     env.remove_global("debug");
