@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Turn the Rust documentation on this machine into the demo model's corpus.
 
-    python3 tools/demo_corpus.py OUT.jsonl          # needs lxml, and `rustup component add rust-docs`
+    python3 tools/demo_corpus.py OUT.jsonl [SAMPLE.txt]   # lxml, and `rustup component add rust-docs`
 
-One line per page: {"page", "split", "text"}. A page belongs to the held-out split by the hash
+One line per page: {"page", "split", "text"}. SAMPLE.txt gets some 40 KB of the held-out pages. A page belongs to the held-out split by the hash
 of its name alone, so the split does not move when the extraction changes.
 """
 import hashlib
@@ -178,6 +178,15 @@ def main():
             for k in (split, page.split("/")[0]):
                 n, b = total.get(k, (0, 0))
                 total[k] = n + 1, b + len(text.encode())
+    if len(sys.argv) > 2:
+        docs = [json.loads(line) for line in open(sys.argv[1])]
+        docs = [d for d in docs if d["split"] == "heldout" and len(d["text"]) < 8000]
+        docs.sort(key=lambda d: hashlib.sha256(d["page"].encode()).digest())
+        sample = ""
+        for d in docs:
+            if len(sample) + len(d["text"]) < 41000:
+                sample += "\n" * bool(sample) + d["text"]
+        Path(sys.argv[2]).write_text(sample)
     print(rustc, *(f"{k}: {n} pages, {b / 1e6:.2f} MB" for k, (n, b) in total.items()), sep="\n")
 
 
