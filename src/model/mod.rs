@@ -7,7 +7,7 @@ mod hparams;
 mod weights;
 
 use crate::arch::Arch;
-use crate::error::{ModelError, TokenizerError};
+use crate::error::ModelError;
 use crate::gguf::{Gguf, Metadata, TensorInfo};
 use crate::tokenizer::Tokenizer;
 use std::fmt;
@@ -65,11 +65,8 @@ impl Model {
             return Err(ModelError::Cancelled);
         }
         let weights = Weights::bind(&gguf, &hparams, progress)?;
-        let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
-            Ok(tokenizer) => Some(tokenizer),
-            Err(TokenizerError::Missing) => None,
-            Err(e) => return Err(e.into()),
-        };
+        let has_tokenizer = gguf.metadata().get("tokenizer.ggml.model").is_some();
+        let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(gguf.metadata())).transpose()?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
