@@ -1,10 +1,17 @@
 //! What chat templates expect of Python: how values print (`str`, `repr`, `json.dumps`), the
 //! methods of strings, dictionaries and lists, and the filters and tests of Jinja2 that
 //! `minijinja` lacks or answers differently.
+//!
+//! Known differences that remain, for lack of a hook: tuples are lists and print as such, a list
+//! or dictionary *written in the template* prints strings in double quotes after `~`, `%` does
+//! not format strings (`format` does), and a string built by doubling is not limited before it
+//! is printed.
 
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Deepest nesting of a value that is printed.
@@ -31,10 +38,11 @@ fn error(message: impl Into<String>) -> Error {
 /// Makes an environment behave like Jinja2's.
 pub(super) fn add_to(env: &mut Environment<'_>) {
     env.set_formatter(|out, _, value| {
-        Ok(match value.as_str() {
+        match value.as_str() {
             Some(s) => out.write_str(s)?,
             None => out.write_str(&to_str(value)?)?,
-        })
+        }
+        Ok(())
     });
     env.set_unknown_method_callback(call_method);
     env.remove_global("debug");
@@ -49,9 +57,7 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_filter("length", length);
     env.add_filter("count", length);
     env.add_filter("list", |v: &Value| elements(v).map(Value::from));
-    env.add_filter("trim", |v: &Value, chars: Option<&str>| {
-        to_str(v).map(|s| strip(&s, chars, true, true).to_owned())
-    });
+    env.add_filter("trim", |v: &Value, chars: Option<&str>| to_str(v).map(|s| strip(&s, chars, true, true).to_owned()));
     env.add_filter("upper", |v: &Value| to_str(v).map(|s| s.to_uppercase()));
     env.add_filter("lower", |v: &Value| to_str(v).map(|s| s.to_lowercase()));
     env.add_filter("capitalize", |v: &Value| to_str(v).map(|s| capitalize(&s)));
@@ -77,12 +83,8 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
         }
     });
     env.add_filter("round", round);
-    env.add_filter("first", |v: &Value| {
-        elements(v).map(|l| l.first().cloned().unwrap_or_default())
-    });
-    env.add_filter("last", |v: &Value| {
-        elements(v).map(|l| l.last().cloned().unwrap_or_default())
-    });
+    env.add_filter("first", |v: &Value| elements(v).map(|l| l.first().cloned().unwrap_or_default()));
+    env.add_filter("last", |v: &Value| elements(v).map(|l| l.last().cloned().unwrap_or_default()));
     env.add_filter("wordcount", |v: &Value| to_str(v).map(|s| s.split_whitespace().count()));
 
     env.add_test("iterable", |v: &Value| v.is_undefined() || v.try_iter().is_ok() && !v.is_none());
@@ -93,6 +95,59 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("integer", |v: &Value| v.is_integer() && v.kind() == ValueKind::Number);
     env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
+}
+
+// --- inputs -------------------------------------------------------------------------------
+
+/// A dictionary or list from outside. The engine's own print their strings with Rust's quotes
+/// when `~` makes text of them; these print as Python's do.
+#[derive(Debug)]
+enum Container {
+    Dict(Vec<Value>, HashMap<String, Value>),
+    List(Vec<Value>),
+}
+
+/// JSON as a template sees it.
+pub(super) fn from_json(json: serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Object(map) => {
+            let keys = map.keys().map(|k| Value::from(k.as_str())).collect();
+            let values = map.into_iter().map(|(k, v)| (k, from_json(v))).collect();
+            Value::from_object(Container::Dict(keys, values))
+        }
+        serde_json::Value::Array(items) => {
+            Value::from_object(Container::List(items.into_iter().map(from_json).collect()))
+        }
+        scalar => Value::from_serialize(scalar),
+    }
+}
+
+impl Object for Container {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        match **self {
+            Self::Dict(..) => ObjectRepr::Map,
+            Self::List(_) => ObjectRepr::Seq,
+        }
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match &**self {
+            Self::Dict(_, values) => values.get(key.as_str()?).cloned(),
+            Self::List(items) => items.get(key.as_usize()?).cloned(),
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        match &**self {
+            Self::Dict(keys, _) => Enumerator::Values(keys.clone()),
+            Self::List(items) => Enumerator::Seq(items.len()),
+        }
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = to_str(&Value::from_dyn_object(self.clone())).map_err(|_| std::fmt::Error)?;
+        f.write_str(&text)
+    }
 }
 
 // --- printing -----------------------------------------------------------------------------
@@ -278,9 +333,7 @@ impl Json {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.write_items(out, ['[', ']'], &items, depth, |out, item| {
-                    self.write(out, item, depth + 1)
-                })?;
+                self.write_items(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
             }
             kind => return Err(error(format!("{kind} is not JSON serializable"))),
         }
@@ -388,12 +441,7 @@ fn join(value: &Value, d: Option<&Value>, kwargs: Kwargs) -> Result<String, Erro
     Ok(out)
 }
 
-fn default(
-    value: &Value,
-    other: Option<Value>,
-    boolean: Option<bool>,
-    kwargs: Kwargs,
-) -> Result<Value, Error> {
+fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
     let other = match other {
         Some(v) => v,
         None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| "".into()),
@@ -493,7 +541,7 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
         }
         Some(sep) => parts.extend(s.splitn(max.saturating_add(1), sep)),
         None => {
-            let mut rest = strip(s, None, true, true);
+            let mut rest = strip(s, None, !right, right);
             while !rest.is_empty() {
                 let at = if right { rest.rfind(is_space) } else { rest.find(is_space) };
                 match at {
@@ -502,7 +550,7 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
                         let (before, after) = (&rest[..at], &rest[at + width..]);
                         parts.push(if right { after } else { before });
                         let remaining = if right { before } else { after };
-                        rest = strip(remaining, None, true, true);
+                        rest = strip(remaining, None, !right, right);
                     }
                     _ => {
                         parts.push(rest);
@@ -543,9 +591,7 @@ fn affix(value: &Value, test: impl Fn(&str) -> bool) -> Result<Value, Error> {
         return Ok(test(s).into());
     }
     let texts = elements(value)?;
-    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
-        || texts.iter().any(|t| t.as_str().is_none())
-    {
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) || texts.iter().any(|t| t.as_str().is_none()) {
         return Err(error("startswith and endswith take a string or several"));
     }
     Ok(texts.iter().filter_map(Value::as_str).any(test).into())
@@ -569,9 +615,8 @@ fn call_method(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -
 
 fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let all = |test: fn(char) -> bool| Value::from(!s.is_empty() && s.chars().all(test));
-    let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
-        Value::from(s.chars().any(wanted) && !s.chars().any(other))
-    };
+    let cased =
+        |wanted: fn(char) -> bool, other: fn(char) -> bool| Value::from(s.chars().any(wanted) && !s.chars().any(other));
     Ok(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -659,7 +704,11 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
             let mut out = String::new();
             let mut start = true;
             for c in s.chars() {
-                if start { out.extend(c.to_uppercase()) } else { out.extend(c.to_lowercase()) }
+                if start {
+                    out.extend(c.to_uppercase())
+                } else {
+                    out.extend(c.to_lowercase())
+                }
                 start = !c.is_alphabetic();
             }
             out.into()
@@ -686,9 +735,7 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "isascii" => s.is_ascii().into(),
         "isupper" => cased(char::is_uppercase, char::is_lowercase),
         "islower" => cased(char::is_lowercase, char::is_uppercase),
-        "format" => {
-            minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into()
-        }
+        "format" => minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into(),
         _ => return Err(ErrorKind::UnknownMethod.into()),
     })
 }
