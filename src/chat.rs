@@ -168,9 +168,7 @@ impl ChatTemplate {
         let run = move || {
             let mut out = Bounded { bytes: Vec::new(), exceeded: false };
             let variables = Value::from_serialize(&variables);
-            let done = env
-                .get_template(NAME)
-                .and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
+            let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
             if out.exceeded {
                 return Err(ChatError::OutputTooLong { limit: MAX_OUTPUT });
             }
@@ -255,4 +253,3 @@ fn explain(error: &minijinja::Error) -> ChatError {
         },
     }
 }
-

@@ -49,9 +49,7 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_filter("length", length);
     env.add_filter("count", length);
     env.add_filter("list", |v: &Value| elements(v).map(Value::from));
-    env.add_filter("trim", |v: &Value, chars: Option<&str>| {
-        to_str(v).map(|s| strip(&s, chars, true, true).to_owned())
-    });
+    env.add_filter("trim", |v: &Value, chars: Option<&str>| to_str(v).map(|s| strip(&s, chars, true, true).to_owned()));
     env.add_filter("upper", |v: &Value| to_str(v).map(|s| s.to_uppercase()));
     env.add_filter("lower", |v: &Value| to_str(v).map(|s| s.to_lowercase()));
     env.add_filter("capitalize", |v: &Value| to_str(v).map(|s| capitalize(&s)));
@@ -77,12 +75,8 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
         }
     });
     env.add_filter("round", round);
-    env.add_filter("first", |v: &Value| {
-        elements(v).map(|l| l.first().cloned().unwrap_or_default())
-    });
-    env.add_filter("last", |v: &Value| {
-        elements(v).map(|l| l.last().cloned().unwrap_or_default())
-    });
+    env.add_filter("first", |v: &Value| elements(v).map(|l| l.first().cloned().unwrap_or_default()));
+    env.add_filter("last", |v: &Value| elements(v).map(|l| l.last().cloned().unwrap_or_default()));
     env.add_filter("wordcount", |v: &Value| to_str(v).map(|s| s.split_whitespace().count()));
 
     env.add_test("iterable", |v: &Value| v.is_undefined() || v.try_iter().is_ok() && !v.is_none());
@@ -278,9 +272,7 @@ impl Json {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.write_items(out, ['[', ']'], &items, depth, |out, item| {
-                    self.write(out, item, depth + 1)
-                })?;
+                self.write_items(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
             }
             kind => return Err(error(format!("{kind} is not JSON serializable"))),
         }
@@ -388,12 +380,7 @@ fn join(value: &Value, d: Option<&Value>, kwargs: Kwargs) -> Result<String, Erro
     Ok(out)
 }
 
-fn default(
-    value: &Value,
-    other: Option<Value>,
-    boolean: Option<bool>,
-    kwargs: Kwargs,
-) -> Result<Value, Error> {
+fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
     let other = match other {
         Some(v) => v,
         None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| "".into()),
@@ -543,9 +530,7 @@ fn affix(value: &Value, test: impl Fn(&str) -> bool) -> Result<Value, Error> {
         return Ok(test(s).into());
     }
     let texts = elements(value)?;
-    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
-        || texts.iter().any(|t| t.as_str().is_none())
-    {
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) || texts.iter().any(|t| t.as_str().is_none()) {
         return Err(error("startswith and endswith take a string or several"));
     }
     Ok(texts.iter().filter_map(Value::as_str).any(test).into())
@@ -569,9 +554,8 @@ fn call_method(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -
 
 fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let all = |test: fn(char) -> bool| Value::from(!s.is_empty() && s.chars().all(test));
-    let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
-        Value::from(s.chars().any(wanted) && !s.chars().any(other))
-    };
+    let cased =
+        |wanted: fn(char) -> bool, other: fn(char) -> bool| Value::from(s.chars().any(wanted) && !s.chars().any(other));
     Ok(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -659,7 +643,11 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
             let mut out = String::new();
             let mut start = true;
             for c in s.chars() {
-                if start { out.extend(c.to_uppercase()) } else { out.extend(c.to_lowercase()) }
+                if start {
+                    out.extend(c.to_uppercase())
+                } else {
+                    out.extend(c.to_lowercase())
+                }
                 start = !c.is_alphabetic();
             }
             out.into()
@@ -686,9 +674,7 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "isascii" => s.is_ascii().into(),
         "isupper" => cased(char::is_uppercase, char::is_lowercase),
         "islower" => cased(char::is_lowercase, char::is_uppercase),
-        "format" => {
-            minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into()
-        }
+        "format" => minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into(),
         _ => return Err(ErrorKind::UnknownMethod.into()),
     })
 }

@@ -19,11 +19,20 @@ pub struct LocalTime {
     microsecond: u32,
 }
 
-const WEEKDAYS: [&str; 7] =
-    ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+const WEEKDAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 
 /// Days from 1970-01-01 to a date of the Gregorian calendar (Hinnant, "chrono-compatible
@@ -32,9 +41,7 @@ fn days_from_civil(year: i64, month: u32, day: u32) -> i64 {
     let y = if month <= 2 { year - 1 } else { year };
     let era = y.div_euclid(400);
     let year_of_era = y.rem_euclid(400);
-    let day_of_year = (153 * (i64::from(month) + if month > 2 { -3 } else { 9 }) + 2) / 5
-        + i64::from(day)
-        - 1;
+    let day_of_year = (153 * (i64::from(month) + if month > 2 { -3 } else { 9 }) + 2) / 5 + i64::from(day) - 1;
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
@@ -216,9 +223,17 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_time() {
-        for bad in
-            ["", "2025", "2025-02-29", "2025-13-01", "2025-01-15T24:00", "2025-01-15T09:05:07:1", "2025-01-15x", "+025-01-15", "2025-01-15T09:05:07.x"]
-        {
+        for bad in [
+            "",
+            "2025",
+            "2025-02-29",
+            "2025-13-01",
+            "2025-01-15T24:00",
+            "2025-01-15T09:05:07:1",
+            "2025-01-15x",
+            "+025-01-15",
+            "2025-01-15T09:05:07.x",
+        ] {
             assert_eq!(bad.parse::<LocalTime>(), Err(ChatError::Time(bad.into())), "{bad}");
         }
     }
@@ -242,7 +257,10 @@ mod tests {
             ("%A, %B %-d, %y", "Sunday, January 5, 25"),
             ("%a %e|%I %p|%-I:%M|%-m/%-H", "Sun  5|09 AM|9:05|1/9"),
             ("%j %U %W %V %G %u %w", "005 01 00 01 2025 7 0"),
-            ("%c | %x | %X | %D | %F | %T | %R", "Sun Jan  5 09:05:07 2025 | 01/05/25 | 09:05:07 | 01/05/25 | 2025-01-05 | 09:05:07 | 09:05"),
+            (
+                "%c | %x | %X | %D | %F | %T | %R",
+                "Sun Jan  5 09:05:07 2025 | 01/05/25 | 09:05:07 | 01/05/25 | 2025-01-05 | 09:05:07 | 09:05",
+            ),
             ("%f %% %Z%z.", "250000 % ."),
         ] {
             assert_eq!(t.strftime(format), expected, "{format}");
