@@ -21,7 +21,7 @@ mod view;
 use crate::quant::DType;
 use std::sync::OnceLock;
 
-pub use acts::{Acts, Q16};
+pub use acts::{Acts, BlockQ16};
 pub use view::ColumnsMut;
 
 /// Activation form a product kernel reads.
@@ -29,14 +29,14 @@ pub use view::ColumnsMut;
 pub enum ActForm {
     /// The `f32` rows themselves.
     F32,
-    /// Rows rounded to 16-bit integers with a scale per 32 values ([`Q16`]).
+    /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
 }
 
 /// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
 /// of `y`) and every activation row of `x`. The result of a row depends neither on the other rows
 /// of the call nor on `x`'s other rows.
-pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>);
+pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
 /// How a level multiplies one format by few activation rows.
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ pub(crate) struct Kernels {
 
     pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
-    pub(crate) quantize_q16: unsafe fn(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]),
+    pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
 
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
@@ -187,7 +187,7 @@ impl Arch {
         let matvec = (self.0.matvec)(dtype);
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (matvec.kernel)(y, w, x) }
+        unsafe { (matvec.kernel)(y, dtype, w, x) }
     }
 
     /// From how many activation rows on [`Arch::gemm`] is the faster product.
@@ -241,15 +241,14 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
     }
 
-    /// Rounds a row of activations to [`Q16`] planes.
+    /// Rounds a row of activations.
     ///
     /// # Panics
-    /// If `x.len()` is no multiple of 32 or a plane has the wrong length.
-    pub fn quantize_q16(self, x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-        assert!(x.len().is_multiple_of(32), "quantize_q16: {} is no multiple of 32", x.len());
-        assert!(hi.len() == x.len() && lo.len() == x.len() && d.len() == x.len() / 32 && s.len() == x.len() / 16);
+    /// If `blocks` has another length than [`BlockQ16::per_row`] says.
+    pub fn quantize_q16(self, x: &[f32], blocks: &mut [BlockQ16]) {
+        assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.quantize_q16)(x, hi, lo, d, s) }
+        unsafe { (self.0.quantize_q16)(x, blocks) }
     }
 
     /// `Σ a·b`.

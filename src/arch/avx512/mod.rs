@@ -1,8 +1,10 @@
 //! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
 
+mod matmul;
+
 use super::{Kernels, avx2};
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx512", supported, ..avx2::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels { name: "avx512", supported, matvec: matmul::matvec_for, ..avx2::KERNELS };
 
 fn supported() -> bool {
     (avx2::KERNELS.supported)()

@@ -112,27 +112,3 @@ pub(super) fn f16_to_f32(x: &[f16], y: &mut [f32]) {
         *y = x.to_f32();
     }
 }
-
-/// Largest magnitude a [`crate::arch::Q16`] value takes: `256·127`, so that `|hi| ≤ 127`.
-const Q16_MAX: f32 = 32512.0;
-
-pub(super) fn quantize_q16(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-    for (b, x) in x.chunks_exact(32).enumerate() {
-        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        let scale = max / Q16_MAX;
-        let inverse = if max > 0.0 { Q16_MAX / max } else { 0.0 };
-        d[b] = scale;
-        for (j, x) in x.chunks_exact(16).enumerate() {
-            let mut sum = 0;
-            for (i, x) in x.iter().enumerate() {
-                let q = (x * inverse).round_ties_even() as i32;
-                let high = (q + 128) >> 8;
-                let low = (q - 256 * high).max(-127); // −128 has no negative: give up one part in 32512
-                hi[32 * b + 16 * j + i] = high as i8;
-                lo[32 * b + 16 * j + i] = low as i8;
-                sum += 256 * high + low;
-            }
-            s[2 * b + j] = scale * sum as f32;
-        }
-    }
-}
