@@ -25,7 +25,19 @@ pub struct Q16<'a> {
     pub s: &'a [f32],
 }
 
+/// Largest magnitude of a [`Q16`] value: `256·127`, so that `|hi| ≤ 127`.
+const Q16_MAX: f32 = 32512.0;
+
+/// Below this, 32 values count as zeros: the inverse of their scale would overflow.
+const Q16_TINY: f32 = 1e-33;
+
 impl<'a> Q16<'a> {
+    /// The scale, and its inverse, of 32 values with largest magnitude `max`. NaN and ∞ give a scale
+    /// that is not finite, so that they reach the product.
+    pub(super) fn scale_of(max: f32) -> (f32, f32) {
+        if max < Q16_TINY { (0.0, 0.0) } else { (max / Q16_MAX, Q16_MAX / max) }
+    }
+
     /// Row `i` as `(hi, lo, d, s)`.
     pub fn row(&self, i: usize) -> (&'a [i8], &'a [i8], &'a [f32], &'a [f32]) {
         let n = self.n;

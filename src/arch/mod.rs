@@ -15,6 +15,8 @@ mod acts;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod scalar;
 mod view;
 
@@ -349,6 +351,7 @@ impl Arch {
         p: &AttnParams,
     ) {
         let n_kv = k.len() / p.head_dim;
+        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
         assert!(q.len() == ranges.len() * p.head_dim && out.len() == ranges.len() * p.head_dim_v, "attention: queries");
         assert!(k.len() == n_kv * p.head_dim && v.len() == n_kv * p.head_dim_v, "attention: keys and values");
         assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");

@@ -1,5 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions.
 
+use crate::arch::Q16;
 use half::f16;
 
 /// Independent partial sums: lets the compiler use vectors, and rounds less than one long sum.
@@ -113,14 +114,11 @@ pub(super) fn f16_to_f32(x: &[f16], y: &mut [f32]) {
     }
 }
 
-/// Largest magnitude a [`crate::arch::Q16`] value takes: `256·127`, so that `|hi| ≤ 127`.
-const Q16_MAX: f32 = 32512.0;
-
 pub(super) fn quantize_q16(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
     for (b, x) in x.chunks_exact(32).enumerate() {
-        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        let scale = max / Q16_MAX;
-        let inverse = if max > 0.0 { Q16_MAX / max } else { 0.0 };
+        // As integers, magnitudes have the same order, with NaN the largest.
+        let max = x.iter().fold(0, |max, x| x.abs().to_bits().max(max));
+        let (scale, inverse) = Q16::scale_of(f32::from_bits(max));
         d[b] = scale;
         for (j, x) in x.chunks_exact(16).enumerate() {
             let mut sum = 0;
