@@ -145,6 +145,24 @@ proptest! {
     }
 
     #[test]
+    fn angles(n in 1usize..140, shift in 0usize..4, pos in prop_oneof![8 => 0u32..200_000, 1 => 900_000u32..1_200_000, 1 => any::<u32>()], base in 100f32..1e6, factor in 0.5f32..2.0) {
+        let frequencies: Vec<f32> = (0..n).map(|i| base.powf(-(i as f32) / n as f32)).collect();
+        let (frequencies, range) = misaligned(&frequencies, shift);
+        let frequencies = &frequencies[range];
+        for arch in Arch::available() {
+            let (mut cos, mut sin) = (vec![f32::NAN; n], vec![f32::NAN; n]);
+            arch.rope_angles(&mut cos, &mut sin, frequencies, pos as f32, factor);
+            for i in 0..n {
+                let angle = f64::from(pos as f32 * frequencies[i]);
+                let factor = f64::from(factor);
+                // Two places below 1, and the factor's rounding.
+                assert_close(arch, &format!("cos {angle}"), cos[i], factor * angle.cos(), 3.0 * U * factor);
+                assert_close(arch, &format!("sin {angle}"), sin[i], factor * angle.sin(), 3.0 * U * factor);
+            }
+        }
+    }
+
+    #[test]
     fn rotations(pairs in 1usize..130, shift in 0usize..4, seed: u64) {
         let x = noise(2 * pairs, seed);
         let angles = noise(pairs, !seed);

@@ -94,6 +94,7 @@ pub(crate) struct Kernels {
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
+    pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) rope_neox: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
@@ -284,6 +285,14 @@ impl Arch {
     pub fn softmax(self, x: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.softmax)(x) }
+    }
+
+    /// `cos[i] = factor·cos(pos·frequencies[i])`, and the sines: what rotates the heads of the token
+    /// at `pos`.
+    pub fn rope_angles(self, cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+        assert!(cos.len() == frequencies.len() && sin.len() == frequencies.len(), "rope_angles");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rope_angles)(cos, sin, frequencies, pos, factor) }
     }
 
     /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv

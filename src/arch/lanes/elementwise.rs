@@ -1,6 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
-use super::{Lanes, times_sigmoid};
+use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
 use half::f16;
 
 /// Vectors of independent partial sums: enough to hide the latency of an addition (4 cycles, two a
@@ -104,6 +104,35 @@ pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
     map(z, x, |x| super::exp(x - max));
     let sum = z.splat(accumulate(z, x, x, |x, _, sum| x + sum));
     map(z, x, |x| x / sum);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn rope_angles<V: Lanes>(
+    z: V,
+    cos: &mut [f32],
+    sin: &mut [f32],
+    frequencies: &[f32],
+    pos: f32,
+    factor: f32,
+) {
+    let (pos, factor, limit) = (z.splat(pos), z.splat(factor), z.splat(COS_SIN_LIMIT));
+    for ((cos, sin), f) in cos.chunks_mut(V::N).zip(sin.chunks_mut(V::N)).zip(frequencies.chunks(V::N)) {
+        let angles = pos * z.load(f);
+        // Positions this far away are rare, and not numbers too: let the library reduce them.
+        if angles.abs().if_less(limit, z, limit).max_lane() > 0.0 {
+            let mut buffer = [0.0; 16];
+            angles.store(&mut buffer);
+            for ((cos, sin), angle) in cos.iter_mut().zip(&mut *sin).zip(buffer) {
+                (*cos, *sin) = (angle.cos(), angle.sin());
+            }
+        } else {
+            let (c, s) = cos_sin(angles);
+            c.store(cos);
+            s.store(sin);
+        }
+        (z.load(cos) * factor).store(cos);
+        (z.load(sin) * factor).store(sin);
+    }
 }
 
 #[inline(always)]

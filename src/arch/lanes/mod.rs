@@ -169,6 +169,38 @@ pub(super) fn times_sigmoid<V: Lanes>(x: V, t: V) -> V {
     t.if_less(x.splat(0.0), lower, x) / (one + e)
 }
 
+/// Bound on the argument of [`cos_sin`].
+pub(super) const COS_SIN_LIMIT: f32 = 1_048_576.0;
+
+/// `(cos x, sin x)` for `|x| ≤ COS_SIN_LIMIT`, each off by less than 2⁻²³.
+///
+/// With `n = round(x·2/π)`, the rest `|r| ≤ π/4` comes from π/2 in three parts: the first difference
+/// is exact, since both sides are multiples of 2⁻²⁴ and cancel to less than 1. Then minimax
+/// polynomials, off by 4·10⁻⁹, and the quadrant `n mod 4`.
+#[inline(always)]
+pub(super) fn cos_sin<V: Lanes>(x: V) -> (V, V) {
+    let (one, half) = (x.splat(1.0), x.splat(0.5));
+    let n = (x * x.splat(std::f32::consts::FRAC_2_PI)).round();
+    let r = n.mul_add(x.splat(-1.570_796_4), x);
+    let r = n.mul_add(x.splat(4.371_139e-8), r);
+    let r = n.mul_add(x.splat(1.715_124_5e-15), r);
+    let s = r * r;
+    let p = x.splat(-1.951_840_8e-4);
+    let p = p.mul_add(s, x.splat(8.332_19e-3));
+    let p = p.mul_add(s, x.splat(-0.166_666_55));
+    let sin = (p * s).mul_add(r, r);
+    let p = x.splat(2.443_066_1e-5);
+    let p = p.mul_add(s, x.splat(-1.388_730_1e-3));
+    let p = p.mul_add(s, x.splat(4.166_664_6e-2));
+    let cos = (p * s - half).mul_add(s, one);
+    // Quarter turns −2..=2: an odd number exchanges the two, and each is negative in two quadrants.
+    let quarters = n - (n * x.splat(0.25)).round() * x.splat(4.0);
+    let odd = (quarters.abs() - one).abs();
+    let (c, s) = (odd.if_less(half, sin, cos), odd.if_less(half, cos, sin));
+    let turned = |x: V, from: V| x * one.copysign(one - from.abs());
+    (turned(c, quarters + half), turned(s, quarters - half))
+}
+
 /// Instances of kernels of `$body` for one level: `$zero` must be safe under `$features`.
 macro_rules! instantiate {
     ($features:literal, $zero:expr, $body:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
@@ -189,6 +221,7 @@ macro_rules! elementwise_kernels {
             rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32);
             layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32);
             softmax(x: &mut [f32]);
+            rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32);
             rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]);
             rope_neox(x: &mut [f32], cos: &[f32], sin: &[f32]);
             silu_mul(gate: &mut [f32], up: &[f32]);

@@ -60,6 +60,13 @@ pub(super) fn softmax(x: &mut [f32]) {
     }
 }
 
+pub(super) fn rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+    for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+        let angle = pos * frequency;
+        (*cos, *sin) = (factor * angle.cos(), factor * angle.sin());
+    }
+}
+
 pub(super) fn rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (pair, (c, s)) in x.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
         (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[0] * s + pair[1] * c);
