@@ -1,1 +1,264 @@
-//! Chat templates.
+//! Chat templates: from messages to the prompt a model was trained on.
+//!
+//! A template is a Jinja program inside the model file. It is rendered as Hugging Face
+//! transformers' `apply_chat_template` renders it: `trim_blocks` and `lstrip_blocks`, loop
+//! controls, `raise_exception`, `strftime_now`, `{% generation %}`, a `tojson` that is Python's
+//! `json.dumps`, and `tools` and `documents` that are `None` when absent.
+//!
+//! The engine is `minijinja`; where it differs from Jinja2 on Python, `python.rs` has the Python
+//! behaviour: how values print, string methods, tests, filters.
+//!
+//! A template comes with a file from anywhere, so it is hostile input. It can reach nothing but
+//! its inputs: no files, no other templates, no attributes of host objects (the published attack
+//! is CVE-2024-34359). Its length, steps, recursion and output are limited.
+//!
+//! ```
+//! # fn main() -> Result<(), ruvllm::ChatError> {
+//! use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+//! let template = ChatTemplate::parse(
+//!     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
+//!      {% if add_generation_prompt %}<|assistant|>{% endif %}",
+//! )?;
+//! let prompt = template.render(&ChatInputs::new(&[Message::user("Hi!")]))?;
+//! assert_eq!(prompt, "<|user|>Hi!\n<|assistant|>");
+//! # Ok(())
+//! # }
+//! ```
+
+mod python;
+mod time;
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, json};
+
+use crate::ChatError;
+pub use time::LocalTime;
+
+/// Longest template, bytes. The longest published ones have about 20 kB.
+const MAX_SOURCE: usize = 256 << 10;
+/// Most virtual-machine steps of one rendering. A message costs a template some hundred.
+const MAX_STEPS: u64 = 2_000_000;
+/// Longest rendering, bytes.
+const MAX_OUTPUT: usize = 64 << 20;
+/// Deepest recursion of macros and loops.
+const MAX_RECURSION: usize = 100;
+/// Stack to parse and render on. The engine is recursive where an expression nests, which is
+/// bounded by [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only what
+/// is used of it takes memory.
+const STACK: usize = 256 << 20;
+/// The name of the only template there is.
+const NAME: &str = "chat";
+
+/// One message of a conversation, in the common form; [`ChatInputs::messages`] takes any other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user`, `assistant` or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+
+    /// A message of the role `system`.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// A message of the role `user`.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// A message of the role `assistant`.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new("assistant", content)
+    }
+}
+
+/// What a template is given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatInputs {
+    /// The conversation, an array of objects.
+    pub messages: serde_json::Value,
+    /// Descriptions of tools, an array in the OpenAI form.
+    pub tools: Option<serde_json::Value>,
+    /// Whether the prompt ends with the beginning of the assistant's answer.
+    pub add_generation_prompt: bool,
+    /// Text of the beginning-of-sequence token.
+    pub bos_token: String,
+    /// Text of the end-of-sequence token.
+    pub eos_token: String,
+    /// Further variables, such as `enable_thinking`; they may replace those above.
+    pub kwargs: Map<String, serde_json::Value>,
+    /// What `strftime_now` calls now; without it the clock, in UTC, since the standard library
+    /// knows no time zone.
+    pub now: Option<LocalTime>,
+}
+
+impl ChatInputs {
+    /// A conversation that the assistant is to continue, without tools.
+    pub fn new(messages: &[Message]) -> Self {
+        let message = |m: &Message| json!({"role": m.role, "content": m.content});
+        Self {
+            messages: messages.iter().map(message).collect(),
+            tools: None,
+            add_generation_prompt: true,
+            bos_token: String::new(),
+            eos_token: String::new(),
+            kwargs: Map::new(),
+            now: None,
+        }
+    }
+}
+
+/// A parsed template.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+}
+
+impl ChatTemplate {
+    /// Parses a template, as in the metadata `tokenizer.chat_template`.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`] with the line, [`ChatError::TooLong`].
+    pub fn parse(source: &str) -> Result<Self, ChatError> {
+        if source.len() > MAX_SOURCE {
+            return Err(ChatError::TooLong { len: source.len(), limit: MAX_SOURCE });
+        }
+        let source = prepare(source);
+        let env = on_own_stack(move || {
+            let mut env = Environment::new();
+            python::add_to(&mut env);
+            env.set_trim_blocks(true);
+            env.set_lstrip_blocks(true);
+            env.set_recursion_limit(MAX_RECURSION);
+            env.set_fuel(Some(MAX_STEPS));
+            env.add_template_owned(NAME, source).map_err(|e| ChatError::Syntax {
+                line: e.line().unwrap_or(0),
+                message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
+            })?;
+            Ok(env)
+        })?;
+        Ok(Self { env })
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// [`ChatError::Raised`] when the template refuses it, [`ChatError::Render`] when the
+    /// template fails, [`ChatError::OutOfSteps`] and [`ChatError::OutputTooLong`] at the limits.
+    pub fn render(&self, inputs: &ChatInputs) -> Result<String, ChatError> {
+        let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
+        let mut env = self.env.clone();
+        env.add_function("strftime_now", move |format: &str| now.strftime(format));
+        let mut variables = Map::new();
+        let tools = inputs.tools.clone().unwrap_or(serde_json::Value::Null);
+        variables.insert("messages".into(), inputs.messages.clone());
+        variables.insert("tools".into(), tools);
+        variables.insert("documents".into(), serde_json::Value::Null);
+        variables.insert("add_generation_prompt".into(), inputs.add_generation_prompt.into());
+        variables.insert("bos_token".into(), inputs.bos_token.clone().into());
+        variables.insert("eos_token".into(), inputs.eos_token.clone().into());
+        variables.extend(inputs.kwargs.clone());
+
+        on_own_stack(move || {
+            let mut out = Bounded { bytes: Vec::new(), exceeded: false };
+            let variables = python::from_json(serde_json::Value::Object(variables));
+            let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
+            if out.exceeded {
+                return Err(ChatError::OutputTooLong { limit: MAX_OUTPUT });
+            }
+            done.map_err(|e| explain(&e))?;
+            // Only whole strings are written.
+            Ok(String::from_utf8_lossy(&out.bytes).into_owned())
+        })
+    }
+}
+
+/// Runs `f` on a thread with [`STACK`], and turns what the engine cannot do into an error.
+fn on_own_stack<T: Send + 'static>(f: impl FnOnce() -> Result<T, ChatError> + Send + 'static) -> Result<T, ChatError> {
+    let failed = |message: String| ChatError::Render { line: 0, message };
+    std::thread::Builder::new()
+        .name("chat template".into())
+        .stack_size(STACK)
+        .spawn(f)
+        .map_err(|e| failed(format!("no thread for the template: {e}")))?
+        .join()
+        .unwrap_or_else(|_| Err(failed("the template engine panicked".into())))
+}
+
+/// What Jinja2 does to a source that `minijinja` does not: line ends become `\n`, and Hugging
+/// Face's `{% generation %}` marks a scope without printing anything.
+fn prepare(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let mut out = String::with_capacity(source.len());
+    let mut rest = &source[..];
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inner = &tag[..end];
+        let name = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        out.push_str(&match name {
+            "generation" => Cow::Owned(inner.replace(name, "with")),
+            "endgeneration" => Cow::Owned(inner.replace(name, "endwith")),
+            _ => Cow::Borrowed(inner),
+        });
+        rest = &tag[end..];
+    }
+    out + rest
+}
+
+/// A buffer that refuses to grow past [`MAX_OUTPUT`].
+struct Bounded {
+    bytes: Vec<u8>,
+    exceeded: bool,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + data.len() > MAX_OUTPUT {
+            self.exceeded = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The engine's error in this crate's words.
+fn explain(error: &minijinja::Error) -> ChatError {
+    let mut source = Some(error as &(dyn std::error::Error + 'static));
+    while let Some(e) = source {
+        if let Some(raised) = e.downcast_ref::<python::Raised>() {
+            return ChatError::Raised(raised.0.to_string());
+        }
+        if e.downcast_ref::<minijinja::Error>().is_some_and(|e| e.kind() == ErrorKind::OutOfFuel) {
+            return ChatError::OutOfSteps { steps: MAX_STEPS };
+        }
+        source = e.source();
+    }
+    ChatError::Render {
+        line: error.line().unwrap_or(0),
+        message: match error.detail() {
+            Some(detail) => format!("{}: {detail}", error.kind()),
+            None => error.kind().to_string(),
+        },
+    }
+}

@@ -10,6 +10,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Values could not be converted from or to a storage format.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
     /// The file is not a readable GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
@@ -31,11 +34,54 @@ pub enum Error {
     Chat(#[from] ChatError),
 }
 
-/// Why a GGUF file was refused. Offsets are bytes from the start of the named file.
+/// Why a row of values could not be converted from or to a storage format.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// The type holds tables or other integers.
+    #[error("{dtype} is not a type of weights")]
+    NotAWeight {
+        /// The type.
+        dtype: String,
+    },
+    /// There is no quantiser for the type.
+    #[error("{dtype} can be read but not written; choose another type")]
+    ReadOnly {
+        /// The type.
+        dtype: String,
+    },
+    /// The lengths do not belong together.
+    #[error(
+        "{values} values in {bytes} bytes of {dtype}, \
+         whose blocks are {block_elems} values in {block_bytes} bytes"
+    )]
+    RowLength {
+        /// The type.
+        dtype: String,
+        /// Values of the row.
+        values: usize,
+        /// Bytes of the row.
+        bytes: usize,
+        /// Values per block.
+        block_elems: usize,
+        /// Bytes per block.
+        block_bytes: usize,
+    },
+    /// A value that no weight can have.
+    #[error("value {index} of the row is {value}: the tensor is damaged")]
+    NotFinite {
+        /// Position in the row.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+}
+
+/// Why a GGUF file was refused. Offsets are bytes from the start of the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The operating system refused to open, map or write the file.
+    /// The operating system refused to open, map, read or write the file.
     #[error("{path}: {source}")]
     Io {
         /// The file.
@@ -43,30 +89,715 @@ pub enum GgufError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// One of the errors below, with the file it was found in.
+    #[error("{path}: {error}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: Box<GgufError>,
+    },
+
+    /// The file does not begin with `GGUF`.
+    #[error("not a GGUF file: it begins with the bytes {found:02x?}{hint}")]
+    BadMagic {
+        /// The first bytes of the file, at most four.
+        found: Vec<u8>,
+        /// What the file seems to be instead, as the end of a sentence; empty if unknown.
+        hint: &'static str,
+    },
+    /// The version of the format is not one this build reads.
+    #[error(
+        "GGUF version {found} is not supported (versions 2 and 3 are): convert the model again with a current converter"
+    )]
+    Version {
+        /// The version in the file.
+        found: u32,
+    },
+    /// The file was written for big-endian machines.
+    #[error(
+        "this is a big-endian GGUF file (version {version}); only little-endian files can be read: download or convert the little-endian one"
+    )]
+    BigEndian {
+        /// The version in the file, in its byte order.
+        version: u32,
+    },
+    /// The prefix given to the parser ends inside the header; the file goes on.
+    #[error("the header does not end within the first {have} bytes: at least {need} are needed")]
+    HeaderIncomplete {
+        /// Length of the prefix.
+        have: u64,
+        /// A lower bound of the bytes needed.
+        need: u64,
+    },
+    /// The file ends inside its header: it is cut off, or a length in it is wrong.
+    #[error(
+        "the file ends too early: {item} at byte {offset} takes {need} bytes, the file has {file_size} (incomplete download, or corrupt)"
+    )]
+    UnexpectedEnd {
+        /// What was being read.
+        item: String,
+        /// Where it begins.
+        offset: u64,
+        /// Its length, or a lower bound of it.
+        need: u64,
+        /// Size of the file.
+        file_size: u64,
+    },
+    /// The file ends inside its tensor data.
+    #[error(
+        "the file is incomplete: its tensors end at byte {expected}, but it has {actual} bytes; the download is still running or broke off"
+    )]
+    Truncated {
+        /// Bytes the file needs to have.
+        expected: u64,
+        /// Bytes it has.
+        actual: u64,
+    },
+    /// The header goes on beyond the limit, so that a length in it might overflow 32 bits.
+    #[error("{item} at byte {offset} takes {need} bytes: headers over {limit} bytes are refused")]
+    HeaderTooLarge {
+        /// What was being read.
+        item: String,
+        /// Where it begins.
+        offset: u64,
+        /// Its length, or a lower bound of it.
+        need: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A count promises more than the rest of the file can hold.
+    #[error("{item} at byte {offset} is {count}, but the {left} bytes that follow cannot hold so many")]
+    CountTooLarge {
+        /// What is counted.
+        item: String,
+        /// Where the count stands.
+        offset: u64,
+        /// The count.
+        count: u64,
+        /// Bytes left in the file.
+        left: u64,
+    },
+
+    /// A key or tensor name is empty or too long.
+    #[error("{item} at byte {offset} has {found} bytes; 1 to {max} are allowed")]
+    NameLength {
+        /// Which key or name.
+        item: String,
+        /// Where it begins.
+        offset: u64,
+        /// Its length.
+        found: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// A text that has to be UTF-8 is not.
+    #[error("{item} is not valid UTF-8")]
+    NotUtf8 {
+        /// Which text.
+        item: String,
+    },
+    /// Two metadata entries have the same key.
+    #[error("the metadata key `{key}` occurs twice")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// The type of a metadata value is not one of GGUF's.
+    #[error("`{key}` at byte {offset}: {found} is not a metadata type (0 to 12 are)")]
+    ValueType {
+        /// The key.
+        key: String,
+        /// Where the type stands.
+        offset: u64,
+        /// The type in the file.
+        found: u32,
+    },
+    /// The element type of an array is not one of GGUF's.
+    #[error("`{key}` at byte {offset}: {found} is not an array element type (0 to 12 are)")]
+    ArrayElementType {
+        /// The key.
+        key: String,
+        /// Where the type stands.
+        offset: u64,
+        /// The type in the file.
+        found: u32,
+    },
+    /// Arrays of arrays go too deep.
+    #[error("`{key}` at byte {offset}: arrays are nested more than {max} deep")]
+    ArrayDepth {
+        /// The key.
+        key: String,
+        /// Where the array too many begins.
+        offset: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// A boolean is neither 0 nor 1.
+    #[error("`{key}` at byte {offset}: {found} is not a boolean (0 or 1)")]
+    InvalidBool {
+        /// The key.
+        key: String,
+        /// Where the byte stands.
+        offset: u64,
+        /// The byte.
+        found: u8,
+    },
+    /// `general.alignment` is not usable.
+    #[error("general.alignment is {found}; it has to be a power of two from 8 to {max}")]
+    Alignment {
+        /// The value in the file.
+        found: u64,
+        /// The limit.
+        max: u64,
+    },
+
+    /// A metadata key that is needed is not there.
+    #[error("the metadata key `{key}` is missing")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A metadata value has another type than it must have.
+    #[error("`{key}` is of type {found}, not {expected}")]
+    WrongType {
+        /// The key.
+        key: String,
+        /// The type asked for.
+        expected: &'static str,
+        /// The type in the file.
+        found: &'static str,
+    },
+    /// A number does not fit the type asked for.
+    #[error("`{key}` is {found}, which does not fit {expected}")]
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// The type asked for.
+        expected: &'static str,
+        /// The number in the file.
+        found: String,
+    },
+
+    /// Two tensors have the same name.
+    #[error("the tensor name `{name}` occurs twice")]
+    DuplicateTensor {
+        /// The name.
+        name: String,
+    },
+    /// A tensor has more dimensions than ggml's tensors can have.
+    #[error("tensor `{name}` has {found} dimensions; at most {max} are allowed")]
+    TensorRank {
+        /// The tensor.
+        name: String,
+        /// Dimensions in the file.
+        found: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// A dimension of a tensor is zero.
+    #[error("tensor `{name}`: dimension {axis} of {dims:?} is zero")]
+    ZeroDim {
+        /// The tensor.
+        name: String,
+        /// Which dimension, counted from 0, fastest first.
+        axis: usize,
+        /// All of them.
+        dims: Vec<u64>,
+    },
+    /// The type of a tensor is unknown to this build, or was removed from GGUF.
+    #[error("tensor `{name}` has the element type {found}, which {}", removed_type(*found))]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// The type in the file.
+        found: u32,
+    },
+    /// The rows of a tensor are not whole blocks.
+    #[error("tensor `{name}`: rows of {row} values are not whole blocks of {block} values of {dtype}")]
+    PartialBlock {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: String,
+        /// Values per row (the first dimension).
+        row: u64,
+        /// Values per block.
+        block: u64,
+    },
+    /// The size of a tensor does not fit 63 bits.
+    #[error("tensor `{name}` of shape {dims:?} and type {dtype} is too large to exist")]
+    TensorTooLarge {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: String,
+        /// Its dimensions, fastest first.
+        dims: Vec<u64>,
+    },
+    /// A tensor does not begin at a multiple of the alignment.
+    #[error("tensor `{name}`: its offset {offset} into the tensor data is not a multiple of {alignment}")]
+    TensorMisaligned {
+        /// The tensor.
+        name: String,
+        /// Its offset from the start of the tensor data.
+        offset: u64,
+        /// The alignment.
+        alignment: u64,
+    },
+    /// A tensor lies outside the file, and not because the file is cut off.
+    #[error("tensor `{name}`: {n_bytes} bytes at byte {offset} lie outside the file of {file_size} bytes")]
+    TensorOutOfFile {
+        /// The tensor.
+        name: String,
+        /// Where it begins.
+        offset: u64,
+        /// Its length.
+        n_bytes: u64,
+        /// Size of the file.
+        file_size: u64,
+    },
+    /// Two tensors share bytes.
+    #[error("tensor `{name}` at byte {offset} overlaps tensor `{other}`, which ends at byte {other_end}")]
+    TensorOverlap {
+        /// The later tensor.
+        name: String,
+        /// Where it begins.
+        offset: u64,
+        /// The earlier tensor.
+        other: String,
+        /// Where that one ends.
+        other_end: u64,
+    },
+
+    /// A part of a split model does not carry the name its parts are found by.
+    #[error(
+        "this is part {no} of a model split into {count} files, whose names have to end in `{expected}`: rename it back"
+    )]
+    SplitName {
+        /// Which part, counted from 1.
+        no: u64,
+        /// How many there are.
+        count: u64,
+        /// How the name of this part has to end.
+        expected: String,
+    },
+    /// The parts of a split model contradict each other.
+    #[error(
+        "`{key}` is {found}, but {expected} was expected: this file does not belong to the other parts of the model"
+    )]
+    SplitMismatch {
+        /// The key that tells.
+        key: &'static str,
+        /// What the other parts promise.
+        expected: u64,
+        /// What this part says.
+        found: u64,
+    },
+    /// A split model cannot be opened from memory.
+    #[error("this is one of {count} files of a split model: join them into one file to load it from memory")]
+    SplitInMemory {
+        /// How many files there are.
+        count: u64,
+    },
+
+    /// The file to be written is there already.
+    #[error("{path} exists already and is not overwritten unless asked for")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The data given for a tensor has another length than its shape and type need.
+    #[error("tensor `{name}` needs {expected} bytes of data, but {found} were given")]
+    TensorData {
+        /// The tensor.
+        name: String,
+        /// Bytes its shape and type need.
+        expected: u64,
+        /// Bytes given.
+        found: u64,
+    },
 }
 
-/// Why a vocabulary was refused, or a text could not be encoded.
+impl GgufError {
+    /// The error without the file name: what to match on.
+    pub fn cause(&self) -> &GgufError {
+        match self {
+            GgufError::InFile { error, .. } => error.cause(),
+            other => other,
+        }
+    }
+}
+
+fn removed_type(id: u32) -> &'static str {
+    match id {
+        4 | 5 | 31..=33 | 36..=38 => "was removed from GGUF: convert or quantise the model again",
+        _ => "this build does not know: a newer version of this program may",
+    }
+}
+
+/// Why a vocabulary was refused, or tokens could not be decoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TokenizerError {}
+pub enum TokenizerError {
+    /// A key of the tokenizer is missing or has the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] GgufError),
+    /// The kind of tokenizer is not supported.
+    #[error(
+        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE)"
+    )]
+    Model {
+        /// `tokenizer.ggml.model`.
+        name: String,
+    },
+    /// The pre-tokeniser is not known; any other would give wrong tokens without a sign of it.
+    #[error("pre-tokenizer `{name}` is not known; known are {known}")]
+    PreTokenizer {
+        /// `tokenizer.ggml.pre`.
+        name: String,
+        /// The known names, comma-separated.
+        known: String,
+    },
+    /// The vocabulary is empty.
+    #[error("tokenizer.ggml.tokens is empty")]
+    NoTokens,
+    /// An array has more entries than 32-bit ids can number.
+    #[error("{key} has {len} entries, more than can be numbered")]
+    TooLarge {
+        /// Key of the array.
+        key: &'static str,
+        /// Its length.
+        len: usize,
+    },
+    /// An array that goes with the tokens does not have one entry per token.
+    #[error("{key} has {len} entries for {n_vocab} tokens: the file is damaged or was converted wrongly")]
+    ArrayLength {
+        /// Key of the array.
+        key: &'static str,
+        /// Its length.
+        len: usize,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// Two tokens have the same text, so that a text has no definite tokens.
+    #[error("tokens {first} and {second} are both {text:?}")]
+    DuplicateToken {
+        /// Their text.
+        text: String,
+        /// The one with the lower id.
+        first: u32,
+        /// The other one.
+        second: u32,
+    },
+    /// A token is marked as a byte, but its text is not `<0x` two hexadecimal digits `>`.
+    #[error("token {id} is marked as a byte, but its text is {text:?} instead of <0x00> to <0xFF>")]
+    ByteToken {
+        /// The token.
+        id: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A special token is too long to be looked for in texts.
+    #[error("special token {id} is longer than {max} bytes")]
+    SpecialTokenTooLong {
+        /// The token.
+        id: u32,
+        /// The longest allowed.
+        max: usize,
+    },
+    /// A key names a special token that the vocabulary does not have.
+    #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens")]
+    SpecialId {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// A flag asks for a special token that is not there.
+    #[error("the model wants `{flag}`, but the file does not say which token that is ({key})")]
+    NoSpecialToken {
+        /// The flag.
+        flag: &'static str,
+        /// The key that should name the token.
+        key: &'static str,
+    },
+    /// A score is not a number.
+    #[error("the score of token {id} is not a number")]
+    Score {
+        /// The token.
+        id: u32,
+    },
+    /// A merge does not consist of two sides with a space between them.
+    #[error("merge {rank} is {text:?} instead of two parts with a space between them")]
+    Merge {
+        /// Index of the merge.
+        rank: u32,
+        /// Its text.
+        text: String,
+    },
+    /// There is no such token.
+    #[error("there is no token {id}, the vocabulary has {n_vocab}")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+}
 
 /// Why a model was refused at open.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ModelError {}
+pub enum ModelError {
+    /// The file itself is not sound.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Its vocabulary is not sound.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// `RUVLLM_ARCH` asks for a level that cannot be used.
+    #[error(transparent)]
+    Arch(#[from] crate::arch::ArchError),
+    /// No family of this build is called so.
+    #[error("architecture {arch:?} is not supported; this build runs: {}", .supported.join(", "))]
+    UnsupportedArchitecture {
+        /// `general.architecture` of the file.
+        arch: String,
+        /// What could be run instead.
+        supported: Vec<&'static str>,
+    },
+    /// The file is no model at all.
+    #[error("this GGUF file holds {what}, not a model")]
+    NotAModel {
+        /// What it holds instead.
+        what: String,
+    },
+    /// A hyper-parameter is missing.
+    #[error("metadata key {key:?} is missing; the file was not converted as a complete model")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A hyper-parameter makes no sense.
+    #[error("metadata key {key:?} is {value}, expected {expected}")]
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What would make sense.
+        expected: String,
+    },
+    /// A hyper-parameter differs between layers, which no supported family does.
+    #[error("metadata key {key:?} differs between layers, which this build does not support")]
+    VariesByLayer {
+        /// The key.
+        key: String,
+    },
+    /// Hyper-parameters contradict each other.
+    #[error("the hyper-parameters contradict each other: {what}")]
+    Inconsistent {
+        /// How.
+        what: String,
+    },
+    /// A weight is missing.
+    #[error("tensor {name:?} is missing")]
+    MissingTensor {
+        /// The tensor.
+        name: String,
+    },
+    /// A weight has the wrong shape.
+    #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// Its dimensions, fastest first.
+        found: Vec<u64>,
+        /// What the hyper-parameters ask for.
+        expected: Vec<u64>,
+    },
+    /// A weight has a type that cannot be used for it.
+    #[error("tensor {name:?} is of type {found}, expected {expected}")]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+        /// What can be used.
+        expected: &'static str,
+    },
+    /// The file holds a weight that this build would ignore.
+    #[error("tensor {name:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
+    UnknownTensor {
+        /// The tensor.
+        name: String,
+        /// The architecture.
+        arch: String,
+    },
+    /// The progress callback asked to stop.
+    #[error("loading was cancelled")]
+    Cancelled,
+}
 
 /// Why a session call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SessionError {}
+pub enum SessionError {
+    /// The context is full.
+    #[error("the context holds {n_ctx} tokens, {n_past} are used, {n_new} more do not fit")]
+    ContextFull {
+        /// Size of the context.
+        n_ctx: usize,
+        /// Tokens in it.
+        n_past: usize,
+        /// Tokens that were to be added.
+        n_new: usize,
+    },
+    /// No token was given where at least one is needed.
+    #[error("no tokens were given")]
+    NoTokens,
+    /// A token is not in the vocabulary.
+    #[error("token {token} is outside the vocabulary of {n_vocab}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A position lies behind the end of the session.
+    #[error("cannot rewind to position {position}: the session is at {n_past}")]
+    RewindAhead {
+        /// Where to.
+        position: usize,
+        /// Where the session is.
+        n_past: usize,
+    },
+    /// The cancel token was set.
+    #[error("cancelled")]
+    Cancelled,
+    /// Not enough memory for the key/value cache.
+    #[error("no memory for a key/value cache of {bytes} bytes; use a smaller context")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// A session option makes no sense.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// What would make sense.
+        expected: String,
+    },
+    /// The system gave no threads.
+    #[error("cannot start {n_threads} threads: {source}")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// What the system said.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// The model has no tokenizer, so text cannot be used with it.
+    #[error("this file has no tokenizer; use token ids")]
+    NoTokenizer,
+}
 
-/// Why a sampler could not be built.
-#[derive(Debug, thiserror::Error)]
+/// Why a sampler could not be built, or could not choose.
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum SampleError {}
+pub enum SampleError {
+    /// A parameter has a value that makes no sense.
+    #[error("sampling parameter {name} is {value}; it must be {allowed}")]
+    Parameter {
+        /// The builder method.
+        name: &'static str,
+        /// What it was given.
+        value: f64,
+        /// What it takes.
+        allowed: &'static str,
+    },
+    /// A name in the list of samplers is not one.
+    #[error("there is no sampler {name:?}; there are {known}")]
+    UnknownSampler {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A DRY sequence breaker without tokens would break everywhere.
+    #[error("a DRY sequence breaker has no tokens")]
+    EmptyBreaker,
+    /// A logit bias is for a token that the model does not have.
+    #[error("the logit bias is for token {token}, but the vocabulary has {n_vocab} tokens")]
+    BiasOutsideVocabulary {
+        /// The token.
+        token: u32,
+        /// Number of logits.
+        n_vocab: usize,
+    },
+    /// No token can be chosen.
+    #[error(
+        "none of {n_vocab} tokens can be chosen ({n_nan} logits are not a number, the others are \
+         forbidden): the model file is damaged, or the logit bias forbids everything"
+    )]
+    NoCandidates {
+        /// Number of logits.
+        n_vocab: usize,
+        /// How many of them are NaN.
+        n_nan: usize,
+    },
+}
 
 /// Why a chat template could not be parsed or rendered.
 #[cfg(feature = "chat")]
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
-pub enum ChatError {}
+pub enum ChatError {
+    /// The template is not valid Jinja, or uses a statement that chat templates do not have.
+    #[error("chat template, line {line}: {message}")]
+    Syntax {
+        /// Line of the template, from 1.
+        line: usize,
+        /// What the parser expected or found.
+        message: String,
+    },
+    /// The template is too long to be one.
+    #[error("the chat template has {len} bytes; the limit is {limit}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// The template refused these messages with `raise_exception`.
+    #[error("the chat template refuses this conversation: {0}")]
+    Raised(String),
+    /// The template did something impossible with these inputs.
+    #[error("chat template, line {line}: {message}")]
+    Render {
+        /// Line of the template, from 1; 0 when it is not known.
+        line: usize,
+        /// What went wrong.
+        message: String,
+    },
+    /// The template ran longer than any honest one would.
+    #[error("the chat template did not end within {steps} steps")]
+    OutOfSteps {
+        /// The limit.
+        steps: u64,
+    },
+    /// The template wrote more than any honest one would.
+    #[error("the chat template wrote more than {limit} bytes")]
+    OutputTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// A point in time is not of the form `2025-01-15T09:05:07`.
+    #[error("{0:?} is not a time of the form 2025-01-15T09:05:07")]
+    Time(String),
+}

@@ -55,9 +55,12 @@ pub(crate) struct Gemm {
     pub(crate) min_rows: usize,
     /// Weight rows one task should take (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values.
+    /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
+    pub(crate) group: usize,
+    /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the other:
+    /// `packed_len(m) = packed_len(group) + packed_len(m − group)` for `m > group`.
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
-    /// Packs `x` (`m × k`, row-major) for [`Gemm::kernel`].
+    /// Packs `x` (`m × k`, row-major, at most a group) for [`Gemm::kernel`].
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
     /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k` and all `m` rows of the packed activations.
     pub(crate) kernel: unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize),
@@ -205,13 +208,19 @@ impl Arch {
         ((self.0.gemm)(dtype).packed_len)(m, k)
     }
 
-    /// Packs `x` (`m × k`) for [`Arch::gemm`] with weights of `dtype`.
+    /// Rows of activations that [`Arch::pack`] takes at a time.
+    pub fn pack_group(self, dtype: DType) -> usize {
+        (self.0.gemm)(dtype).group
+    }
+
+    /// Packs one group of rows, `x` (`m × k`, `m ≤ pack_group`), for [`Arch::gemm`] with weights of
+    /// `dtype`. Group `g` of many rows begins at `g·packed_len(group)`.
     ///
     /// # Panics
     /// If the lengths disagree.
     pub fn pack(self, dtype: DType, x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         let gemm = (self.0.gemm)(dtype);
-        assert_eq!(x.len(), m * k, "pack: activations");
+        assert!(x.len() == m * k && m <= gemm.group, "pack: {m} rows of {k} activations");
         assert_eq!(packed.len(), (gemm.packed_len)(m, k), "pack: buffer");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.pack)(x, m, k, packed) }

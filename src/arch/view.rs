@@ -15,6 +15,9 @@ pub struct ColumnsMut<'a> {
 // SAFETY: it is a `&mut` to its columns, and `f32` is `Send`.
 unsafe impl Send for ColumnsMut<'_> {}
 
+// SAFETY: through a shared reference safe code sees nothing but sizes.
+unsafe impl Sync for ColumnsMut<'_> {}
+
 impl<'a> ColumnsMut<'a> {
     /// All columns of `y` (`rows × cols`).
     ///

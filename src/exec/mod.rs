@@ -1,1 +1,349 @@
-//! TODO exec
+//! Running a model: sessions, and the forward pass behind them.
+
+mod arena;
+mod forward;
+mod generate;
+mod linear;
+mod probe;
+mod team;
+
+use crate::cache::{KvCache, KvShape};
+use crate::error::SessionError;
+use crate::model::{Hparams, Model};
+use arena::Arena;
+use forward::{Pass, RopeTables, footprint_of, forward};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use crate::cache::KvType;
+pub use generate::{Generation, StopReason};
+pub use probe::{NoProbe, Probe};
+pub use team::{Crew, Team};
+
+/// Context length of a session unless told otherwise (the model's own, if that is shorter).
+pub const DEFAULT_CTX: usize = 4096;
+
+/// How a session runs. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Tokens the session can hold; 0 means as many as the model was trained for. Default: the
+    /// model's own, at most [`DEFAULT_CTX`].
+    pub n_ctx: Option<usize>,
+    /// Most tokens computed at a time in [`Session::prefill`]. Default 512.
+    pub n_batch: usize,
+    /// Precision of the key/value cache. Default [`KvType::F16`].
+    pub kv_type: KvType,
+    /// Threads, the caller's included; 0 means as many as the process may use. Ignored if `team` is
+    /// given.
+    pub n_threads: usize,
+    /// Threads shared with other sessions. They take turns; one that finds the team busy computes on
+    /// its caller's thread alone.
+    pub team: Option<Arc<Team>>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions { n_ctx: None, n_batch: 512, kv_type: KvType::default(), n_threads: 0, team: None }
+    }
+}
+
+/// Ends long calls from another thread: clone it, hand it on, [`CancelToken::cancel`] it.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Makes calls under way, and later ones, end with [`SessionError::Cancelled`].
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets calls run again.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it is set.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Memory a session takes, in bytes, besides the mapped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Key/value cache when the context is full.
+    pub kv_cache: u64,
+    /// Buffers of the largest pass, roughly.
+    pub compute: u64,
+}
+
+impl MemoryEstimate {
+    /// What a session with these options will take, from hyper-parameters alone.
+    pub fn of(h: &Hparams, options: &SessionOptions) -> MemoryEstimate {
+        let m = options.n_batch as u64;
+        let width = 4 * h.n_embd + 4 * h.n_head * (h.head_dim + h.head_dim_v) + 4 * h.n_ff;
+        MemoryEstimate {
+            kv_cache: kv_shape(h, options).bytes(options.kv_type),
+            compute: m * width as u64 * 4 + 4 * h.n_vocab as u64,
+        }
+    }
+}
+
+fn kv_shape(h: &Hparams, options: &SessionOptions) -> KvShape {
+    let n_ctx = match options.n_ctx {
+        None => h.n_ctx_train.min(DEFAULT_CTX),
+        Some(0) => h.n_ctx_train,
+        Some(n) => n,
+    };
+    KvShape {
+        n_layer: h.n_layer,
+        n_ctx,
+        n_head_kv: h.n_head_kv,
+        head_dim: h.head_dim,
+        head_dim_v: h.head_dim_v,
+    }
+}
+
+/// One stream of tokens through a model: its cache, its position, its buffers.
+pub struct Session<'m> {
+    model: &'m Model,
+    team: Arc<Team>,
+    rope: Arc<RopeTables>,
+    kv: KvCache,
+    arena: Arena,
+    logits: Vec<f32>,
+    /// Tokens in the cache.
+    tokens: Vec<u32>,
+    n_ctx: usize,
+    n_batch: usize,
+    cancel: CancelToken,
+}
+
+impl fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Session { n_ctx, n_batch, tokens, .. } = self;
+        write!(f, "Session {{ position: {}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}", tokens.len())
+    }
+}
+
+impl Model {
+    /// A session with default options.
+    ///
+    /// # Errors
+    /// If there is no memory for its cache or no thread to be had.
+    pub fn session(&self) -> Result<Session<'_>, SessionError> {
+        self.session_with(&SessionOptions::default())
+    }
+
+    /// A session with options of your own.
+    ///
+    /// # Errors
+    /// If an option makes no sense, or there is no memory or thread for it.
+    pub fn session_with(&self, options: &SessionOptions) -> Result<Session<'_>, SessionError> {
+        let h = self.hparams();
+        let shape = kv_shape(h, options);
+        if shape.n_ctx > u32::MAX as usize / 2 {
+            return Err(SessionError::Option { option: "n_ctx", value: shape.n_ctx, expected: "less than 2^31".into() });
+        }
+        if options.n_batch == 0 {
+            return Err(SessionError::Option { option: "n_batch", value: 0, expected: "at least 1".into() });
+        }
+        let team = match &options.team {
+            Some(team) => Arc::clone(team),
+            None => {
+                let n_threads = if options.n_threads == 0 { default_threads() } else { options.n_threads };
+                Arc::new(Team::new(n_threads).map_err(|source| SessionError::Threads { n_threads, source })?)
+            }
+        };
+        let mut logits = Vec::new();
+        logits.reserve_exact(h.n_vocab);
+        Ok(Session {
+            model: self,
+            team,
+            rope: Arc::new(RopeTables::new(self, shape.n_ctx)),
+            kv: KvCache::new(options.kv_type, shape)?,
+            arena: Arena::default(),
+            logits,
+            tokens: Vec::with_capacity(shape.n_ctx),
+            n_ctx: shape.n_ctx,
+            n_batch: options.n_batch.min(shape.n_ctx),
+            cancel: CancelToken::default(),
+        })
+    }
+}
+
+/// Threads this process may use: its CPU affinity and cgroup quota are respected.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+impl<'m> Session<'m> {
+    /// The model it runs.
+    pub fn model(&self) -> &'m Model {
+        self.model
+    }
+
+    /// Tokens it can hold.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Tokens it holds: the position of the next one.
+    pub fn position(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Threads it computes with.
+    pub fn n_threads(&self) -> usize {
+        self.team.n_threads()
+    }
+
+    /// A token that ends this session's calls from elsewhere.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.cancel.clone()
+    }
+
+    /// Makes the session listen to `cancel`, which can be shared with others.
+    pub fn set_cancel_token(&mut self, cancel: CancelToken) {
+        self.cancel = cancel;
+    }
+
+    /// Bytes it holds besides the cache.
+    pub fn buffer_bytes(&self) -> usize {
+        self.arena.len() + self.logits.capacity() * size_of::<f32>()
+    }
+
+    /// Appends `tokens`; the logits of what follows the last of them, `(n_vocab)`.
+    ///
+    /// # Errors
+    /// If they do not fit, are not in the vocabulary, or the call is cancelled. A cancelled call
+    /// keeps the batches that were finished: [`Session::position`] tells how many.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32], SessionError> {
+        let last = tokens.len().saturating_sub(1);
+        self.run(tokens, last, &mut NoProbe, &mut |_, _| ())?;
+        Ok(&self.logits)
+    }
+
+    /// Appends one token; the logits of what follows it, `(n_vocab)`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, token: u32) -> Result<&[f32], SessionError> {
+        self.prefill(&[token])
+    }
+
+    /// Appends `tokens` and hands over the logits that follow each of `tokens[first..]`, in order, as
+    /// `(index, logits)`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_each(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.run(tokens, first, &mut NoProbe, &mut each)
+    }
+
+    /// [`Session::prefill_each`] with a look inside.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_probed(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut impl Probe,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.run(tokens, first, probe, &mut each)
+    }
+
+    fn run<P: Probe>(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut P,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        let n_vocab = self.model.hparams().n_vocab;
+        if tokens.is_empty() {
+            return Err(SessionError::NoTokens);
+        }
+        if tokens.len() > self.n_ctx - self.tokens.len() {
+            let (n_ctx, n_past) = (self.n_ctx, self.tokens.len());
+            return Err(SessionError::ContextFull { n_ctx, n_past, n_new: tokens.len() });
+        }
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab });
+        }
+        let Session { model, team, rope, kv, arena, logits, cancel, .. } = self;
+        let cancelled = || cancel.is_cancelled();
+        for (i, batch) in tokens.chunks(self.n_batch).enumerate() {
+            let start = i * self.n_batch;
+            let first_output = first.saturating_sub(start).min(batch.len());
+            logits.resize((batch.len() - first_output) * n_vocab, 0.0);
+            let pass =
+                Pass { model, rope, kv, tokens: batch, pos: self.tokens.len(), first_output, cancelled: &cancelled };
+            if !team.enter(|crew| forward(pass, crew, arena, logits, probe)) {
+                return Err(SessionError::Cancelled);
+            }
+            self.tokens.extend_from_slice(batch);
+            for (j, logits) in logits.chunks_exact(n_vocab).enumerate() {
+                each(start + first_output + j, logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets everything from `position` on. What comes next continues from there, as if the rest
+    /// had never been.
+    ///
+    /// # Errors
+    /// If the session is not that far.
+    pub fn rewind(&mut self, position: usize) -> Result<(), SessionError> {
+        if position > self.tokens.len() {
+            return Err(SessionError::RewindAhead { position, n_past: self.tokens.len() });
+        }
+        self.tokens.truncate(position);
+        Ok(())
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+    }
+
+    /// A session that continues independently from the same point. It shares the threads.
+    ///
+    /// # Errors
+    /// If there is no memory for a second cache.
+    pub fn fork(&self) -> Result<Session<'m>, SessionError> {
+        let mut tokens = Vec::with_capacity(self.n_ctx);
+        tokens.extend_from_slice(&self.tokens);
+        Ok(Session {
+            model: self.model,
+            team: Arc::clone(&self.team),
+            rope: Arc::clone(&self.rope),
+            kv: self.kv.fork(self.tokens.len())?,
+            arena: Arena::default(),
+            logits: self.logits.clone(),
+            tokens,
+            n_ctx: self.n_ctx,
+            n_batch: self.n_batch,
+            cancel: CancelToken::default(),
+        })
+    }
+
+    /// Bytes of buffers that a pass over `m` tokens needs.
+    pub fn pass_bytes(&self, m: usize) -> usize {
+        footprint_of(self.model, m, 1)
+    }
+}

@@ -1,1 +1,322 @@
-//! TODO gguf
+//! GGUF files: open, look inside, write.
+//!
+//! [`Gguf::open`] maps the file and reads its header; tensors stay where they are and are borrowed
+//! by [`Gguf::data`]. Nothing is trusted: all of the header is judged before `open` returns (the
+//! limits stand in `reader.rs`), and after that nothing about a file's layout can fail.
+//! [`Header`] is the same without the tensor data, for looking at a file that is large or far away.
+//! [`Writer`] makes files.
+//!
+//! The format: magic `GGUF`, version, counts, metadata, tensor table, padding, tensor data, all
+//! little-endian; see <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Versions 2 and 3
+//! differ only in that 3 allows big-endian files, which are refused here.
+//!
+//! # Files that change while they are open
+//!
+//! A mapped file is read from disk when its bytes are touched. If another program truncates it
+//! meanwhile, the operating system stops this process with `SIGBUS`; if one rewrites it in place, the
+//! model changes under way. Replace model files by renaming a new one over the old, as [`Writer`]
+//! does: whoever has the old one open keeps it.
+
+mod bytes;
+mod metadata;
+mod reader;
+mod writer;
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use metadata::{Array, Metadata, StringArray, Value};
+pub use writer::Writer;
+
+use crate::error::GgufError;
+use crate::quant::DType;
+use bytes::Bytes;
+
+/// A tensor as the file describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name, unique in the model.
+    pub name: String,
+    /// Its dimensions, one to four, none of them zero, in ggml's order: the first is the length of a
+    /// row and varies fastest.
+    pub dims: Vec<u64>,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Where its data begins, from the start of its file.
+    pub offset: u64,
+    /// Length of its data in bytes.
+    pub n_bytes: u64,
+    /// Which file of a split model holds it, counted from 0.
+    pub shard: usize,
+}
+
+impl TensorInfo {
+    /// Number of elements.
+    pub fn n_elems(&self) -> u64 {
+        self.dims.iter().product()
+    }
+}
+
+/// The header of a GGUF file: everything but the tensor data.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Header {
+    /// Version of the format.
+    pub version: u32,
+    /// Keys and values.
+    pub metadata: Metadata,
+    /// The tensors of this file, in its order.
+    pub tensors: Vec<TensorInfo>,
+    /// Tensors begin at multiples of this, counted from `data_offset`.
+    pub alignment: u64,
+    /// Where the tensor data begins, from the start of the file.
+    pub data_offset: u64,
+    /// Indices of `tensors`, sorted by name.
+    tensor_index: Vec<u32>,
+}
+
+impl Header {
+    /// Parses the header of a file of `file_size` bytes that begins with `prefix`.
+    ///
+    /// # Errors
+    /// [`GgufError::HeaderIncomplete`] if the header goes on after the prefix: try again with more.
+    /// Any other error is final.
+    pub fn parse(prefix: &[u8], file_size: u64) -> Result<Header, GgufError> {
+        Header::parse_owned(prefix.to_vec(), file_size)
+    }
+
+    /// Reads the header of a file, and not much more.
+    ///
+    /// Of a split model this is the header of one part.
+    pub fn read(path: impl AsRef<Path>) -> Result<Header, GgufError> {
+        let path = path.as_ref();
+        let (file, file_size) = open_file(path)?;
+        let mut prefix_len = 1 << 20;
+        loop {
+            let mut prefix = Vec::new();
+            (&file).take(prefix_len).read_to_end(&mut prefix).map_err(io_error(path))?;
+            match Header::parse_owned(prefix, file_size) {
+                Err(GgufError::HeaderIncomplete { have, need }) if have == prefix_len => {
+                    prefix_len = need.max(4 * prefix_len);
+                    io::Seek::rewind(&mut &file).map_err(io_error(path))?;
+                }
+                other => return other.map_err(in_file(path)),
+            }
+        }
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let tensor = |i: u32| &self.tensors[i as usize];
+        let found = self.tensor_index.binary_search_by(|&i| tensor(i).name.as_str().cmp(name)).ok()?;
+        Some(tensor(self.tensor_index[found]))
+    }
+
+    fn parse_owned(prefix: Vec<u8>, file_size: u64) -> Result<Header, GgufError> {
+        reader::parse(&Arc::new(Bytes::Memory(prefix.into())), file_size)
+    }
+}
+
+/// The order of the tensors by name, which must be unique.
+fn index_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
+    let name = |i: u32| tensors[i as usize].name.as_str();
+    let mut index: Vec<u32> = (0..tensors.len() as u32).collect();
+    index.sort_unstable_by_key(|&i| name(i));
+    if let Some(twice) = index.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
+        return Err(GgufError::DuplicateTensor { name: name(twice[0]).to_owned() });
+    }
+    Ok(index)
+}
+
+/// An open GGUF model: one file, or all parts of a split one.
+///
+/// Clones share the same map.
+#[derive(Clone)]
+pub struct Gguf(Arc<Inner>);
+
+struct Inner {
+    /// Of the first file; its tensors are those of all files.
+    header: Header,
+    shards: Vec<Arc<Bytes>>,
+}
+
+impl Gguf {
+    /// Maps a file and reads its header. Any part of a split model opens all of it: the parts lie in
+    /// one folder under names that end in `-00001-of-00003.gguf`.
+    ///
+    /// # Errors
+    /// Wrapped in [`GgufError::InFile`], which names the file, except for [`GgufError::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        let path = path.as_ref();
+        let (bytes, header) = map(path)?;
+        let Some(split) = Split::of(&header).map_err(in_file(path))? else {
+            return Ok(Gguf(Arc::new(Inner { header, shards: vec![bytes] })));
+        };
+        let first = split.sibling(path, 0).map_err(in_file(path))?;
+        let (bytes, header) = if split.no == 0 { (bytes, header) } else { map(&first)? };
+        Gguf::open_split(&first, Split { no: 0, ..split }, bytes, header)
+    }
+
+    fn open_split(path: &Path, split: Split, bytes: Arc<Bytes>, mut header: Header) -> Result<Gguf, GgufError> {
+        split.check(&header, 0).map_err(in_file(path))?;
+        let mut shards = vec![bytes];
+        for no in 1..split.count {
+            let path = split.sibling(path, no).map_err(in_file(path))?;
+            let (bytes, mut part) = map(&path)?;
+            split.check(&part, no).map_err(in_file(&path))?;
+            part.tensors.iter_mut().for_each(|t| t.shard = shards.len());
+            header.tensors.append(&mut part.tensors);
+            shards.push(bytes);
+        }
+        if let Some(expected) = header.metadata.opt_u64(SPLIT_TENSORS).map_err(in_file(path))? {
+            let found = header.tensors.len() as u64;
+            if found != expected {
+                return Err(in_file(path)(GgufError::SplitMismatch { key: SPLIT_TENSORS, expected, found }));
+            }
+        }
+        header.tensor_index = index_by_name(&header.tensors).map_err(in_file(path))?;
+        Ok(Gguf(Arc::new(Inner { header, shards })))
+    }
+
+    /// Reads a model that lies in memory: embedded in the program, or fetched where there are no
+    /// files. Bytes whose address is not a multiple of 8 are copied once.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Gguf, GgufError> {
+        let bytes = Arc::new(Bytes::in_memory(bytes.into()));
+        let header = reader::parse(&bytes, bytes.len() as u64)?;
+        if let Some(split) = Split::of(&header)? {
+            return Err(GgufError::SplitInMemory { count: split.count });
+        }
+        Ok(Gguf(Arc::new(Inner { header, shards: vec![bytes] })))
+    }
+
+    /// The header; of a split model that of the first part, with the tensors of all parts.
+    pub fn header(&self) -> &Header {
+        &self.0.header
+    }
+
+    /// Version of the format.
+    pub fn version(&self) -> u32 {
+        self.0.header.version
+    }
+
+    /// Keys and values.
+    pub fn metadata(&self) -> &Metadata {
+        &self.0.header.metadata
+    }
+
+    /// All tensors, in the order of the file.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.0.header.tensors
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.0.header.tensor(name)
+    }
+
+    /// The data of a tensor of this model, in place; it begins at a multiple of 8 bytes in memory.
+    ///
+    /// # Panics
+    /// If `info` comes from another model and does not fit this one.
+    pub fn data(&self, info: &TensorInfo) -> &[u8] {
+        // The header was checked against the length of the map, so these fit `usize`.
+        &self.0.shards[info.shard][info.offset as usize..][..info.n_bytes as usize]
+    }
+
+    /// Size of the file, or of all files of a split model, in bytes.
+    pub fn file_size(&self) -> u64 {
+        self.0.shards.iter().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    /// Asks the system to start reading all tensors from disk, and returns at once.
+    pub fn prefetch(&self) {
+        self.0.shards.iter().for_each(|bytes| bytes.prefetch());
+    }
+}
+
+/// Shows the header.
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.header.fmt(f)
+    }
+}
+
+const SPLIT_NO: &str = "split.no";
+const SPLIT_COUNT: &str = "split.count";
+const SPLIT_TENSORS: &str = "split.tensors.count";
+
+/// Which part of a split model a file is.
+#[derive(Clone, Copy)]
+struct Split {
+    /// Counted from 0.
+    no: u64,
+    count: u64,
+}
+
+impl Split {
+    /// What the header says; `None` for a file that is a model by itself.
+    fn of(header: &Header) -> Result<Option<Split>, GgufError> {
+        let count = header.metadata.opt_u64(SPLIT_COUNT)?.unwrap_or(1);
+        if count <= 1 {
+            return Ok(None);
+        }
+        Ok(Some(Split { no: header.metadata.u64(SPLIT_NO)?, count }))
+    }
+
+    /// How the name of part `no` ends.
+    fn suffix(&self, no: u64) -> String {
+        format!("-{:05}-of-{:05}.gguf", no.saturating_add(1), self.count)
+    }
+
+    /// The path of part `no`, from that of this part.
+    fn sibling(&self, path: &Path, no: u64) -> Result<PathBuf, GgufError> {
+        let own = self.suffix(self.no);
+        let prefix = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(&own));
+        let Some(prefix) = prefix else {
+            return Err(GgufError::SplitName { no: self.no.saturating_add(1), count: self.count, expected: own });
+        };
+        Ok(path.with_file_name(format!("{prefix}{}", self.suffix(no))))
+    }
+
+    /// Whether a header is that of part `no` of the same model.
+    fn check(&self, header: &Header, no: u64) -> Result<(), GgufError> {
+        for (key, expected) in [(SPLIT_COUNT, self.count), (SPLIT_NO, no)] {
+            let found = header.metadata.u64(key)?;
+            if found != expected {
+                return Err(GgufError::SplitMismatch { key, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn io_error(path: &Path) -> impl Fn(io::Error) -> GgufError {
+    move |source| GgufError::Io { path: path.to_owned(), source }
+}
+
+fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
+    move |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
+}
+
+/// Opens a regular file. Anything else (a folder, a pipe) cannot be mapped, and might block.
+fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
+    let metadata = std::fs::metadata(path).map_err(io_error(path))?;
+    if !metadata.is_file() {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(GgufError::Io { path: path.to_owned(), source });
+    }
+    let file = File::open(path).map_err(io_error(path))?;
+    let size = file.metadata().map_err(io_error(path))?.len();
+    Ok((file, size))
+}
+
+fn map(path: &Path) -> Result<(Arc<Bytes>, Header), GgufError> {
+    let (file, _) = open_file(path)?;
+    let bytes = Arc::new(Bytes::map(&file).map_err(io_error(path))?);
+    let header = reader::parse(&bytes, bytes.len() as u64).map_err(in_file(path))?;
+    Ok((bytes, header))
+}

@@ -1,1 +1,159 @@
-//! TODO model
+//! A model: hyper-parameters, weights and tokenizer of one GGUF file, judged as a whole when opened.
+//!
+//! [`Model`] is immutable and shared: any number of sessions can use one at the same time.
+
+mod family;
+mod hparams;
+mod weights;
+
+use crate::arch::Arch;
+use crate::error::{ModelError, TokenizerError};
+use crate::gguf::{Gguf, Metadata, TensorInfo};
+use crate::tokenizer::Tokenizer;
+use std::fmt;
+use std::path::Path;
+
+pub use hparams::{
+    Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window,
+};
+pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
+
+/// Called with the share of loading done, 0 to 1; returns whether to go on.
+pub type Progress<'a> = dyn FnMut(f32) -> bool + 'a;
+
+/// A model that is ready to run. Cheap to share behind an [`Arc`](std::sync::Arc).
+pub struct Model {
+    gguf: Gguf,
+    hparams: Hparams,
+    weights: Weights,
+    tokenizer: Option<Tokenizer>,
+    arch: Arch,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("hparams", &self.hparams).field("arch", &self.arch).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Opens the model in a GGUF file. The file is mapped, not read: this takes milliseconds whatever
+    /// its size.
+    ///
+    /// # Errors
+    /// If the file is unsound, or holds something this build cannot run. All of it is judged here:
+    /// a model that opens can run.
+    pub fn open(path: impl AsRef<Path>) -> Result<Model, ModelError> {
+        Model::open_with(path, &mut |_| true)
+    }
+
+    /// Opens a model and reports progress; `progress` returning `false` cancels.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; [`ModelError::Cancelled`] if `progress` says so.
+    pub fn open_with(path: impl AsRef<Path>, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
+        Model::from_gguf(Gguf::open(path)?, progress)
+    }
+
+    /// The model in a GGUF file that was opened by other means, for instance from memory.
+    ///
+    /// # Errors
+    /// As [`Model::open_with`].
+    pub fn from_gguf(gguf: Gguf, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
+        let hparams = Hparams::of(gguf.metadata(), gguf.tensors())?;
+        if !progress(0.0) {
+            return Err(ModelError::Cancelled);
+        }
+        let weights = Weights::bind(&gguf, &hparams, progress)?;
+        let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
+            Ok(tokenizer) => Some(tokenizer),
+            Err(TokenizerError::Missing) => None,
+            Err(e) => return Err(e.into()),
+        };
+        if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
+            return Err(ModelError::Inconsistent {
+                what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
+            });
+        }
+        Ok(Model { gguf, hparams, weights, tokenizer, arch: Arch::detect()? })
+    }
+
+    /// Runs on another instruction-set level than the detected one: for tests and comparisons.
+    #[must_use]
+    pub fn with_arch(mut self, arch: Arch) -> Model {
+        self.arch = arch;
+        self
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// The hyper-parameters.
+    pub fn hparams(&self) -> &Hparams {
+        &self.hparams
+    }
+
+    /// The tokenizer, if the file has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The instruction-set level this model runs on.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// The chat template of the file, as its author wrote it.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.gguf.metadata().opt_str("tokenizer.chat_template").ok().flatten()
+    }
+
+    /// Number of weights.
+    pub fn n_params(&self) -> u64 {
+        self.gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
+    }
+
+    pub(crate) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+}
+
+impl Hparams {
+    /// The hyper-parameters of a file, from its header alone.
+    ///
+    /// # Errors
+    /// If its architecture is not supported or a parameter makes no sense.
+    pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
+        let arch = metadata
+            .opt_str("general.architecture")?
+            .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
+        if let Some(what) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
+            return Err(ModelError::NotAModel { what: format!("an {what}") });
+        }
+        let family = family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| {
+            ModelError::UnsupportedArchitecture { arch: arch.to_owned(), supported: supported_architectures().collect() }
+        })?;
+        let mut hparams = (family.hparams)(&hparams::Keys { arch, metadata })?;
+        let embd = tensors.iter().find(|t| t.name == "token_embd.weight");
+        hparams.n_vocab = match embd {
+            Some(t) if t.dims.len() == 2 && (1..1 << 24).contains(&t.dims[1]) => t.dims[1] as usize,
+            Some(t) => {
+                return Err(ModelError::TensorShape {
+                    name: t.name.clone(),
+                    found: t.dims.clone(),
+                    expected: vec![hparams.n_embd as u64, hparams.n_vocab as u64],
+                });
+            }
+            None if tensors.is_empty() => return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() }),
+            None => return Err(ModelError::MissingTensor { name: "token_embd.weight".into() }),
+        };
+        Ok(hparams)
+    }
+}
+
+/// `general.architecture` of everything this build can run.
+pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
+    family::FAMILIES.iter().map(|f| f.arch)
+}

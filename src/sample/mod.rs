@@ -1,1 +1,241 @@
-//! TODO sample
+//! From logits to a token: a chain of filters, then a draw.
+//!
+//! A [`Sampler`] loads the logits as [`Candidates`], runs its filters over them in order, and
+//! draws from the softmax of what is left. Names, defaults and order are llama.cpp's:
+//!
+//! | filter | parameters | default |
+//! |---|---|---|
+//! | `penalties` | [`repeat_last_n`], [`repeat_penalty`], [`presence_penalty`], [`frequency_penalty`] | 64, 1, 0, 0: off |
+//! | `dry` | [`dry_multiplier`], [`dry_base`], [`dry_allowed_length`], [`dry_penalty_last_n`], [`dry_sequence_breakers`] | 0, 1.75, 2, −1, none: off |
+//! | `top_n_sigma` | [`top_n_sigma`] | −1: off |
+//! | `top_k` | [`top_k`] | 40 |
+//! | `typ_p` | [`typical`] | 1: off |
+//! | `top_p` | [`top_p`] | 0.95 |
+//! | `min_p` | [`min_p`] | 0.05 |
+//! | `xtc` | [`xtc_probability`], [`xtc_threshold`] | 0, 0.1: off |
+//! | `temperature` | [`temperature`], [`dynatemp_range`], [`dynatemp_exponent`] | 0.8, 0, 1 |
+//!
+//! [`logit_bias`] comes before all of them. [`mirostat`] replaces the chain, as it does in
+//! llama.cpp: only the bias and the temperature act besides it.
+//!
+//! The choice depends on nothing but the parameters, the seed, and the logits and histories of
+//! the calls since the sampler was built or [reset](Sampler::reset). Tokens masked by one filter
+//! are gone for the next; they count neither as candidates nor in an entropy.
+//!
+//! Each filter is a small file with its formula and source; a new one is a file, a builder method
+//! and a line in the `FILTERS` table. Read `candidates.rs` first.
+//!
+//! [`repeat_last_n`]: SamplerBuilder::repeat_last_n
+//! [`repeat_penalty`]: SamplerBuilder::repeat_penalty
+//! [`presence_penalty`]: SamplerBuilder::presence_penalty
+//! [`frequency_penalty`]: SamplerBuilder::frequency_penalty
+//! [`dry_multiplier`]: SamplerBuilder::dry_multiplier
+//! [`dry_base`]: SamplerBuilder::dry_base
+//! [`dry_allowed_length`]: SamplerBuilder::dry_allowed_length
+//! [`dry_penalty_last_n`]: SamplerBuilder::dry_penalty_last_n
+//! [`dry_sequence_breakers`]: SamplerBuilder::dry_sequence_breakers
+//! [`top_n_sigma`]: SamplerBuilder::top_n_sigma
+//! [`top_k`]: SamplerBuilder::top_k
+//! [`typical`]: SamplerBuilder::typical
+//! [`top_p`]: SamplerBuilder::top_p
+//! [`min_p`]: SamplerBuilder::min_p
+//! [`xtc_probability`]: SamplerBuilder::xtc_probability
+//! [`xtc_threshold`]: SamplerBuilder::xtc_threshold
+//! [`temperature`]: SamplerBuilder::temperature
+//! [`dynatemp_range`]: SamplerBuilder::dynatemp_range
+//! [`dynatemp_exponent`]: SamplerBuilder::dynatemp_exponent
+//! [`logit_bias`]: SamplerBuilder::logit_bias
+//! [`mirostat`]: SamplerBuilder::mirostat
+
+mod builder;
+mod candidates;
+mod dry;
+mod min_p;
+mod mirostat;
+mod penalties;
+mod rng;
+mod temperature;
+mod top_k;
+mod top_n_sigma;
+mod top_p;
+mod typical;
+mod xtc;
+
+pub use builder::{Mirostat, SamplerBuilder};
+pub use candidates::{Candidate, Candidates};
+pub use dry::breaker_sequences;
+
+use crate::SampleError;
+use rng::Rng;
+
+/// A step of the chain.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Filter {
+    Penalties,
+    Dry,
+    TopNSigma,
+    TopK,
+    TypP,
+    TopP,
+    MinP,
+    Xtc,
+    Temperature,
+}
+
+/// Names of the filters, llama.cpp's other spellings of them, and the default order.
+const FILTERS: [(&str, &[&str], Filter); 9] = [
+    ("penalties", &[], Filter::Penalties),
+    ("dry", &[], Filter::Dry),
+    ("top_n_sigma", &["top-n-sigma"], Filter::TopNSigma),
+    ("top_k", &["top-k"], Filter::TopK),
+    ("typ_p", &["typical-p", "typical", "typ-p", "typ"], Filter::TypP),
+    ("top_p", &["top-p", "nucleus"], Filter::TopP),
+    ("min_p", &["min-p"], Filter::MinP),
+    ("xtc", &[], Filter::Xtc),
+    ("temperature", &["temp"], Filter::Temperature),
+];
+
+/// A token and what the model thought of it; see [`Sampler::sample_with_logprobs`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The chosen token.
+    pub token: u32,
+    /// Its natural log-probability.
+    pub logprob: f32,
+    /// The most probable tokens with their log-probabilities, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Chooses tokens. See the [module](self) for what it does; [`Sampler::builder`] makes one.
+///
+/// A sampler is a value: clone it to try two continuations with the same luck.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplerBuilder,
+    chain: Vec<Filter>,
+    seed: u64,
+    rng: Rng,
+    mirostat: Option<mirostat::Mirostat>,
+    candidates: Candidates,
+    ranked: Candidates,
+}
+
+impl Sampler {
+    /// Parameters with llama.cpp's defaults.
+    pub fn builder() -> SamplerBuilder {
+        SamplerBuilder::default()
+    }
+
+    /// The seed in use: the one given, or the one drawn when none was.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Back to the state after [`SamplerBuilder::build`], with the same seed.
+    pub fn reset(&mut self) {
+        self.rng = Rng::new(self.seed);
+        if let Some(m) = &mut self.mirostat {
+            m.reset();
+        }
+    }
+
+    /// Chooses the next token from `logits` `(n_vocab)`, with `history` (prompt and text so far,
+    /// oldest first) as what the penalties look at.
+    ///
+    /// # Errors
+    /// [`SampleError::NoCandidates`] when no token can be chosen: every logit is NaN or −∞, or
+    /// `logits` is empty. [`SampleError::BiasOutsideVocabulary`] when a biased token is not in
+    /// the vocabulary.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+        let n_vocab = logits.len();
+        let bias = &self.params.logit_bias;
+        if let Some(&(token, _)) = bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
+            return Err(SampleError::BiasOutsideVocabulary { token, n_vocab });
+        }
+        let candidates = &mut self.candidates;
+        candidates.load(logits, bias);
+        if candidates.is_empty() {
+            let n_nan = logits.iter().filter(|l| l.is_nan()).count();
+            return Err(SampleError::NoCandidates { n_vocab, n_nan });
+        }
+
+        let p = &mut self.params;
+        if let Some(mirostat) = &mut self.mirostat {
+            temperature::apply(candidates, p.temperature);
+            match p.mirostat {
+                Mirostat::V1 => mirostat.truncate_v1(candidates, n_vocab),
+                _ => mirostat.truncate_v2(candidates),
+            }
+            let chosen = draw(candidates, &mut self.rng);
+            mirostat.learn(chosen.p);
+            return Ok(chosen.id);
+        }
+        for filter in &self.chain {
+            match filter {
+                Filter::Penalties => p.penalties.apply(candidates, history, n_vocab),
+                Filter::Dry => p.dry.apply(candidates, history, n_vocab),
+                Filter::TopNSigma => top_n_sigma::apply(candidates, p.top_n_sigma),
+                Filter::TopK => top_k::apply(candidates, p.top_k),
+                Filter::TypP => typical::apply(candidates, p.typical),
+                Filter::TopP => top_p::apply(candidates, p.top_p),
+                Filter::MinP => min_p::apply(candidates, p.min_p),
+                Filter::Xtc => {
+                    xtc::apply(candidates, p.xtc_probability, p.xtc_threshold, &mut self.rng);
+                }
+                Filter::Temperature => {
+                    temperature::apply_dynamic(candidates, p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+                }
+            }
+        }
+        Ok(draw(candidates, &mut self.rng).id)
+    }
+
+    /// [`Self::sample`], and the log-probabilities of the chosen token and of the `n_top` most
+    /// probable ones.
+    ///
+    /// They are the model's: `ln softmax(logits)` before bias and filters, as the OpenAI API and
+    /// llama.cpp report them, so the chosen token need not be among the top. A chosen token that
+    /// the model gives no probability (only a bias can do that) has −∞.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn sample_with_logprobs(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        n_top: usize,
+    ) -> Result<Sampled, SampleError> {
+        let token = self.sample(logits, history)?;
+        let valid = || logits.iter().copied().filter(|l| !l.is_nan());
+        let max = valid().fold(f32::NEG_INFINITY, f32::max);
+        // As in the softmax: what is at the maximum weighs 1, even an infinity.
+        let below = |l: f32| {
+            if l == max { 0.0 } else { f64::from(l) - f64::from(max) }
+        };
+        let ln_sum = valid().map(|l| below(l).exp()).sum::<f64>().ln();
+        let logprob = |l: f32| (below(l) - ln_sum) as f32;
+
+        self.ranked.load(logits, &[]);
+        self.ranked.keep_best(n_top);
+        let top = self.ranked.as_slice().iter().map(|c| (c.id, logprob(c.logit))).collect();
+        Ok(Sampled { token, logprob: logprob(logits[token as usize]), top })
+    }
+}
+
+/// Draws from the softmax of the candidates, of which there is at least one: walks the running
+/// sum up to a uniform number times the total.
+fn draw(candidates: &mut Candidates, rng: &mut Rng) -> Candidate {
+    candidates.softmax();
+    let items = candidates.as_slice();
+    let total: f64 = items.iter().map(|c| f64::from(c.p)).sum();
+    let target = rng.uniform() * total;
+    let mut sum = 0.0;
+    for c in items {
+        sum += f64::from(c.p);
+        if target < sum {
+            return *c;
+        }
+    }
+    // The products above are below the total unless rounded up to it.
+    items[items.len() - 1]
+}

@@ -15,6 +15,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
         min_rows: usize::MAX,
         tile: 16,
+        group: 16,
         packed_len: |m, k| m * k * size_of::<f32>(),
         pack: matmul::pack,
         kernel: matmul::gemm,

@@ -1,0 +1,59 @@
+//! One block of memory for all buffers of a forward pass.
+//!
+//! A pass opens a [`Frame`] and takes its buffers in its first lines, which therefore are the memory
+//! plan. The block only ever grows, so a second pass of the same size allocates nothing.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Buffers begin at multiples of this: a cache line, and the widest vector.
+const ALIGN: usize = 64;
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; ALIGN]);
+
+/// Memory of a session's forward passes.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    lines: Vec<Line>,
+}
+
+/// Bytes that `n` values of `T` take in a frame.
+pub(crate) fn footprint<T>(n: usize) -> usize {
+    (n * size_of::<T>()).next_multiple_of(ALIGN)
+}
+
+impl Arena {
+    /// A frame with room for `bytes`, growing the block if it is too small.
+    pub(crate) fn frame(&mut self, bytes: usize) -> Frame<'_> {
+        let n = bytes.div_ceil(ALIGN);
+        if self.lines.len() < n {
+            self.lines = Vec::new();
+            self.lines.resize(n, Line([0; ALIGN]));
+        }
+        Frame { rest: bytemuck::cast_slice_mut(&mut self.lines) }
+    }
+
+    /// Bytes held.
+    pub(crate) fn len(&self) -> usize {
+        self.lines.len() * ALIGN
+    }
+}
+
+/// What is left of an arena's block while a pass takes its buffers.
+#[derive(Debug)]
+pub(crate) struct Frame<'a> {
+    rest: &'a mut [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The next `n` values; their content is whatever the last pass left.
+    ///
+    /// # Panics
+    /// If the frame was opened too small.
+    pub(crate) fn take<T: Pod>(&mut self, n: usize) -> &'a mut [T] {
+        let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut(footprint::<T>(n));
+        self.rest = rest;
+        &mut bytemuck::cast_slice_mut(taken)[..n]
+    }
+}

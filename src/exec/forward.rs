@@ -1,0 +1,498 @@
+//! One forward pass: tokens in, logits out. Read this file first.
+//!
+//! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
+
+use super::arena::{Arena, Frame, footprint};
+use super::linear::{Ctx, Product, Scratch, linear, packed_len};
+use super::probe::Probe;
+use super::team::Crew;
+use crate::arch::{AttnParams, ColumnsMut};
+use crate::cache::KvCache;
+use crate::model::{Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight};
+
+/// Query rows that one attention task handles at a time.
+const ATTN_ROWS: usize = 64;
+/// Most query heads that can share a key/value head: bounds the rows of a task.
+const MAX_GROUP: usize = 1024;
+
+/// Rotation frequencies of a session: they depend on its context length.
+#[derive(Clone, Debug)]
+pub(crate) struct RopeTables {
+    /// Of layers that see everything, and of layers with a window.
+    frequencies: [Vec<f32>; 2],
+    attn_factor: [f32; 2],
+}
+
+impl RopeTables {
+    pub(crate) fn new(model: &Model, n_ctx: usize) -> RopeTables {
+        let (h, w) = (model.hparams(), model.weights());
+        let factors = match &w.rope_factors_short_long {
+            Some((_, long)) if n_ctx > h.rope.n_ctx_orig => Some(long),
+            Some((short, _)) => Some(short),
+            None => w.rope_factors.as_ref(),
+        };
+        let [(all, all_factor), (window, window_factor)] =
+            [false, true].map(|in_window| h.rope.frequencies(in_window, factors.map(Vec::as_slice)));
+        RopeTables { frequencies: [all, window], attn_factor: [all_factor, window_factor] }
+    }
+}
+
+/// What a pass works on.
+pub(crate) struct Pass<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) rope: &'a RopeTables,
+    pub(crate) kv: &'a mut KvCache,
+    pub(crate) tokens: &'a [u32],
+    /// Position of the first token.
+    pub(crate) pos: usize,
+    /// Logits are wanted from this token of the pass on.
+    pub(crate) first_output: usize,
+    /// Asked before every layer; `true` ends the pass.
+    pub(crate) cancelled: &'a dyn Fn() -> bool,
+}
+
+/// The buffers of a pass.
+struct Buffers<'a> {
+    x: &'a mut [f32],
+    normed: &'a mut [f32],
+    q: &'a mut [f32],
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+    /// Queries and outputs by KV head: `(n_head_kv, m_padded, n_group, head_dim)`.
+    q_by_head: &'a mut [f32],
+    out_by_head: &'a mut [f32],
+    attn: &'a mut [f32],
+    gate: &'a mut [f32],
+    up: &'a mut [f32],
+    branch: &'a mut [f32],
+    /// Cosines and sines, `(m, n_dims/2)`, of layers without and with a window.
+    rope: [[&'a mut [f32]; 2]; 2],
+    moe: MoeBuffers<'a>,
+    scratch: Scratch<'a>,
+}
+
+struct MoeBuffers<'a> {
+    router: &'a mut [f32],
+    chosen: &'a mut [u32],
+    weights: &'a mut [f32],
+    rows: &'a mut [u32],
+    x: &'a mut [f32],
+    y: &'a mut [f32],
+}
+
+/// Tokens that one attention task handles, and the padded number of tokens.
+fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
+    let tile = (ATTN_ROWS / h.n_group()).clamp(1, m);
+    (tile, m.next_multiple_of(tile))
+}
+
+/// Bytes a pass of `m` tokens takes from the arena.
+pub(crate) fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
+    let h = model.hparams();
+    let s = Sizes::new(model, m, n_outputs);
+    let moe = h.experts.map_or(0, |x| {
+        footprint::<f32>(m * x.n_expert) + 2 * footprint::<f32>(m * x.n_used) + footprint::<u32>(m) + 2 * footprint::<f32>(m * h.n_embd)
+    });
+    3 * footprint::<f32>(m * h.n_embd)
+        + footprint::<f32>(m * s.n_q)
+        + footprint::<f32>(m * s.n_k)
+        + footprint::<f32>(m * s.n_v)
+        + footprint::<f32>(s.m_padded * s.n_q)
+        + footprint::<f32>(s.m_padded * s.n_attn)
+        + footprint::<f32>(m * s.n_attn)
+        + 2 * footprint::<f32>(m * s.n_ff)
+        + 4 * footprint::<f32>(m * h.rope.n_dims / 2)
+        + moe
+        + Scratch::footprint(m.max(n_outputs), s.n_max, s.packed)
+}
+
+struct Sizes {
+    n_q: usize,
+    n_k: usize,
+    n_v: usize,
+    n_attn: usize,
+    n_ff: usize,
+    n_max: usize,
+    m_padded: usize,
+    packed: usize,
+}
+
+impl Sizes {
+    fn new(model: &Model, m: usize, n_outputs: usize) -> Sizes {
+        let h = model.hparams();
+        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
+        let n_attn = h.n_head * h.head_dim_v;
+        let arch = model.arch();
+        // Experts see up to `m` rows, and the head the output rows: fewer rows never take more.
+        let packed = model.weights().shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m.max(n_outputs), n));
+        Sizes {
+            n_q: h.n_head * h.head_dim,
+            n_k: h.n_head_kv * h.head_dim,
+            n_v: h.n_head_kv * h.head_dim_v,
+            n_attn,
+            n_ff,
+            n_max: h.n_embd.max(n_attn).max(n_ff),
+            m_padded: attn_tiles(h, m).1,
+            packed: packed.max().unwrap_or(0),
+        }
+    }
+}
+
+impl<'a> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, m: usize, n_outputs: usize) -> Buffers<'a> {
+        let h = model.hparams();
+        let s = Sizes::new(model, m, n_outputs);
+        let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
+        let angles = m * h.rope.n_dims / 2;
+        Buffers {
+            x: frame.take(m * h.n_embd),
+            normed: frame.take(m * h.n_embd),
+            q: frame.take(m * s.n_q),
+            k: frame.take(m * s.n_k),
+            v: frame.take(m * s.n_v),
+            q_by_head: frame.take(s.m_padded * s.n_q),
+            out_by_head: frame.take(s.m_padded * s.n_attn),
+            attn: frame.take(m * s.n_attn),
+            gate: frame.take(m * s.n_ff),
+            up: frame.take(m * s.n_ff),
+            branch: frame.take(m * h.n_embd),
+            rope: [[frame.take(angles), frame.take(angles)], [frame.take(angles), frame.take(angles)]],
+            moe: MoeBuffers {
+                router: frame.take(m_moe * n_expert),
+                chosen: frame.take(m_moe * n_used),
+                weights: frame.take(m_moe * n_used),
+                rows: frame.take(m_moe),
+                x: frame.take(m_moe * h.n_embd),
+                y: frame.take(m_moe * h.n_embd),
+            },
+            scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed),
+        }
+    }
+}
+
+/// Runs a pass and writes the logits of tokens `first_output..` into `logits`, `(n, n_vocab)`.
+/// Returns whether it ran to its end; if not, the cache holds nothing new of value.
+pub(crate) fn forward<P: Probe + ?Sized>(
+    pass: Pass<'_>,
+    crew: &Crew<'_>,
+    arena: &mut Arena,
+    logits: &mut [f32],
+    probe: &mut P,
+) -> bool {
+    let Pass { model, rope, kv, tokens, pos, first_output, cancelled } = pass;
+    let (h, w) = (model.hparams(), model.weights());
+    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf() };
+    let m = tokens.len();
+    let n_outputs = m - first_output;
+    let mut frame = arena.frame(footprint_of(model, m, n_outputs));
+    let mut b = Buffers::take(&mut frame, model, m, n_outputs);
+
+    embed(ctx, h, &w.token_embd, tokens, b.x);
+    probe.tensor("inp_embd", 0, b.x);
+    rotations(h, rope, pos, &mut b.rope);
+
+    for (i, layer) in w.layers.iter().enumerate() {
+        if cancelled() {
+            return false;
+        }
+        norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+        probe.tensor("attn_norm", i, b.normed);
+        attention(ctx, h, layer, i, pos, kv, &mut b, probe);
+        add_branch(ctx, h, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        probe.tensor("ffn_inp", i, b.x);
+
+        if !h.parallel_residual {
+            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+            probe.tensor("ffn_norm", i, b.normed);
+        }
+        match &layer.ffn {
+            FeedForward::Dense(ffn) => {
+                let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io);
+            }
+            FeedForward::Moe(moe) => experts(ctx, h, moe, m, &mut b),
+        }
+        probe.tensor("ffn_out", i, b.branch);
+        add_branch(ctx, h, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        probe.tensor("l_out", i, b.x);
+    }
+
+    if n_outputs > 0 {
+        let normed = &mut b.normed[..n_outputs * h.n_embd];
+        norm(ctx, h, Some(&w.output_norm), &b.x[first_output * h.n_embd..], normed);
+        probe.tensor("result_norm", 0, normed);
+        linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
+        if h.logit_scale != 1.0 {
+            logits.iter_mut().for_each(|x| *x *= h.logit_scale);
+        }
+        if h.final_softcap > 0.0 {
+            logits.iter_mut().for_each(|x| *x = h.final_softcap * (*x / h.final_softcap).tanh());
+        }
+        probe.tensor("result_output", 0, logits);
+    }
+    true
+}
+
+/// Looks up and scales the embeddings of `tokens`.
+fn embed(ctx: Ctx<'_>, h: &Hparams, table: &Weight, tokens: &[u32], x: &mut [f32]) {
+    let (data, row) = (table.data(ctx.gguf), table.row_bytes());
+    let format = table.dtype.float_format();
+    ctx.crew.when(tokens.len() > 1).for_chunks(x, h.n_embd, |i, x| {
+        (format.dequantize)(&data[tokens[i] as usize * row..][..row], x);
+        if h.embd_scale != 1.0 {
+            x.iter_mut().for_each(|x| *x *= h.embd_scale);
+        }
+    });
+}
+
+/// Cosines and sines of the pass's positions.
+fn rotations(h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 2]; 2]) {
+    let n = h.rope.n_dims / 2;
+    for ((kind, frequencies), factor) in rope.iter_mut().zip(&tables.frequencies).zip(tables.attn_factor) {
+        let [cos, sin] = kind;
+        for (i, (cos, sin)) in cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n)).enumerate() {
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+                let angle = (pos + i) as f32 * frequency;
+                (*cos, *sin) = (angle.cos() * factor, angle.sin() * factor);
+            }
+        }
+    }
+}
+
+/// Each row of `x`, normed; copied if there is no norm.
+fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
+    let Some(norm) = norm else { return y.copy_from_slice(x) };
+    ctx.crew.when(y.len() > h.n_embd).for_chunks(y, h.n_embd, |i, y| {
+        let x = &x[i * h.n_embd..][..h.n_embd];
+        match h.norm {
+            NormKind::Rms => ctx.arch.rms_norm(y, x, &norm.w, h.norm_eps),
+            NormKind::Layer => ctx.arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps),
+        }
+    });
+}
+
+/// `x += residual_scale · norm(branch)`.
+fn add_branch(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, x: &mut [f32], branch: &[f32], normed: &mut [f32]) {
+    let branch = match post {
+        Some(_) => {
+            norm(ctx, h, post, branch, normed);
+            &*normed
+        }
+        None => branch,
+    };
+    ctx.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |i, x| {
+        let branch = &branch[i * h.n_embd..][..h.n_embd];
+        match h.residual_scale {
+            1.0 => ctx.arch.add(x, branch),
+            scale => ctx.arch.add_scaled(x, branch, scale),
+        }
+    });
+}
+
+/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`.
+fn attention<P: Probe + ?Sized>(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    layer: &Layer,
+    i: usize,
+    pos: usize,
+    kv: &mut KvCache,
+    b: &mut Buffers<'_>,
+    probe: &mut P,
+) {
+    let Ctx { arch, crew, .. } = ctx;
+    let m = b.x.len() / h.n_embd;
+    linear(
+        ctx,
+        &mut b.scratch,
+        b.normed,
+        m,
+        &mut [Product::of(&layer.wq, b.q, m), Product::of(&layer.wk, b.k, m), Product::of(&layer.wv, b.v, m)],
+    );
+    if h.qk_norm == QkNorm::Full {
+        for (x, norm) in [(&mut *b.q, &layer.q_norm), (&mut *b.k, &layer.k_norm)] {
+            let Some(w) = norm else { continue };
+            let rows = x.len() / m;
+            for x in x.chunks_exact_mut(rows) {
+                let normed = &mut b.q_by_head[..rows];
+                arch.rms_norm(normed, x, w, h.norm_eps);
+                x.copy_from_slice(normed);
+            }
+        }
+    }
+    let per_head = h.qk_norm == QkNorm::PerHead;
+    let head_norms = (layer.q_norm.as_ref().filter(|_| per_head), layer.k_norm.as_ref().filter(|_| per_head));
+    let window = h.window_of(i);
+    let [cos, sin] = &b.rope[usize::from(window.is_some())];
+    let n_pairs = h.rope.n_dims / 2;
+    let rotate = |token: usize, x: &mut [f32]| {
+        let (cos, sin) = (&cos[token * n_pairs..][..n_pairs], &sin[token * n_pairs..][..n_pairs]);
+        let x = &mut x[..h.rope.n_dims];
+        match h.rope.order {
+            _ if !h.has_rope(i) => {}
+            RopeOrder::Norm => arch.rope_norm(x, cos, sin),
+            RopeOrder::NeoX => arch.rope_neox(x, cos, sin),
+        }
+    };
+    let place = |from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
+        Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
+        None => to.copy_from_slice(from),
+    };
+
+    let (tile, m_padded) = attn_tiles(h, m);
+    let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
+    let workers = crew.when(m > 1);
+    let q = &*b.q;
+    workers.for_chunks(b.q_by_head, m_padded * n_group * d, |head, to| {
+        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
+            rotate(token, to);
+        }
+    });
+    workers.for_chunks(b.k, h.n_head_kv * d, |token, k| {
+        let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+        for k in k.chunks_exact_mut(d) {
+            place(k, head_norms.1, &mut buffer[..d]);
+            rotate(token, &mut buffer[..d]);
+            k.copy_from_slice(&buffer[..d]);
+        }
+    });
+    probe.tensor("q_by_head", i, b.q_by_head);
+    probe.tensor("k", i, b.k);
+    probe.tensor("v", i, b.v);
+    kv.append(&workers, arch, i, pos, b.k, b.v);
+
+    let params =
+        AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
+    let n_tiles = m_padded / tile;
+    let (kv, q_by_head) = (&*kv, &*b.q_by_head);
+    crew.for_chunks(b.out_by_head, tile * n_group * d_v, |task, out| {
+        let (head, first) = (task / n_tiles, task % n_tiles * tile);
+        let n_rows = tile.min(m - first) * n_group;
+        let mut ranges = [(0, 0); MAX_GROUP];
+        for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
+            let end = pos + first + j / n_group + 1;
+            *range = (window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32);
+        }
+        let q = &q_by_head[(head * m_padded + first) * n_group * d..][..n_rows * d];
+        kv.attention(arch, (i, head), &mut out[..n_rows * d_v], q, &ranges[..n_rows], &params);
+    });
+    let attn = if m == 1 {
+        &*b.out_by_head
+    } else {
+        let by_head = &*b.out_by_head;
+        crew.for_chunks(b.attn, h.n_head * d_v, |token, attn| {
+            for (head, attn) in attn.chunks_exact_mut(n_group * d_v).enumerate() {
+                attn.copy_from_slice(&by_head[(head * m_padded + token) * n_group * d_v..][..n_group * d_v]);
+            }
+        });
+        &*b.attn
+    };
+    probe.tensor("kqv_out", i, attn);
+    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, b.branch, m)]);
+    probe.tensor("attn_out", i, b.branch);
+}
+
+/// Intermediate and output rows of a feed-forward layer.
+struct FfnBuffers<'b> {
+    gate: &'b mut [f32],
+    up: &'b mut [f32],
+    y: &'b mut [f32],
+}
+
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`.
+fn feed_forward(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    activation: Activation,
+    ffn: &Ffn,
+    x: &[f32],
+    m: usize,
+    b: FfnBuffers<'_>,
+) {
+    let n_ff = ffn.up.w.n_out;
+    let (gate, up) = (&mut b.gate[..m * n_ff], &mut b.up[..m * n_ff]);
+    let workers = ctx.crew.when(m > 1);
+    let inner = if let Some(w_gate) = &ffn.gate {
+        linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
+        let up = &*up;
+        workers.for_chunks(gate, n_ff, |i, gate| match activation {
+            Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
+            Activation::Gelu => ctx.arch.gelu_mul(gate, &up[i * n_ff..][..n_ff]),
+        });
+        &*gate
+    } else {
+        linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
+        workers.for_chunks(up, n_ff, |_, up| match activation {
+            Activation::Silu => unreachable!("no family has an ungated SiLU"),
+            Activation::Gelu => ctx.arch.gelu(up),
+        });
+        &*up
+    };
+    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, b.y, m)]);
+}
+
+/// Mixture of experts on `b.normed`; leaves its output in `b.branch`. Experts are taken in their
+/// order, so a token's sum does not depend on the other tokens of the pass.
+fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) {
+    let Some(x) = h.experts else { return };
+    let n = h.n_embd;
+    let router = Product { w: &moe.router, b: None, y: ColumnsMut::new(b.moe.router, m, x.n_expert) };
+    linear(ctx, &mut b.scratch, b.normed, m, &mut [router]);
+    let choices = b.moe.chosen.chunks_exact_mut(x.n_used).zip(b.moe.weights.chunks_exact_mut(x.n_used));
+    for (p, (chosen, weights)) in b.moe.router.chunks_exact_mut(x.n_expert).zip(choices) {
+        ctx.arch.softmax(p);
+        choose(p, chosen, weights);
+        if x.normalise {
+            let sum: f32 = weights.iter().sum();
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+    }
+    b.branch.fill(0.0);
+    for (e, expert) in moe.experts.iter().enumerate() {
+        let mut n_rows = 0;
+        for (token, chosen) in b.moe.chosen.chunks_exact(x.n_used).enumerate() {
+            if chosen.contains(&(e as u32)) {
+                b.moe.rows[n_rows] = token as u32;
+                b.moe.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
+                n_rows += 1;
+            }
+        }
+        if n_rows == 0 {
+            continue;
+        }
+        let io = FfnBuffers { gate: b.gate, up: b.up, y: &mut b.moe.y[..n_rows * n] };
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io);
+        for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
+            let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
+            for slot in slots.filter(|&slot| b.moe.chosen[slot] == e as u32) {
+                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, b.moe.weights[slot]);
+            }
+        }
+    }
+    if let Some((shared, gate)) = &moe.shared {
+        let strength = &mut b.moe.router[..m];
+        linear(ctx, &mut b.scratch, b.normed, m, &mut [Product { w: gate, b: None, y: ColumnsMut::new(strength, m, 1) }]);
+        let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io);
+        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {
+            ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
+        }
+    }
+}
+
+/// The `chosen.len()` largest of `p`, the lower index first among equals.
+fn choose(p: &[f32], chosen: &mut [u32], weights: &mut [f32]) {
+    for slot in 0..chosen.len() {
+        let (taken, rest) = chosen.split_at_mut(slot);
+        let mut best = None;
+        for (e, &p) in p.iter().enumerate() {
+            if !taken.contains(&(e as u32)) && best.is_none_or(|(_, max)| p > max) {
+                best = Some((e as u32, p));
+            }
+        }
+        // Not-a-number probabilities compare as smaller: some expert is still chosen.
+        (rest[0], weights[slot]) = best.unwrap_or((0, 0.0));
+    }
+}

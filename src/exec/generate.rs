@@ -1,0 +1,186 @@
+//! Text from a session: encode, prefill, then sample and decode until something ends it.
+
+use super::Session;
+use crate::error::{Error, SessionError};
+use crate::sample::Sampler;
+use crate::tokenizer::TextStream;
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// The model ended its text.
+    EndOfGeneration,
+    /// A stop string appeared; it is not part of the text.
+    StopString,
+    /// The limit of [`Generation::max_tokens`] was reached.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+}
+
+/// Text as it is generated, piece by piece; each piece is whole UTF-8.
+#[derive(Debug)]
+pub struct Generation<'s, 'm> {
+    session: &'s mut Session<'m>,
+    sampler: &'s mut Sampler,
+    stream: TextStream<'m>,
+    stop: Vec<String>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    max_tokens: usize,
+    /// Tokens generated.
+    tokens: Vec<u32>,
+    /// Sampled, not yet in the session.
+    pending: Option<u32>,
+    reason: Option<StopReason>,
+}
+
+impl<'m> Session<'m> {
+    /// Continues `prompt`. Special tokens written in the prompt count as such; a beginning-of-text
+    /// token is added where the model wants one and the session is empty.
+    ///
+    /// # Errors
+    /// If the file has no tokenizer, or as [`Session::prefill`].
+    pub fn generate<'s>(
+        &'s mut self,
+        prompt: &str,
+        sampler: &'s mut Sampler,
+    ) -> Result<Generation<'s, 'm>, Error> {
+        let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
+        let tokens = tokenizer.encode(prompt, self.position() == 0, true);
+        self.generate_from(&tokens, sampler)
+    }
+
+    /// Continues `tokens`, which are appended to the session as they are.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn generate_from<'s>(
+        &'s mut self,
+        tokens: &[u32],
+        sampler: &'s mut Sampler,
+    ) -> Result<Generation<'s, 'm>, Error> {
+        let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
+        self.prefill(tokens)?;
+        let mut generation = Generation {
+            session: self,
+            sampler,
+            stream: TextStream::new(tokenizer, false),
+            stop: Vec::new(),
+            held: String::new(),
+            max_tokens: usize::MAX,
+            tokens: Vec::new(),
+            pending: None,
+            reason: None,
+        };
+        generation.sample()?;
+        Ok(generation)
+    }
+}
+
+impl Generation<'_, '_> {
+    /// Ends after `n` tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, n: usize) -> Self {
+        self.max_tokens = n;
+        self
+    }
+
+    /// Ends before any of these strings.
+    #[must_use]
+    pub fn stop<S: Into<String>>(mut self, stop: impl IntoIterator<Item = S>) -> Self {
+        self.stop = stop.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
+        self
+    }
+
+    /// Tokens generated so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Why it ended, once it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.reason
+    }
+
+    fn sample(&mut self) -> Result<(), Error> {
+        let token = self.sampler.sample(&self.session.logits, &self.session.tokens)?;
+        self.pending = Some(token);
+        Ok(())
+    }
+
+    /// The next token, after putting the last one into the session.
+    fn advance(&mut self) -> Result<Option<u32>, Error> {
+        if self.pending.is_none() {
+            let Some(&last) = self.tokens.last() else { return Ok(None) };
+            match self.session.decode(last) {
+                Ok(_) => {}
+                Err(SessionError::ContextFull { .. }) => {
+                    self.reason = Some(StopReason::ContextFull);
+                    return Ok(None);
+                }
+                Err(e) => return Err(e.into()),
+            }
+            self.sample()?;
+        }
+        let Some(token) = self.pending.take() else { return Ok(None) };
+        let Some(tokenizer) = self.session.model().tokenizer() else { return Ok(None) };
+        if tokenizer.is_eog(token) {
+            self.reason = Some(StopReason::EndOfGeneration);
+            return Ok(None);
+        }
+        self.tokens.push(token);
+        Ok(Some(token))
+    }
+
+    /// Adds `text` to what is held back and releases what cannot be part of a stop string.
+    fn release(&mut self, text: &str) -> String {
+        self.held.push_str(text);
+        if let Some(at) = self.stop.iter().filter_map(|s| self.held.find(s.as_str())).min() {
+            self.held.truncate(at);
+            self.reason = Some(StopReason::StopString);
+            return std::mem::take(&mut self.held);
+        }
+        let is_beginning = |from: &usize| self.stop.iter().any(|s| s.starts_with(&self.held[*from..]));
+        let keep = (0..self.held.len()).filter(|&i| self.held.is_char_boundary(i)).find(is_beginning);
+        let held = self.held.split_off(keep.unwrap_or(self.held.len()));
+        std::mem::replace(&mut self.held, held)
+    }
+}
+
+impl Iterator for Generation<'_, '_> {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.reason.is_none() {
+            if self.tokens.len() >= self.max_tokens {
+                self.reason = Some(StopReason::MaxTokens);
+                break;
+            }
+            match self.advance() {
+                Ok(Some(token)) => {
+                    let text = match self.stream.push(token) {
+                        Ok(text) => text.to_owned(),
+                        Err(e) => return Some(Err(e.into())),
+                    };
+                    let text = self.release(&text);
+                    if !text.is_empty() {
+                        return Some(Ok(text));
+                    }
+                }
+                Ok(None) => break,
+                Err(e) => {
+                    self.reason = Some(StopReason::EndOfGeneration);
+                    return Some(Err(e));
+                }
+            }
+        }
+        // The end releases what was held back, unless a stop string ended it.
+        let mut rest = std::mem::take(&mut self.held);
+        if self.reason != Some(StopReason::StopString) {
+            rest.push_str(self.stream.finish());
+        }
+        (!rest.is_empty()).then_some(Ok(rest))
+    }
+}

@@ -1,0 +1,158 @@
+//! The only place where a weight is multiplied.
+
+use super::arena::{Frame, footprint};
+use super::team::Crew;
+use crate::arch::{ActForm, Acts, Arch, ColumnsMut, Q16};
+use crate::gguf::Gguf;
+use crate::model::{Linear, Weight};
+use crate::quant::DType;
+
+/// Weight bytes of one [`Arch::matvec`] task: some microseconds of reading, so that claiming a task
+/// costs little and the threads end together.
+const TASK_BYTES: usize = 48 << 10;
+/// Rows per task are a multiple of this, the most that kernels take at a time.
+const TASK_ROWS: usize = 8;
+
+/// What a product needs besides its operands.
+#[derive(Clone, Copy)]
+pub(crate) struct Ctx<'a> {
+    pub(crate) arch: Arch,
+    pub(crate) crew: &'a Crew<'a>,
+    pub(crate) gguf: &'a Gguf,
+}
+
+/// One product: `y = W·x (+ b)`, `y` is `(m, n_out)`.
+pub(crate) struct Product<'a> {
+    pub(crate) w: &'a Weight,
+    pub(crate) b: Option<&'a [f32]>,
+    pub(crate) y: ColumnsMut<'a>,
+}
+
+impl<'a> Product<'a> {
+    pub(crate) fn of(linear: &'a Linear, y: &'a mut [f32], m: usize) -> Product<'a> {
+        Product { w: &linear.w, b: linear.b.as_deref(), y: ColumnsMut::new(y, m, linear.w.n_out) }
+    }
+}
+
+/// Room for activations of up to `m` rows in the forms that products read.
+pub(crate) struct Scratch<'a> {
+    q16: &'a mut [i8],
+    q16_scales: &'a mut [f32],
+    packed: &'a mut [u8],
+}
+
+impl<'a> Scratch<'a> {
+    /// Bytes of a frame that [`Scratch::take`] needs.
+    pub(crate) fn footprint(m: usize, n_max: usize, packed_max: usize) -> usize {
+        footprint::<i8>(2 * m * n_max) + footprint::<f32>(Self::n_scales(m, n_max)) + footprint::<u8>(packed_max)
+    }
+
+    pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize) -> Scratch<'a> {
+        Scratch {
+            q16: frame.take(2 * m * n_max),
+            q16_scales: frame.take(Self::n_scales(m, n_max)),
+            packed: frame.take(packed_max),
+        }
+    }
+
+    /// Scales (one per 32) and sums (two per 32).
+    fn n_scales(m: usize, n: usize) -> usize {
+        m * n.div_ceil(32) * 3
+    }
+}
+
+/// How the rows of one product are multiplied.
+#[derive(Clone, Copy, PartialEq)]
+enum Path {
+    Matvec(ActForm),
+    Gemm,
+}
+
+fn path(arch: Arch, dtype: DType, m: usize) -> Path {
+    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype)) }
+}
+
+/// Bytes that packing `m` rows of `n` values for weights of `dtype` takes.
+pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
+    match path(arch, dtype, m) {
+        Path::Gemm => arch.packed_len(dtype, m, n),
+        Path::Matvec(_) => 0,
+    }
+}
+
+/// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
+pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    let mut rest = products;
+    while let Some((first, _)) = rest.split_first() {
+        // Products that read the same form of `x` share one region.
+        let (w, how) = (first.w, path(ctx.arch, first.w.dtype, m));
+        let alike = |p: &Product<'_>| {
+            path(ctx.arch, p.w.dtype, m) == how && (how != Path::Gemm || ctx.arch.same_packing(p.w.dtype, w.dtype))
+        };
+        let n = rest.iter().take_while(|p| alike(p)).count();
+        let (group, tail) = rest.split_at_mut(n);
+        match how {
+            Path::Matvec(form) => matvec(ctx, scratch, form, x, m, group),
+            Path::Gemm => gemm(ctx, scratch, x, m, group),
+        }
+        rest = tail;
+    }
+}
+
+fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    let n = x.len() / m;
+    let acts = match form {
+        ActForm::F32 => Acts::F32 { x, n },
+        ActForm::Q16 => {
+            let (hi, lo) = scratch.q16[..2 * m * n].split_at_mut(m * n);
+            let (d, s) = scratch.q16_scales[..m * n / 32 * 3].split_at_mut(m * n / 32);
+            let rows = hi.chunks_exact_mut(n).zip(lo.chunks_exact_mut(n)).zip(x.chunks_exact(n));
+            let scales = d.chunks_exact_mut(n / 32).zip(s.chunks_exact_mut(n / 16));
+            for (((hi, lo), x), (d, s)) in rows.zip(scales) {
+                ctx.arch.quantize_q16(x, hi, lo, d, s);
+            }
+            Acts::Q16(Q16 { n, m, hi, lo, d, s })
+        }
+    };
+    run(ctx, products, task_rows, |p, w, y| ctx.arch.matvec(p.dtype, y, w, &acts));
+}
+
+/// Rows of `w` that one task multiplies by few activations.
+fn task_rows(_: Arch, w: &Weight) -> usize {
+    (TASK_BYTES / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
+}
+
+fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    let n = x.len() / m;
+    let dtype = products[0].w.dtype;
+    let packed = &mut scratch.packed[..ctx.arch.packed_len(dtype, m, n)];
+    let group = ctx.arch.pack_group(dtype);
+    ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
+        let rows = group.min(m - i * group);
+        ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
+    });
+    let packed = &*packed;
+    run(ctx, products, |arch, w| arch.gemm_tile(w.dtype), |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
+}
+
+/// Cuts the output rows of all products into tasks of `tile` rows, multiplies and adds biases.
+fn run(
+    ctx: Ctx<'_>,
+    products: &mut [Product<'_>],
+    tile: impl Fn(Arch, &Weight) -> usize + Sync,
+    multiply: impl Fn(&Weight, &[u8], &mut ColumnsMut<'_>) + Sync,
+) {
+    ctx.crew.for_tiles(
+        products,
+        |p| (&p.y, tile(ctx.arch, p.w)),
+        |p, rows, y| {
+            let row = p.w.row_bytes();
+            multiply(p.w, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], y);
+            if let Some(b) = p.b {
+                for i in 0..y.rows() {
+                    ctx.arch.add(y.row(i), &b[rows.clone()]);
+                }
+            }
+        },
+    );
+}

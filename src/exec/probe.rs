@@ -1,0 +1,20 @@
+//! Observation of what happens inside a pass.
+
+/// Sees tensors as a pass computes them, under the names that llama.cpp gives them.
+///
+/// Names: `inp_embd`; per layer `attn_norm`, `q_by_head` (`(n_head_kv, tokens, group, head_dim)`),
+/// `k`, `v`, `kqv_out`, `attn_out`, `ffn_inp`, `ffn_norm`, `ffn_out`, `l_out`; `result_norm`,
+/// `result_output`. All others are `(tokens, width)`.
+pub trait Probe {
+    /// One tensor of layer `layer` (0 outside layers).
+    fn tensor(&mut self, name: &str, layer: usize, values: &[f32]);
+}
+
+/// Looks at nothing and costs nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProbe;
+
+impl Probe for NoProbe {
+    #[inline(always)]
+    fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
+}

@@ -1,0 +1,273 @@
+//! Making GGUF files: metadata first, then tensor by tensor, so that a file much larger than memory
+//! can be written.
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use super::metadata::Value;
+use super::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
+use super::{Header, in_file, io_error};
+use crate::error::GgufError;
+use crate::quant::DType;
+
+type Produce<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
+
+struct Tensor<'a> {
+    name: String,
+    dims: Vec<u64>,
+    dtype: DType,
+    produce: Produce<'a>,
+}
+
+/// Collects metadata and tensors, then writes them as a GGUF file of version 3.
+///
+/// What it writes can be read: the header goes through the parser, with all its limits, before the
+/// first byte is written.
+///
+/// ```
+/// # fn main() -> Result<(), ruvllm::GgufError> {
+/// use ruvllm::{gguf::{Gguf, Writer}, quant::DType};
+///
+/// let mut writer = Writer::new();
+/// writer.metadata("general.architecture", "llama");
+/// writer.tensor("ones", &[2], DType::F32, [1f32.to_le_bytes(), 1f32.to_le_bytes()].concat());
+/// let gguf = Gguf::from_bytes(writer.to_bytes()?)?;
+/// assert_eq!(gguf.metadata().str("general.architecture")?, "llama");
+/// assert_eq!(gguf.tensors()[0].dims, [2]);
+/// # Ok(()) }
+/// ```
+#[derive(Default)]
+pub struct Writer<'a> {
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<Tensor<'a>>,
+    overwrite: bool,
+}
+
+impl<'a> Writer<'a> {
+    /// A writer with neither metadata nor tensors.
+    pub fn new() -> Self {
+        Writer::default()
+    }
+
+    /// Sets a key; a key set twice keeps its place and takes the new value. `general.alignment` is
+    /// obeyed, and 32 without it.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<Value>) -> &mut Self {
+        let (key, value) = (key.into(), value.into());
+        match self.metadata.iter_mut().find(|(known, _)| *known == key) {
+            Some(entry) => entry.1 = value,
+            None => self.metadata.push((key, value)),
+        }
+        self
+    }
+
+    /// Adds a tensor: `dims` in ggml's order (row length first), `data` as whole blocks of `dtype`.
+    pub fn tensor(
+        &mut self,
+        name: impl Into<String>,
+        dims: &[u64],
+        dtype: DType,
+        data: impl Into<Cow<'a, [u8]>>,
+    ) -> &mut Self {
+        let data = data.into();
+        self.tensor_with(name, dims, dtype, move |out| out.write_all(&data))
+    }
+
+    /// Adds a tensor whose data `produce` makes when its turn has come, in as many pieces as it
+    /// likes. An error it returns stops the writing and comes back as [`GgufError::Io`].
+    pub fn tensor_with(
+        &mut self,
+        name: impl Into<String>,
+        dims: &[u64],
+        dtype: DType,
+        produce: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
+    ) -> &mut Self {
+        self.tensors.push(Tensor { name: name.into(), dims: dims.to_vec(), dtype, produce: Box::new(produce) });
+        self
+    }
+
+    /// Lets [`write`](Self::write) replace a file that exists.
+    pub fn overwrite(&mut self) -> &mut Self {
+        self.overwrite = true;
+        self
+    }
+
+    /// Writes the file: under a temporary name beside it, then to disk, then renamed, so that at no
+    /// time there is half a file under its name, and whoever has an older one open keeps it.
+    ///
+    /// # Errors
+    /// [`GgufError::Exists`]; the errors of [`Header::parse`]; [`GgufError::TensorData`] if the
+    /// data of a tensor does not have the length of its shape; [`GgufError::Io`].
+    pub fn write(self, path: impl AsRef<Path>) -> Result<(), GgufError> {
+        let path = path.as_ref();
+        let refuse = !self.overwrite;
+        let exists = || GgufError::Exists { path: path.to_owned() };
+        if refuse && path.exists() {
+            return Err(exists());
+        }
+        let io_error = io_error(path);
+        let (file, temporary) = Temporary::create(path).map_err(&io_error)?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        self.write_to(&mut out).map_err(|error| match error {
+            WriteError::Gguf(error) => in_file(path)(error),
+            WriteError::Io(source) => io_error(source),
+        })?;
+        let file = out.into_inner().map_err(|error| io_error(error.into_error()))?;
+        file.sync_all().map_err(&io_error)?;
+        drop(file); // Windows does not rename open files
+        // Quantising takes long enough for the file to have appeared meanwhile.
+        if refuse && path.exists() {
+            return Err(exists());
+        }
+        temporary.rename(path).map_err(&io_error)
+    }
+
+    /// Writes the file to memory.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn to_bytes(self) -> Result<Vec<u8>, GgufError> {
+        let mut out = Vec::new();
+        match self.write_to(&mut out) {
+            Ok(()) => Ok(out),
+            Err(WriteError::Gguf(error)) => Err(error),
+            Err(WriteError::Io(source)) => Err(GgufError::Io { path: PathBuf::from("(memory)"), source }),
+        }
+    }
+
+    fn write_to(self, out: &mut dyn Write) -> Result<(), WriteError> {
+        // A wrong value does no harm here; the parser below refuses it.
+        let alignment = self.metadata.iter().find(|(key, _)| key == "general.alignment");
+        let alignment = alignment
+            .and_then(|(_, value)| u64::try_from(value.integer()?).ok())
+            .filter(|alignment| alignment.is_power_of_two() && *alignment <= MAX_ALIGNMENT)
+            .unwrap_or(DEFAULT_ALIGNMENT);
+
+        let mut header = b"GGUF".to_vec();
+        header.extend_from_slice(&3u32.to_le_bytes());
+        header.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
+        header.extend_from_slice(&(self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            string(&mut header, key);
+            value.write(&mut header);
+        }
+        let mut data_size = 0u64;
+        for t in &self.tensors {
+            string(&mut header, &t.name);
+            header.extend_from_slice(&(t.dims.len() as u32).to_le_bytes());
+            t.dims.iter().for_each(|dim| header.extend_from_slice(&dim.to_le_bytes()));
+            header.extend_from_slice(&(t.dtype as u32).to_le_bytes());
+            header.extend_from_slice(&data_size.to_le_bytes());
+            let end = tensor_bytes(&t.name, &t.dims, t.dtype)?.checked_add(data_size);
+            data_size = end.and_then(|end| end.checked_next_multiple_of(alignment)).ok_or_else(|| {
+                let (name, dtype) = (t.name.clone(), t.dtype.to_string());
+                GgufError::TensorTooLarge { name, dtype, dims: t.dims.clone() }
+            })?;
+        }
+        header.resize(header.len().next_multiple_of(alignment as usize), 0);
+        let file_size = (header.len() as u64).saturating_add(data_size);
+
+        let checked = Header::parse(&header, file_size)?;
+        out.write_all(&header)?;
+        for (t, info) in self.tensors.into_iter().zip(&checked.tensors) {
+            let mut counted = Counted { out, written: 0, expected: info.n_bytes };
+            let produced = (t.produce)(&mut counted);
+            let found = counted.written;
+            // Too much data has stopped `produce` with an error that says less than this one.
+            if found > info.n_bytes || (found < info.n_bytes && produced.is_ok()) {
+                return Err(GgufError::TensorData { name: t.name, expected: info.n_bytes, found }.into());
+            }
+            produced?;
+            let padding = info.n_bytes.next_multiple_of(alignment) - info.n_bytes;
+            io::copy(&mut io::repeat(0).take(padding), out)?;
+        }
+        Ok(())
+    }
+}
+
+fn string(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+enum WriteError {
+    Gguf(GgufError),
+    Io(io::Error),
+}
+
+impl From<GgufError> for WriteError {
+    fn from(error: GgufError) -> Self {
+        WriteError::Gguf(error)
+    }
+}
+
+impl From<io::Error> for WriteError {
+    fn from(error: io::Error) -> Self {
+        WriteError::Io(error)
+    }
+}
+
+/// Passes on the bytes of one tensor, up to the length it must have.
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    /// Bytes asked to be written, also those beyond `expected`.
+    written: u64,
+    expected: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if data.len() as u64 > self.expected.saturating_sub(self.written) {
+            self.written += data.len() as u64;
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "more data than the tensor holds"));
+        }
+        let n = self.out.write(data)?;
+        self.written += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A file that is removed again unless it is renamed.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn create(beside: &Path) -> io::Result<(File, Temporary)> {
+        let name = beside.file_name().ok_or(io::Error::from(io::ErrorKind::InvalidFilename))?;
+        for attempt in 0.. {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".{}.{attempt}.tmp", process::id()));
+            let path = beside.with_file_name(hidden);
+            match File::create_new(&path) {
+                Ok(file) => return Ok((file, Temporary(path))),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 99 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn rename(self, to: &Path) -> io::Result<()> {
+        fs::rename(&self.0, to)?;
+        // The new name is on disk once the folder is. The file is in place even where that fails.
+        #[cfg(unix)]
+        if let Some(folder) = to.parent() {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,264 @@
+//! How the quantisers choose scales: weighted least squares over a handful of candidate grids.
+//!
+//! For fixed integer codes the best scale (and minimum) of a block is a closed formula, and for a
+//! fixed scale the best codes are a rounding. Neither says which codes to start from, so a row of
+//! slightly stretched and shrunk grids is tried and the best one kept; the idea, the weights and
+//! the span of the row are those of ggml's K-quants. On top of that the scales of a super-block
+//! are settled together: after rounding them to their few bits, neighbours are tried and the two
+//! f16 factors are fitted once more to the codes that came out.
+
+use super::{IQ4_VALUES, f16_value, to_f16};
+
+/// Blocks whose values are all smaller are zero: the smallest f16 scale is 6·10⁻⁸.
+const TINY: f32 = 1e-15;
+
+/// Nearest integer, ties to even. For `|x| < 2²²`, where adding `1.5·2²³` leaves no bits for the
+/// fraction; unlike `round_ties_even` it is no library call on baseline x86-64.
+#[inline]
+pub(super) fn round(x: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0;
+    (x + SHIFT) - SHIFT
+}
+
+/// Code of `x` on the grid `scale · q + min`, `q` in `lo..=hi`; `inverse` is `1/scale`, or 0.
+#[inline]
+fn code(x: f32, inverse: f32, min: f32, lo: f32, hi: f32) -> f32 {
+    let q = (x - min) * inverse;
+    // Comparisons that are single instructions on vectors, as `f32::clamp` is not.
+    let q = if q > lo { q } else { lo };
+    round(if q < hi { q } else { hi })
+}
+
+/// `1/scale`, or 0 where that overflows: then every code is 0.
+#[inline]
+pub(super) fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// Codes `q` in `lo..=hi` that bring `scale · q + min` nearest to `x`.
+pub(super) fn codes<const N: usize>(x: &[f32; N], scale: f32, min: f32, lo: f32, hi: f32) -> [f32; N] {
+    let inverse = inverse(scale);
+    std::array::from_fn(|i| code(x[i], inverse, min, lo, hi))
+}
+
+/// `Σ w·(scale·q + min − x)²` for the best codes.
+fn error<const N: usize>(x: &[f32; N], w: &[f32; N], scale: f32, min: f32, lo: f32, hi: f32) -> f32 {
+    let inverse = inverse(scale);
+    sum::<N>(|i| {
+        let e = scale * code(x[i], inverse, min, lo, hi) + min - x[i];
+        w[i] * e * e
+    })
+}
+
+/// `Σ f(i)` for `i` in `0..N`, in interleaved sums, which the compiler can keep in vectors.
+#[inline(always)]
+fn sum<const N: usize>(f: impl Fn(usize) -> f32) -> f32 {
+    let mut sums = [0.0; 8];
+    for i in 0..N / 8 {
+        for lane in 0..8 {
+            sums[lane] += f(8 * i + lane);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// The value of largest magnitude.
+fn extreme(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
+}
+
+/// Scale (of either sign) of the grid `scale · q`, `q` in `−n..n`, for weighted values.
+pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32) -> f32 {
+    // The value of largest magnitude gets the code −n, which has no positive counterpart.
+    let extreme = extreme(x);
+    if extreme.abs() < TINY {
+        return 0.0;
+    }
+    let (mut best, mut best_gain) = (extreme / -n, f32::NEG_INFINITY);
+    for step in -9..=9 {
+        let inverse = -(n + 0.1 * step as f32) / extreme;
+        let q: [f32; N] = std::array::from_fn(|i| code(x[i], inverse, 0.0, -n, n - 1.0));
+        let xq = sum::<N>(|i| w[i] * x[i] * q[i]);
+        let qq = sum::<N>(|i| w[i] * q[i] * q[i]);
+        // With scale = xq/qq the error is Σ w·x² − xq²/qq.
+        if qq > 0.0 && xq * xq > best_gain * qq {
+            (best, best_gain) = (xq / qq, xq * xq / qq);
+        }
+    }
+    best
+}
+
+/// Scale (of either sign) of the grid `scale · IQ4_VALUES[q]` for weighted values.
+pub(super) fn iq4<const N: usize>(x: &[f32; N], w: &[f32; N]) -> f32 {
+    let extreme = extreme(x);
+    if extreme.abs() < TINY {
+        return 0.0;
+    }
+    let (mut best, mut best_gain) = (0.0, f32::NEG_INFINITY);
+    // The table is lopsided: the extreme value may be meant for either end.
+    for end in [IQ4_VALUES[0], IQ4_VALUES[15]] {
+        for step in -7..=7 {
+            let inverse = (end as f32 + step as f32) / extreme;
+            let v = iq4_codes(x, inverse).map(|q| IQ4_VALUES[q as usize] as f32);
+            let xv = sum::<N>(|i| w[i] * x[i] * v[i]);
+            let vv = sum::<N>(|i| w[i] * v[i] * v[i]);
+            if vv > 0.0 && xv * xv > best_gain * vv {
+                (best, best_gain) = (xv / vv, xv * xv / vv);
+            }
+        }
+    }
+    best
+}
+
+/// Codes whose [`IQ4_VALUES`] come nearest to `x · inverse`.
+pub(super) fn iq4_codes<const N: usize>(x: &[f32; N], inverse: f32) -> [u8; N] {
+    x.map(|x| {
+        let v = 2.0 * x * inverse;
+        // The code is the number of midpoints below.
+        IQ4_VALUES.windows(2).map(|p| (v > (p[0] as i16 + p[1] as i16) as f32) as u8).sum()
+    })
+}
+
+/// `(scale, min)` of the grid `scale · q + min`, `q` in `0..=n`, for weighted values, with
+/// `scale ≥ 0` and `min ≤ min_limit`.
+pub(super) fn affine<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32, min_limit: f32) -> (f32, f32) {
+    let lowest = x.iter().copied().fold(f32::INFINITY, f32::min).min(min_limit);
+    let highest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if highest - lowest < TINY {
+        return (0.0, lowest);
+    }
+    let (sum_w, sum_x) = (sum::<N>(|i| w[i]), sum::<N>(|i| w[i] * x[i]));
+    let mut best = ((highest - lowest) / n, lowest);
+    let mut best_error = error(x, w, best.0, best.1, 0.0, n);
+    for step in 0..=20 {
+        let inverse = (n - 1.0 + 0.1 * step as f32) / (highest - lowest);
+        let q: [f32; N] = std::array::from_fn(|i| code(x[i], inverse, lowest, 0.0, n));
+        let sum_q = sum::<N>(|i| w[i] * q[i]);
+        let sum_qq = sum::<N>(|i| w[i] * q[i] * q[i]);
+        let sum_xq = sum::<N>(|i| w[i] * x[i] * q[i]);
+        let det = sum_w * sum_qq - sum_q * sum_q;
+        if det <= 0.0 {
+            continue;
+        }
+        let mut scale = (sum_w * sum_xq - sum_x * sum_q) / det;
+        let mut min = (sum_qq * sum_x - sum_q * sum_xq) / det;
+        if min > min_limit {
+            (scale, min) = ((sum_xq - min_limit * sum_q) / sum_qq, min_limit);
+        }
+        let e = error(x, w, scale, min, 0.0, n);
+        if e < best_error {
+            (best, best_error) = ((scale, min), e);
+        }
+    }
+    best
+}
+
+/// A super-block on the grids `d · sc[s] · q`, stored as they are here.
+pub(super) struct SymmetricSuper {
+    pub(super) d: [u8; 2],
+    pub(super) sc: [i8; 16],
+    /// Codes in `−n..n`.
+    pub(super) q: [f32; 256],
+}
+
+/// Fits sixteen sub-blocks of sixteen; `sc` in `−sc_n..sc_n`.
+pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32) -> SymmetricSuper {
+    let (xs, ws) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
+    let scales: [f32; 16] = std::array::from_fn(|s| symmetric(&xs[s], &ws[s], n));
+    let extreme = extreme(&scales);
+
+    let settle = |d: [u8; 2]| {
+        let dv = f16_value(d);
+        let inverse = inverse(dv);
+        let mut total = 0.0;
+        let mut fit = SymmetricSuper { d, sc: [0; 16], q: [0.0; 256] };
+        for s in 0..16 {
+            let near = code(scales[s], inverse, 0.0, -sc_n, sc_n - 1.0);
+            let (mut best, mut best_error) = (near, f32::INFINITY);
+            for sc in [near, near - 1.0, near + 1.0] {
+                let e = error(&xs[s], &ws[s], dv * sc, 0.0, -n, n - 1.0);
+                if e < best_error && (-sc_n..sc_n).contains(&sc) {
+                    (best, best_error) = (sc, e);
+                }
+            }
+            total += best_error;
+            fit.sc[s] = best as i8;
+            fit.q[16 * s..16 * s + 16].copy_from_slice(&codes(&xs[s], dv * best, 0.0, -n, n - 1.0));
+        }
+        (fit, total)
+    };
+
+    let (first, first_error) = settle(to_f16(extreme / -sc_n));
+    let a: [f32; 256] = std::array::from_fn(|i| first.sc[i / 16] as f32 * first.q[i]);
+    let (xa, aa) = (sum::<256>(|i| w[i] * x[i] * a[i]), sum::<256>(|i| w[i] * a[i] * a[i]));
+    if aa == 0.0 {
+        return first;
+    }
+    let (second, second_error) = settle(to_f16(xa / aa));
+    if second_error < first_error { second } else { first }
+}
+
+/// A super-block on the grids `d · sc[s] · q − dmin · m[s]`, of `S` sub-blocks.
+pub(super) struct AffineSuper<const S: usize> {
+    pub(super) d: [u8; 2],
+    pub(super) dmin: [u8; 2],
+    pub(super) sc: [u8; S],
+    pub(super) m: [u8; S],
+    /// Codes in `0..=n`.
+    pub(super) q: [f32; 256],
+}
+
+/// Fits `S` sub-blocks of `N` values; `sc` and `m` in `0..=sc_max`.
+pub(super) fn affine_super<const S: usize, const N: usize>(
+    x: &[f32; 256],
+    w: &[f32; 256],
+    n: f32,
+    sc_max: f32,
+) -> AffineSuper<S> {
+    const { assert!(S * N == 256) };
+    let (xs, ws) = (x.as_chunks::<N>().0, w.as_chunks::<N>().0);
+    let fits: [(f32, f32); S] = std::array::from_fn(|s| affine(&xs[s], &ws[s], n, 0.0));
+    let max_scale = fits.iter().fold(0.0f32, |m, fit| m.max(fit.0));
+    let max_min = fits.iter().fold(0.0f32, |m, fit| m.max(-fit.1));
+
+    let settle = |d: [u8; 2], dmin: [u8; 2]| {
+        let (dv, mv) = (f16_value(d), f16_value(dmin));
+        let (inverse_d, inverse_m) = (inverse(dv), inverse(mv));
+        let mut total = 0.0;
+        let mut fit = AffineSuper { d, dmin, sc: [0; S], m: [0; S], q: [0.0; 256] };
+        for s in 0..S {
+            let near_sc = code(fits[s].0, inverse_d, 0.0, 0.0, sc_max);
+            let near_m = code(-fits[s].1, inverse_m, 0.0, 0.0, sc_max);
+            let (mut best, mut best_error) = ((near_sc, near_m), f32::INFINITY);
+            for sc in [near_sc, near_sc - 1.0, near_sc + 1.0] {
+                for m in [near_m, near_m - 1.0, near_m + 1.0] {
+                    let e = error(&xs[s], &ws[s], dv * sc, -mv * m, 0.0, n);
+                    let stored = (0.0..=sc_max).contains(&sc) && (0.0..=sc_max).contains(&m);
+                    if e < best_error && stored {
+                        (best, best_error) = ((sc, m), e);
+                    }
+                }
+            }
+            total += best_error;
+            (fit.sc[s], fit.m[s]) = (best.0 as u8, best.1 as u8);
+            fit.q[N * s..N * (s + 1)].copy_from_slice(&codes(&xs[s], dv * best.0, -mv * best.1, 0.0, n));
+        }
+        (fit, total)
+    };
+
+    let (first, first_error) = settle(to_f16(max_scale / sc_max), to_f16(max_min / sc_max));
+    // Least squares for x ≈ d·a − dmin·b.
+    let a: [f32; 256] = std::array::from_fn(|i| first.sc[i / N] as f32 * first.q[i]);
+    let b: [f32; 256] = std::array::from_fn(|i| first.m[i / N] as f32);
+    let (aa, ab, bb) =
+        (sum::<256>(|i| w[i] * a[i] * a[i]), sum::<256>(|i| w[i] * a[i] * b[i]), sum::<256>(|i| w[i] * b[i] * b[i]));
+    let (xa, xb) = (sum::<256>(|i| w[i] * x[i] * a[i]), sum::<256>(|i| w[i] * x[i] * b[i]));
+    let det = aa * bb - ab * ab;
+    if det <= 0.0 {
+        return first;
+    }
+    let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
+    let (second, second_error) = settle(to_f16(d), to_f16(dmin));
+    if second_error < first_error { second } else { first }
+}

@@ -1,0 +1,338 @@
+//! Which type each tensor gets when a model is quantised: the mixes of `llama-quantize`, whose
+//! users know `Q4_K_M` by its size and quality, so the same names choose the same types here.
+//!
+//! Tensors that hurt most get more bits: the output matrix, and in the `_M` mixes the value
+//! projections and `ffn_down` of the first, the last and every third layer. (llama.cpp's
+//! exceptions for Falcon are left out, as that family is.)
+
+use super::DType;
+
+/// The type of a whole file: one name for a mix of tensor types, numbered as in
+/// `general.file_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(non_camel_case_types, missing_docs)] // the field's own names
+#[non_exhaustive]
+pub enum FileType {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q8_0 = 7,
+    Q5_0 = 8,
+    Q5_1 = 9,
+    Q2_K = 10,
+    Q3_K_S = 11,
+    Q3_K_M = 12,
+    Q3_K_L = 13,
+    Q4_K_S = 14,
+    Q4_K_M = 15,
+    Q5_K_S = 16,
+    Q5_K_M = 17,
+    Q6_K = 18,
+    BF16 = 32,
+}
+
+/// What the choice of tensor types depends on beside the tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelShape {
+    /// Number of layers (blocks).
+    pub n_layer: usize,
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads.
+    pub n_head_kv: usize,
+    /// Experts per layer; 0 if the model is dense.
+    pub n_expert: usize,
+    /// The file has no `output.weight`: the token embedding serves as output matrix too.
+    pub tied_embeddings: bool,
+}
+
+impl FileType {
+    /// Every file type, smallest first.
+    pub const ALL: &'static [FileType] = &[
+        FileType::Q2_K,
+        FileType::Q3_K_S,
+        FileType::Q3_K_M,
+        FileType::Q3_K_L,
+        FileType::Q4_0,
+        FileType::Q4_K_S,
+        FileType::Q4_K_M,
+        FileType::Q4_1,
+        FileType::Q5_0,
+        FileType::Q5_K_S,
+        FileType::Q5_K_M,
+        FileType::Q5_1,
+        FileType::Q6_K,
+        FileType::Q8_0,
+        FileType::BF16,
+        FileType::F16,
+        FileType::F32,
+    ];
+
+    /// The file type a user names, in any case; `Q3_K`, `Q4_K` and `Q5_K` mean their `_M` mix.
+    pub fn from_name(name: &str) -> Option<FileType> {
+        let name = name.to_ascii_uppercase();
+        let name = match name.as_str() {
+            "Q3_K" => "Q3_K_M",
+            "Q4_K" => "Q4_K_M",
+            "Q5_K" => "Q5_K_M",
+            name => name,
+        };
+        FileType::ALL.iter().copied().find(|t| t.to_string() == name)
+    }
+
+    /// The file type numbered `id` in `general.file_type`.
+    pub fn from_id(id: u32) -> Option<FileType> {
+        FileType::ALL.iter().copied().find(|&t| t as u32 == id)
+    }
+
+    /// The type that tensors have unless there is a reason for another.
+    pub fn base(self) -> DType {
+        match self {
+            FileType::F32 => DType::F32,
+            FileType::F16 => DType::F16,
+            FileType::BF16 => DType::BF16,
+            FileType::Q4_0 => DType::Q4_0,
+            FileType::Q4_1 => DType::Q4_1,
+            FileType::Q5_0 => DType::Q5_0,
+            FileType::Q5_1 => DType::Q5_1,
+            FileType::Q8_0 => DType::Q8_0,
+            FileType::Q2_K => DType::Q2_K,
+            FileType::Q3_K_S | FileType::Q3_K_M | FileType::Q3_K_L => DType::Q3_K,
+            FileType::Q4_K_S | FileType::Q4_K_M => DType::Q4_K,
+            FileType::Q5_K_S | FileType::Q5_K_M => DType::Q5_K,
+            FileType::Q6_K => DType::Q6_K,
+        }
+    }
+
+    /// The type for the tensor `name` of shape `dims` (row length first), or `None` if it stays
+    /// as it is: vectors, norms, expert routers and other tensors too small or too delicate.
+    pub fn tensor_type(self, name: &str, dims: &[u64], model: &ModelShape) -> Option<DType> {
+        if !is_quantized(name, dims) {
+            return None;
+        }
+        let base = self.base();
+        if matches!(base, DType::F32 | DType::F16 | DType::BF16) {
+            return Some(base);
+        }
+        Some(fallback(self.mixed_type(name, dims[0], model), dims[0]))
+    }
+
+    /// The choice of the mix, regardless of whether rows are whole blocks.
+    fn mixed_type(self, name: &str, row: u64, model: &ModelShape) -> DType {
+        use FileType::*;
+        let base = self.base();
+        let eight_experts = model.n_expert == 8;
+        let layer = layer(name).unwrap_or(0);
+        let more_bits = use_more_bits(layer, model.n_layer);
+        let embedding = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
+
+        if name == "output.weight" || embedding && model.tied_embeddings {
+            let whole = row.is_multiple_of(base.block().0);
+            return if !whole || base == DType::Q8_0 { DType::Q8_0 } else { DType::Q6_K };
+        }
+        if embedding {
+            return base;
+        }
+        if ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"].iter().any(|s| name.contains(s)) {
+            if eight_experts {
+                // Eight experts share these small tensors.
+                return DType::Q8_0;
+            }
+            let chosen = match self {
+                Q2_K if model.n_head >= 4 * model.n_head_kv => DType::Q4_K,
+                Q2_K => DType::Q3_K,
+                Q3_K_M if layer < 2 => DType::Q5_K,
+                Q3_K_M => DType::Q4_K,
+                Q3_K_L => DType::Q5_K,
+                Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
+                Q4_K_S if layer < 4 => DType::Q5_K,
+                _ => base,
+            };
+            // The 70B models: eight query heads share each value head.
+            let large = model.n_layer == 80 && model.n_head != model.n_head_kv;
+            return match chosen {
+                DType::Q3_K | DType::Q4_K if large => DType::Q5_K,
+                chosen => chosen,
+            };
+        }
+        if name.contains("attn_k.weight") {
+            return if eight_experts { DType::Q8_0 } else { base };
+        }
+        if name.contains("ffn_down") {
+            return match self {
+                Q2_K => DType::Q3_K,
+                Q3_K_M if layer < model.n_layer / 16 => DType::Q5_K,
+                Q3_K_M => DType::Q4_K,
+                Q3_K_L => DType::Q5_K,
+                Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
+                Q4_K_S if layer < model.n_layer / 8 => DType::Q5_K,
+                _ => base,
+            };
+        }
+        if name.contains("attn_output.weight") {
+            return match self {
+                Q2_K | Q3_K_S | Q3_K_M | Q4_K_S | Q4_K_M if eight_experts => DType::Q5_K,
+                Q2_K if !eight_experts => DType::Q3_K,
+                Q3_K_M if !eight_experts => DType::Q4_K,
+                Q3_K_L if !eight_experts => DType::Q5_K,
+                _ => base,
+            };
+        }
+        base
+    }
+}
+
+/// The name as users type it: `Q4_K_M`.
+impl std::fmt::Display for FileType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// Whether a tensor is one of those whose type a mix chooses.
+fn is_quantized(name: &str, dims: &[u64]) -> bool {
+    // Small or delicate ones; positions are looked up, not multiplied.
+    const KEPT: &[&str] = &[
+        "_norm.weight",
+        "ffn_gate_inp.weight",
+        "position_embd",
+        "token_types",
+        "altup",
+        "laurel",
+        "per_layer_model_proj",
+        "ssm_conv1d",
+        "shortconv.conv.weight",
+        "attn_rel_b.weight",
+        "time_mix_first.weight",
+        "time_mix_w0.weight",
+        "time_mix_w1.weight",
+        "time_mix_w2.weight",
+        "time_mix_v0.weight",
+        "time_mix_v1.weight",
+        "time_mix_v2.weight",
+        "time_mix_a0.weight",
+        "time_mix_a1.weight",
+        "time_mix_a2.weight",
+        "time_mix_g1.weight",
+        "time_mix_g2.weight",
+        "time_mix_decay_w1.weight",
+        "time_mix_decay_w2.weight",
+        "time_mix_lerp_fused.weight",
+    ];
+    // Trailing dimensions of 1 do not make a vector a matrix.
+    let n_dims = dims.iter().rposition(|&d| d > 1).map_or(1, |last| last + 1);
+    n_dims >= 2 && name.ends_with("weight") && !KEPT.iter().any(|kept| name.contains(kept))
+}
+
+/// `N` of `blk.N.…`.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// The first and last eighth of the layers, and every third between.
+fn use_more_bits(layer: usize, n_layer: usize) -> bool {
+    let eighth = n_layer / 8;
+    layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2
+}
+
+/// `dtype`, or where a row is not whole blocks of it, the next larger type of which it is.
+fn fallback(dtype: DType, row: u64) -> DType {
+    let fits = |dtype: DType| row.is_multiple_of(dtype.block().0);
+    let legacy = match dtype {
+        dtype if fits(dtype) => dtype,
+        DType::Q2_K | DType::Q3_K => DType::Q4_0,
+        DType::Q4_K => DType::Q5_0,
+        DType::Q5_K => DType::Q5_1,
+        DType::Q6_K => DType::Q8_0,
+        _ => DType::F16,
+    };
+    if fits(legacy) { legacy } else { DType::F16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DENSE: ModelShape = ModelShape { n_layer: 32, n_head: 32, n_head_kv: 8, n_expert: 0, tied_embeddings: false };
+
+    fn chosen(file: FileType, name: &str, row: u64, model: &ModelShape) -> Option<DType> {
+        file.tensor_type(name, &[row, 4096], model)
+    }
+
+    #[test]
+    fn names_and_numbers() {
+        for &t in FileType::ALL {
+            assert_eq!(FileType::from_name(&t.to_string()), Some(t));
+            assert_eq!(FileType::from_id(t as u32), Some(t));
+        }
+        assert_eq!(FileType::from_name("q4_k"), Some(FileType::Q4_K_M));
+        assert_eq!(FileType::from_name("Q9_Z"), None);
+        assert_eq!(FileType::from_id(4), None);
+    }
+
+    #[test]
+    fn more_bits_where_it_matters() {
+        let down = |layer| format!("blk.{layer}.ffn_down.weight");
+        let more: Vec<usize> =
+            (0..32).filter(|&l| chosen(FileType::Q4_K_M, &down(l), 4096, &DENSE) == Some(DType::Q6_K)).collect();
+        assert_eq!(more, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]);
+        assert_eq!(chosen(FileType::Q4_K_S, &down(3), 4096, &DENSE), Some(DType::Q5_K));
+        assert_eq!(chosen(FileType::Q4_K_S, &down(4), 4096, &DENSE), Some(DType::Q4_K));
+        assert_eq!(chosen(FileType::Q4_K_M, "output.weight", 4096, &DENSE), Some(DType::Q6_K));
+        assert_eq!(chosen(FileType::Q8_0, "output.weight", 4096, &DENSE), Some(DType::Q8_0));
+        assert_eq!(chosen(FileType::Q4_0, "token_embd.weight", 4096, &DENSE), Some(DType::Q4_0));
+        let tied = ModelShape { tied_embeddings: true, ..DENSE };
+        assert_eq!(chosen(FileType::Q4_0, "token_embd.weight", 4096, &tied), Some(DType::Q6_K));
+    }
+
+    #[test]
+    fn experts_and_70b() {
+        let mixtral = ModelShape { n_expert: 8, ..DENSE };
+        let file = FileType::Q4_K_M;
+        for (name, dtype) in [
+            ("blk.0.attn_v.weight", Some(DType::Q8_0)),
+            ("blk.0.attn_k.weight", Some(DType::Q8_0)),
+            ("blk.0.attn_q.weight", Some(DType::Q4_K)),
+            ("blk.0.attn_output.weight", Some(DType::Q5_K)),
+            ("blk.0.ffn_down_exps.weight", Some(DType::Q6_K)),
+            ("blk.0.ffn_gate_inp.weight", None),
+        ] {
+            assert_eq!(chosen(file, name, 4096, &mixtral), dtype, "{name}");
+        }
+        let large = ModelShape { n_layer: 80, ..DENSE };
+        assert_eq!(chosen(file, "blk.10.attn_v.weight", 4096, &large), Some(DType::Q5_K));
+    }
+
+    #[test]
+    fn rows_that_are_not_whole_blocks() {
+        let up = "blk.9.ffn_up.weight";
+        for (file, row, dtype) in [
+            (FileType::Q2_K, 96, DType::Q4_0),
+            (FileType::Q4_K_M, 96, DType::Q5_0),
+            (FileType::Q5_K_M, 96, DType::Q5_1),
+            (FileType::Q6_K, 96, DType::Q8_0),
+            (FileType::Q4_K_M, 100, DType::F16),
+            (FileType::Q4_0, 100, DType::F16),
+        ] {
+            assert_eq!(chosen(file, up, row, &DENSE), Some(dtype), "{file} {row}");
+        }
+        assert_eq!(chosen(FileType::Q4_K_M, "output.weight", 96, &DENSE), Some(DType::Q8_0));
+    }
+
+    #[test]
+    fn kept_as_they_are() {
+        for (name, dims) in [
+            ("blk.0.attn_norm.weight", vec![64]),
+            ("blk.0.attn_q_norm.weight", vec![64, 4]),
+            ("blk.0.attn_q.bias", vec![64]),
+            ("rope_freqs.weight", vec![32, 1]),
+            ("blk.0.ffn_gate_inp.weight", vec![64, 8]),
+        ] {
+            for &file in FileType::ALL {
+                assert_eq!(file.tensor_type(name, &dims, &DENSE), None, "{file} {name}");
+            }
+        }
+    }
+}

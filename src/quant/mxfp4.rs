@@ -1,0 +1,47 @@
+//! MXFP4 of the OCP Microscaling Formats specification 1.0: 32 FP4 values (E2M1) share a
+//! power-of-two scale (E8M0).
+
+use super::Block;
+use bytemuck::{Pod, Zeroable};
+
+/// Twice the value of each E2M1 code (sign, two bits of exponent, one of mantissa), so that all
+/// are integers.
+pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// MXFP4: `x = 2^(e − 127) · MXFP4_VALUES[q] / 2`. 4.25 bits per value.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockMxfp4 {
+    /// Biased exponent of the scale.
+    pub e: u8,
+    /// `qs[i] = q[i] | q[i + 16] << 4`.
+    pub qs: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockMxfp4>() == 17);
+
+impl BlockMxfp4 {
+    /// Half the scale, `2^(e − 128)`: the factor of [`MXFP4_VALUES`]. The specification's NaN,
+    /// `e = 255`, reads as `2^127`, as in ggml.
+    #[inline]
+    pub fn half_scale(&self) -> f32 {
+        // Two exponents lie below f32's normal range.
+        f32::from_bits(match self.e {
+            0 => 0x0020_0000,
+            1 => 0x0040_0000,
+            e => (e as u32 - 1) << 23,
+        })
+    }
+}
+
+impl Block for BlockMxfp4 {
+    type Values = [f32; 32];
+
+    fn dequantize(&self, out: &mut [f32; 32]) {
+        let d = self.half_scale();
+        for i in 0..16 {
+            out[i] = d * MXFP4_VALUES[(self.qs[i] & 15) as usize] as f32;
+            out[i + 16] = d * MXFP4_VALUES[(self.qs[i] >> 4) as usize] as f32;
+        }
+    }
+}

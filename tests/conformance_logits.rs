@@ -1,0 +1,79 @@
+//! Logits of every model family against other engines' (`RUVLLM_CONFORMANCE`).
+//!
+//! Tolerances are those of the reference data: on files whose weights are exact in `f32`, a level
+//! that multiplies in `f32` has to agree to 1e-3 (the references agree with each other to 3e-4);
+//! on quantised files the root-mean-square difference must not exceed what llama.cpp's 8-bit
+//! activations cost on the same file.
+
+#![cfg(feature = "chat")] // for its JSON reader
+
+mod common;
+
+use common::{conformance, numbers, read_f32, read_json};
+use ruvllm::arch::Arch;
+use ruvllm::exec::{KvType, Session, SessionOptions};
+use ruvllm::model::Model;
+
+const MAX_ABS: f32 = 1e-3;
+
+fn session(model: &Model, n_ctx: usize, n_batch: usize) -> Session<'_> {
+    let options =
+        SessionOptions { n_ctx: Some(n_ctx), n_batch, kv_type: KvType::F32, n_threads: 2, ..Default::default() };
+    model.session_with(&options).unwrap()
+}
+
+/// Logits of all tokens, flat.
+fn logits(session: &mut Session<'_>, tokens: &[u32]) -> Vec<f32> {
+    let mut all = Vec::new();
+    session.prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits)).unwrap();
+    all
+}
+
+fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
+}
+
+fn rows(flat: &[f32], positions: &[usize], n_vocab: usize) -> Vec<f32> {
+    positions.iter().flat_map(|&p| flat[p * n_vocab..][..n_vocab].to_vec()).collect()
+}
+
+#[test]
+fn f16_models_of_every_family() {
+    let Some(root) = conformance() else { return };
+    let mut worst = Vec::new();
+    let mut n_models = 0;
+    for dir in common::subdirectories(&root.join("models")) {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        if name == "quantised" {
+            continue;
+        }
+        n_models += 1;
+        let manifest = read_json(&dir.join("manifest.json"));
+        for arch in Arch::available() {
+            let model = Model::open(dir.join("model-f16.gguf")).unwrap_or_else(|e| panic!("{name}: {e}")).with_arch(arch);
+            let n_vocab = model.hparams().n_vocab;
+            let mut tests: Vec<_> = manifest["tests"].as_array().unwrap().iter().collect();
+            tests.push(&manifest["greedy"]);
+            for test in tests {
+                let tokens = numbers::<u32>(&test["tokens"]);
+                let greedy = test["id"].as_str().unwrap() == "greedy";
+                let n_ctx = if greedy { 256 } else { test["n_ctx"].as_u64().unwrap() as usize };
+                let positions: Vec<usize> =
+                    if greedy { (0..tokens.len() - 1).collect() } else { numbers(&test["positions"]) };
+                let file = if greedy { "greedy.logits.f32" } else { test["logits_file"].as_str().unwrap() };
+                let expected = read_f32(&dir.join(file));
+                let tokens = if greedy { &tokens[..tokens.len() - 1] } else { &tokens[..] };
+                for n_batch in [512, 7, 1] {
+                    let ours = logits(&mut session(&model, n_ctx, n_batch), tokens);
+                    let difference = max_abs(&rows(&ours, &positions, n_vocab), &expected);
+                    if !(difference <= MAX_ABS) {
+                        worst.push(format!("{name} {} {} batch {n_batch}: {difference}", arch.name(), test["id"].as_str().unwrap()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(n_models >= 20, "only {n_models} models found");
+    assert!(worst.is_empty(), "{} beyond {MAX_ABS}:\n{}", worst.len(), worst.join("\n"));
+}
