@@ -118,7 +118,9 @@ fn misuse_is_a_typed_error_and_changes_nothing() {
     let mut session = model.session_with(&SessionOptions { n_ctx: Some(8), ..options(64, 1) }).unwrap();
     assert!(matches!(session.prefill(&[]), Err(SessionError::NoTokens)));
     let outside = N_VOCAB as u32;
-    assert!(matches!(session.prefill(&[1, outside]), Err(SessionError::TokenOutOfRange { token, .. }) if token == outside));
+    assert!(
+        matches!(session.prefill(&[1, outside]), Err(SessionError::TokenOutOfRange { token, .. }) if token == outside)
+    );
     assert!(matches!(session.prefill(&[u32::MAX]), Err(SessionError::TokenOutOfRange { .. })));
     session.prefill(&[1; 6]).unwrap();
     assert!(matches!(session.prefill(&[1; 3]), Err(SessionError::ContextFull { n_ctx: 8, n_past: 6, n_new: 3 })));
@@ -201,14 +203,20 @@ fn what_cannot_run_is_refused_by_name() {
     assert!(matches!(refuse(&|p| p.set("llama.block_count", 1u32)), ModelError::UnknownTensor { .. }));
     assert!(matches!(refuse(&|p| p.set("llama.context_length", 0u32)), ModelError::OutOfRange { .. }));
     for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        assert!(matches!(refuse(&|p| p.set("llama.attention.layer_norm_rms_epsilon", eps)), ModelError::OutOfRange { .. }));
+        assert!(matches!(
+            refuse(&|p| p.set("llama.attention.layer_norm_rms_epsilon", eps)),
+            ModelError::OutOfRange { .. }
+        ));
         assert!(matches!(refuse(&|p| p.set("llama.rope.freq_base", eps)), ModelError::OutOfRange { .. }));
     }
     assert!(matches!(refuse(&|p| p.set("llama.rope.scaling.type", "dynamic")), ModelError::OutOfRange { .. }));
     assert!(matches!(refuse(&|p| p.remove("llama.embedding_length")), ModelError::MissingKey { .. }));
     assert!(matches!(refuse(&|p| p.set("llama.feed_forward_length", 97u32)), ModelError::TensorShape { .. }));
     assert!(matches!(refuse(&|p| p.remove_tensor("blk.1.attn_k.weight")), ModelError::MissingTensor { .. }));
-    assert!(matches!(refuse(&|p| p.rename_tensor("blk.1.attn_k.bias", "blk.1.attn_k.extra")), ModelError::UnknownTensor { .. }));
+    assert!(matches!(
+        refuse(&|p| p.rename_tensor("blk.1.attn_k.bias", "blk.1.attn_k.extra")),
+        ModelError::UnknownTensor { .. }
+    ));
     assert!(matches!(refuse(&|p| p.set("general.type", "adapter")), ModelError::NotAModel { .. }));
     let e = Model::from_gguf(Tiny::Llama.parts(DType::F32).gguf(), &mut |_| false).map(|_| ()).unwrap_err();
     assert!(matches!(e, ModelError::Cancelled));
