@@ -7,15 +7,13 @@ mod hparams;
 mod weights;
 
 use crate::arch::Arch;
-use crate::error::{ModelError, TokenizerError};
+use crate::error::ModelError;
 use crate::gguf::{Gguf, Metadata, TensorInfo};
 use crate::tokenizer::Tokenizer;
 use std::fmt;
 use std::path::Path;
 
-pub use hparams::{
-    Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window,
-};
+pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Called with the share of loading done, 0 to 1; returns whether to go on.
@@ -65,11 +63,8 @@ impl Model {
             return Err(ModelError::Cancelled);
         }
         let weights = Weights::bind(&gguf, &hparams, progress)?;
-        let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
-            Ok(tokenizer) => Some(tokenizer),
-            Err(TokenizerError::Missing) => None,
-            Err(e) => return Err(e.into()),
-        };
+        let has_tokenizer = gguf.metadata().get("tokenizer.ggml.model").is_some();
+        let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(gguf.metadata())).transpose()?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
@@ -132,9 +127,11 @@ impl Hparams {
         if let Some(what) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
             return Err(ModelError::NotAModel { what: format!("an {what}") });
         }
-        let family = family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| {
-            ModelError::UnsupportedArchitecture { arch: arch.to_owned(), supported: supported_architectures().collect() }
-        })?;
+        let family =
+            family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| ModelError::UnsupportedArchitecture {
+                arch: arch.to_owned(),
+                supported: supported_architectures().collect(),
+            })?;
         let mut hparams = (family.hparams)(&hparams::Keys { arch, metadata })?;
         let embd = tensors.iter().find(|t| t.name == "token_embd.weight");
         hparams.n_vocab = match embd {
@@ -146,7 +143,9 @@ impl Hparams {
                     expected: vec![hparams.n_embd as u64, hparams.n_vocab as u64],
                 });
             }
-            None if tensors.is_empty() => return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() }),
+            None if tensors.is_empty() => {
+                return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
+            }
             None => return Err(ModelError::MissingTensor { name: "token_embd.weight".into() }),
         };
         Ok(hparams)
