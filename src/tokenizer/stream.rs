@@ -11,7 +11,6 @@ use crate::TokenizerError;
 ///
 /// Special tokens give no text unless asked for. Unlike [`Tokenizer::decode`] nothing is done to
 /// the spaces: the text continues a prompt.
-#[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     render_special: bool,
