@@ -111,6 +111,57 @@ fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
+/// Where blocks of keys and values come from.
+trait Blocks<V: Lanes> {
+    type Element: Element<V>;
+    /// The keys of a block.
+    fn keys(&mut self, z: V, block: &Range<usize>, dim: usize) -> Rows<Self::Element>;
+    /// The values of a block; its keys are no longer needed.
+    fn values(&mut self, z: V, block: &Range<usize>, dim: usize) -> Rows<Self::Element>;
+}
+
+/// Read where they are.
+struct InPlace<'a, T> {
+    k: &'a [T],
+    v: &'a [T],
+}
+
+impl<V: Lanes, T: Element<V>> Blocks<V> for InPlace<'_, T> {
+    type Element = T;
+    #[inline(always)]
+    fn keys(&mut self, _z: V, block: &Range<usize>, dim: usize) -> Rows<T> {
+        Rows { first: self.k[block.start * dim..block.end * dim].as_ptr(), dim }
+    }
+    #[inline(always)]
+    fn values(&mut self, _z: V, block: &Range<usize>, dim: usize) -> Rows<T> {
+        Rows { first: self.v[block.start * dim..block.end * dim].as_ptr(), dim }
+    }
+}
+
+/// Widened into a buffer, once for all query rows.
+struct Widened<'a> {
+    k: &'a [f16],
+    v: &'a [f16],
+    /// Room for a block.
+    buffer: *mut f32,
+}
+
+impl<V: Lanes> Blocks<V> for Widened<'_> {
+    type Element = f32;
+    #[inline(always)]
+    fn keys(&mut self, z: V, block: &Range<usize>, dim: usize) -> Rows<f32> {
+        // SAFETY: a block fits the buffer.
+        unsafe { widen(z, &self.k[block.start * dim..block.end * dim], self.buffer) };
+        Rows { first: self.buffer, dim }
+    }
+    #[inline(always)]
+    fn values(&mut self, z: V, block: &Range<usize>, dim: usize) -> Rows<f32> {
+        // SAFETY: a block fits the buffer.
+        unsafe { widen(z, &self.v[block.start * dim..block.end * dim], self.buffer) };
+        Rows { first: self.buffer, dim }
+    }
+}
+
 /// Attention that reads keys and values where they are, see [`crate::arch::Arch::attention`].
 #[inline(always)]
 pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
@@ -122,14 +173,7 @@ pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
-    passes(z, out, q, ranges, p, |pass, block| {
-        let k = Rows { first: k[block.start * p.head_dim..].as_ptr(), dim: p.head_dim };
-        let v = Rows { first: v[block.start * p.head_dim_v..].as_ptr(), dim: p.head_dim_v };
-        // SAFETY: keys and values reach to the end of the block.
-        unsafe { pass.add_scores(z, k, &block) };
-        // SAFETY: as above.
-        unsafe { pass.add_values(z, v, &block) };
-    });
+    passes(z, out, q, InPlace { k, v }, ranges, p);
 }
 
 /// Attention that widens each block of keys and values once for all rows.
@@ -144,19 +188,7 @@ pub(in crate::arch) fn attention_widened<V: Lanes>(
     p: &AttnParams,
 ) {
     let mut buffer = MaybeUninit::<[f32; BLOCK * MAX_HEAD_DIM]>::uninit();
-    let first = buffer.as_mut_ptr().cast::<f32>();
-    passes(z, out, q, ranges, p, |pass, block| {
-        let k = &k[block.start * p.head_dim..block.end * p.head_dim];
-        // SAFETY: a block of keys fits the buffer.
-        unsafe { widen(z, k, first) };
-        // SAFETY: the whole block has just been written.
-        unsafe { pass.add_scores(z, Rows { first, dim: p.head_dim }, &block) };
-        let v = &v[block.start * p.head_dim_v..block.end * p.head_dim_v];
-        // SAFETY: a block of values fits the buffer.
-        unsafe { widen(z, v, first) };
-        // SAFETY: the whole block has just been written.
-        unsafe { pass.add_values(z, Rows { first, dim: p.head_dim_v }, &block) };
-    });
+    passes(z, out, q, Widened { k, v, buffer: buffer.as_mut_ptr().cast() }, ranges, p);
 }
 
 /// # Safety
@@ -186,9 +218,9 @@ fn passes<V: Lanes>(
     z: V,
     out: &mut [f32],
     q: &[f32],
+    mut blocks: impl Blocks<V>,
     ranges: &[(u32, u32)],
     p: &AttnParams,
-    mut add_block: impl FnMut(&mut Pass<'_>, Range<usize>),
 ) {
     let mut scores = MaybeUninit::<[f32; ROWS * STRIDE]>::uninit();
     let rows = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
@@ -199,11 +231,19 @@ fn passes<V: Lanes>(
         let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
         let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
         for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
-            add_block(&mut pass, block..end.min(block + BLOCK));
+            let block = block..end.min(block + BLOCK);
+            let k = blocks.keys(z, &block, p.head_dim);
+            // SAFETY: these are the keys of the block.
+            unsafe { pass.add_scores(z, k, &block) };
+            let v = blocks.values(z, &block, p.head_dim_v);
+            // SAFETY: these are the values of the block, and its weights were just computed.
+            unsafe { pass.add_values(z, v, &block) };
         }
         for (out, sum) in pass.out.chunks_exact_mut(p.head_dim_v).zip(pass.sum) {
             let sum = z.splat(sum);
-            out.chunks_mut(V::N).for_each(|out| (z.load(out) / sum).store(out));
+            for out in out.chunks_mut(V::N) {
+                (z.load(out) / sum).store(out);
+            }
         }
     }
 }
@@ -249,11 +289,8 @@ impl Pass<'_> {
         let n = span.len();
         // SAFETY: the span is inside the row.
         let s = unsafe { self.scores.add(i * STRIDE + span.start) };
-        let set_rest = |a: f32| {
-            // SAFETY: a row has room for a vector behind its last key.
-            unsafe { z.splat(a).write(s.add(n)) }
-        };
-        set_rest(0.0);
+        // SAFETY: a row has room for a vector behind its last key.
+        unsafe { z.write(s.add(n)) };
         // SAFETY: `n` scores and the vector behind them are initialised, and inside the row.
         let s = unsafe { std::slice::from_raw_parts_mut(s, n.next_multiple_of(V::N)) };
         let (scale, cap) = (z.splat(self.p.scale), z.splat(self.p.softcap));
@@ -264,10 +301,7 @@ impl Pass<'_> {
             }
             x.store(s);
         }
-        let last = s.len() - V::N;
-        for s in &mut s[n.max(last)..] {
-            *s = f32::NEG_INFINITY;
-        }
+        s[n..].fill(f32::NEG_INFINITY);
         let mut top = z.splat(f32::NEG_INFINITY);
         for s in s.chunks_exact(V::N) {
             top = z.load(s).max(top);
