@@ -15,6 +15,8 @@ mod acts;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod gemm;
 mod scalar;
 mod view;
 

@@ -1,8 +1,11 @@
 //! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
 
+mod gemm;
+
 use super::{Kernels, avx2};
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx512", supported, ..avx2::KERNELS };
+pub(crate) const KERNELS: Kernels =
+    Kernels { name: "avx512", supported, gemm: gemm::gemm_for, ..avx2::KERNELS };
 
 fn supported() -> bool {
     (avx2::KERNELS.supported)()
