@@ -16,9 +16,9 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
-        DType::F32 => f32(matvec_float::<F32, 64>),
-        DType::F16 => f32(matvec_float::<F16, 32>),
-        DType::BF16 => f32(matvec_float::<Bf16, 32>),
+        DType::F32 => f32(matvec_float::<F32, 128>),
+        DType::F16 => f32(matvec_float::<F16, 64>),
+        DType::BF16 => f32(matvec_float::<Bf16, 64>),
         DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
         DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
         DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
@@ -433,8 +433,8 @@ fn bit_pairs<const AT: i32>(qs: &[u8; 64]) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
-    let (first, second) = qs.split_at(16);
-    let [first, second] = [first, second].map(|q| _mm512_broadcast_i32x4(load_16(q.try_into().expect("16 bytes"))));
+    let [first, second] =
+        bytemuck::cast_ref::<_, [[u8; 16]; 2]>(qs).each_ref().map(|q| _mm512_broadcast_i32x4(load_16(q)));
     let (even, odd) = (each_lane(-AT, 2 - AT, 4 - AT, 6 - AT), each_lane(1 - AT, 3 - AT, 5 - AT, 7 - AT));
     [
         _mm512_rorv_epi32(first, even),
@@ -553,8 +553,7 @@ fn load_64(x: &[u8; 64]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load_128(x: &[u8; 128]) -> [__m512i; 2] {
-    let (a, b) = x.split_at(64);
-    [a, b].map(|x| load_64(x.try_into().expect("64 bytes")))
+    bytemuck::cast_ref::<_, [[u8; 64]; 2]>(x).each_ref().map(|x| load_64(x))
 }
 
 #[inline]
@@ -564,53 +563,63 @@ fn load_f32(x: &[f32; 16]) -> __m512 {
     unsafe { _mm512_loadu_ps(x.as_ptr()) }
 }
 
-/// A plain format: `BYTES` bytes hold 16 weights.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_2x16(x: &[f32; 32]) -> [__m512; 2] {
+    bytemuck::cast_ref::<_, [[f32; 16]; 2]>(x).each_ref().map(|x| load_f32(x))
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+fn load_2x32(x: &[u8; 64]) -> [__m256i; 2] {
+    // SAFETY: 32 readable bytes; the load asks for no alignment.
+    bytemuck::cast_ref::<_, [[u8; 32]; 2]>(x).each_ref().map(|x| unsafe { _mm256_loadu_si256(x.as_ptr().cast()) })
+}
+
+/// A plain format: `BYTES` bytes hold 32 weights.
 trait Floats<const BYTES: usize> {
     /// # Safety
     /// The CPU must have this level's features.
-    unsafe fn widen(bytes: &[u8; BYTES]) -> __m512;
+    unsafe fn widen(bytes: &[u8; BYTES]) -> [__m512; 2];
 }
 
 struct F32;
 struct F16;
 struct Bf16;
 
-impl Floats<64> for F32 {
+impl Floats<128> for F32 {
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn widen(bytes: &[u8; 64]) -> __m512 {
-        _mm512_castsi512_ps(load_64(bytes))
+    #[target_feature(enable = "avx512bw,avx512vl")]
+    unsafe fn widen(bytes: &[u8; 128]) -> [__m512; 2] {
+        let [a, b] = load_128(bytes);
+        [_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)]
     }
 }
 
-impl Floats<32> for F16 {
+impl Floats<64> for F16 {
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn widen(bytes: &[u8; 32]) -> __m512 {
-        _mm512_cvtph_ps(load_32(bytes))
+    #[target_feature(enable = "avx512bw,avx512vl")]
+    unsafe fn widen(bytes: &[u8; 64]) -> [__m512; 2] {
+        let [a, b] = load_2x32(bytes);
+        [_mm512_cvtph_ps(a), _mm512_cvtph_ps(b)]
     }
 }
 
-impl Floats<32> for Bf16 {
+impl Floats<64> for Bf16 {
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn widen(bytes: &[u8; 32]) -> __m512 {
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(load_32(bytes))))
+    #[target_feature(enable = "avx512bw,avx512vl")]
+    unsafe fn widen(bytes: &[u8; 64]) -> [__m512; 2] {
+        let [a, b] = load_2x32(bytes);
+        let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
+        [widen(a), widen(b)]
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx")]
-fn load_32(x: &[u8; 32]) -> __m256i {
-    // SAFETY: 32 readable bytes; the load asks for no alignment.
-    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
     // Some weight rows stay in the L2 cache, some activation rows in L1.
-    for (t, w) in w.chunks(ROWS * n * BYTES / 16).enumerate() {
+    for (t, w) in w.chunks(ROWS * n * BYTES / 32).enumerate() {
         for (c, x) in x.chunks(4 * n).enumerate() {
             if x.len() == 4 * n {
                 rows_float::<F, BYTES, 2, 4>(y, t * ROWS, w, c * 4, x, n);
@@ -634,7 +643,7 @@ fn rows_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     x: &[f32],
     n: usize,
 ) {
-    let row_bytes = n * BYTES / 16;
+    let row_bytes = n * BYTES / 32;
     let mut r = r;
     for w in w.chunks(R * row_bytes) {
         if w.len() == R * row_bytes {
@@ -646,9 +655,6 @@ fn rows_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     }
 }
 
-/// Sums of each product: two, because one would wait for its last addition.
-const CHAINS: usize = 2;
-
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
     y: &mut ColumnsMut<'_>,
@@ -658,24 +664,26 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     x: &[f32],
     n: usize,
 ) {
-    let row_bytes = n * BYTES / 16;
+    let row_bytes = w.len() / R;
     let w: [_; R] = std::array::from_fn(|r| w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>());
-    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<16>());
-    let mut totals = [[[_mm512_setzero_ps(); M]; R]; CHAINS];
-    for k in 0..n / 16 {
-        prefetch(w[0].0[k].as_ptr().cast::<i8>().wrapping_add(AHEAD), R * BYTES);
+    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<32>());
+    // Two sums each, because one would wait for its last addition.
+    let mut totals = [[[_mm512_setzero_ps(); 2]; M]; R];
+    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
+    for k in 0..n / 32 {
+        ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
         let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
-        accumulate_float::<F, BYTES, R, M>(&mut totals[k % CHAINS], w, x);
+        accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
     }
-    if !n.is_multiple_of(16) {
+    if !n.is_multiple_of(32) {
         let w: [_; R] = std::array::from_fn(|r| padded(w[r].1));
         let x: [_; M] = std::array::from_fn(|i| padded(x[i].1));
-        accumulate_float::<F, BYTES, R, M>(&mut totals[0], w.each_ref(), x.each_ref());
+        accumulate_float::<F, BYTES, R, M>(&mut totals, w.each_ref(), x.each_ref());
     }
     for j in 0..M {
         for k in 0..R {
-            y.row(i + j)[r + k] = _mm512_reduce_add_ps(_mm512_add_ps(totals[0][k][j], totals[1][k][j]));
+            y.row(i + j)[r + k] = _mm512_reduce_add_ps(_mm512_add_ps(totals[k][j][0], totals[k][j][1]));
         }
     }
 }
@@ -683,15 +691,17 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn accumulate_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    totals: &mut [[__m512; M]; R],
+    totals: &mut [[[__m512; 2]; M]; R],
     w: [&[u8; BYTES]; R],
-    x: [&[f32; 16]; M],
+    x: [&[f32; 32]; M],
 ) {
     for r in 0..R {
         // SAFETY: this function has the features.
         let w = unsafe { F::widen(w[r]) };
         for i in 0..M {
-            totals[r][i] = _mm512_fmadd_ps(w, load_f32(x[i]), totals[r][i]);
+            let x = load_2x16(x[i]);
+            totals[r][i][0] = _mm512_fmadd_ps(w[0], x[0], totals[r][i][0]);
+            totals[r][i][1] = _mm512_fmadd_ps(w[1], x[1], totals[r][i][1]);
         }
     }
 }
