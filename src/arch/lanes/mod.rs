@@ -69,6 +69,8 @@ pub(super) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
+    /// Asks for the cache line of `p`, which need not be valid, to be brought to the first level.
+    fn prefetch(self, p: *const u8);
     /// `self·a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of both; `other` if either is NaN.
