@@ -51,7 +51,8 @@ fn f16_models_of_every_family() {
         n_models += 1;
         let manifest = read_json(&dir.join("manifest.json"));
         for arch in Arch::available() {
-            let model = Model::open(dir.join("model-f16.gguf")).unwrap_or_else(|e| panic!("{name}: {e}")).with_arch(arch);
+            let model =
+                Model::open(dir.join("model-f16.gguf")).unwrap_or_else(|e| panic!("{name}: {e}")).with_arch(arch);
             let n_vocab = model.hparams().n_vocab;
             let mut tests: Vec<_> = manifest["tests"].as_array().unwrap().iter().collect();
             tests.push(&manifest["greedy"]);
@@ -68,7 +69,11 @@ fn f16_models_of_every_family() {
                     let ours = logits(&mut session(&model, n_ctx, n_batch), tokens);
                     let difference = max_abs(&rows(&ours, &positions, n_vocab), &expected);
                     if !(difference <= MAX_ABS) {
-                        worst.push(format!("{name} {} {} batch {n_batch}: {difference}", arch.name(), test["id"].as_str().unwrap()));
+                        worst.push(format!(
+                            "{name} {} {} batch {n_batch}: {difference}",
+                            arch.name(),
+                            test["id"].as_str().unwrap()
+                        ));
                     }
                 }
             }

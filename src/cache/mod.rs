@@ -137,7 +137,8 @@ impl<T: KvElement + Zeroable> Store<T> {
             let n = shape.n_head_kv.checked_mul(shape.n_ctx)?.checked_mul(dim)?;
             bytemuck::allocation::try_zeroed_slice_box(n).ok()
         };
-        let layers = (0..shape.n_layer).map(|_| Some(KvLayer { k: zeroed(shape.head_dim)?, v: zeroed(shape.head_dim_v)? }));
+        let layers =
+            (0..shape.n_layer).map(|_| Some(KvLayer { k: zeroed(shape.head_dim)?, v: zeroed(shape.head_dim_v)? }));
         Some(Store { shape, layers: layers.collect::<Option<_>>()? })
     }
 

@@ -8,7 +8,9 @@ use super::probe::Probe;
 use super::team::Crew;
 use crate::arch::{AttnParams, ColumnsMut};
 use crate::cache::KvCache;
-use crate::model::{Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight};
+use crate::model::{
+    Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
+};
 
 /// Query rows that one attention task handles at a time.
 const ATTN_ROWS: usize = 64;
@@ -91,7 +93,10 @@ pub(crate) fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
     let h = model.hparams();
     let s = Sizes::new(model, m, n_outputs);
     let moe = h.experts.map_or(0, |x| {
-        footprint::<f32>(m * x.n_expert) + 2 * footprint::<f32>(m * x.n_used) + footprint::<u32>(m) + 2 * footprint::<f32>(m * h.n_embd)
+        footprint::<f32>(m * x.n_expert)
+            + 2 * footprint::<f32>(m * x.n_used)
+            + footprint::<u32>(m)
+            + 2 * footprint::<f32>(m * h.n_embd)
     });
     3 * footprint::<f32>(m * h.n_embd)
         + footprint::<f32>(m * s.n_q)
@@ -363,8 +368,7 @@ fn attention<P: Probe + ?Sized>(
     probe.tensor("v", i, b.v);
     kv.append(&workers, arch, i, pos, b.k, b.v);
 
-    let params =
-        AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
+    let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
     let n_tiles = m_padded / tile;
     let (kv, q_by_head) = (&*kv, &*b.q_by_head);
     crew.for_chunks(b.out_by_head, tile * n_group * d_v, |task, out| {
@@ -473,7 +477,13 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
     }
     if let Some((shared, gate)) = &moe.shared {
         let strength = &mut b.moe.router[..m];
-        linear(ctx, &mut b.scratch, b.normed, m, &mut [Product { w: gate, b: None, y: ColumnsMut::new(strength, m, 1) }]);
+        linear(
+            ctx,
+            &mut b.scratch,
+            b.normed,
+            m,
+            &mut [Product { w: gate, b: None, y: ColumnsMut::new(strength, m, 1) }],
+        );
         let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
         feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io);
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {

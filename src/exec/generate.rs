@@ -42,11 +42,7 @@ impl<'m> Session<'m> {
     ///
     /// # Errors
     /// If the file has no tokenizer, or as [`Session::prefill`].
-    pub fn generate<'s>(
-        &'s mut self,
-        prompt: &str,
-        sampler: &'s mut Sampler,
-    ) -> Result<Generation<'s, 'm>, Error> {
+    pub fn generate<'s>(&'s mut self, prompt: &str, sampler: &'s mut Sampler) -> Result<Generation<'s, 'm>, Error> {
         let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
         let tokens = tokenizer.encode(prompt, self.position() == 0, true);
         self.generate_from(&tokens, sampler)

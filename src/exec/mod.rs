@@ -96,13 +96,7 @@ fn kv_shape(h: &Hparams, options: &SessionOptions) -> KvShape {
         Some(0) => h.n_ctx_train,
         Some(n) => n,
     };
-    KvShape {
-        n_layer: h.n_layer,
-        n_ctx,
-        n_head_kv: h.n_head_kv,
-        head_dim: h.head_dim,
-        head_dim_v: h.head_dim_v,
-    }
+    KvShape { n_layer: h.n_layer, n_ctx, n_head_kv: h.n_head_kv, head_dim: h.head_dim, head_dim_v: h.head_dim_v }
 }
 
 /// One stream of tokens through a model: its cache, its position, its buffers.
@@ -144,7 +138,11 @@ impl Model {
         let h = self.hparams();
         let shape = kv_shape(h, options);
         if shape.n_ctx > u32::MAX as usize / 2 {
-            return Err(SessionError::Option { option: "n_ctx", value: shape.n_ctx, expected: "less than 2^31".into() });
+            return Err(SessionError::Option {
+                option: "n_ctx",
+                value: shape.n_ctx,
+                expected: "less than 2^31".into(),
+            });
         }
         if options.n_batch == 0 {
             return Err(SessionError::Option { option: "n_batch", value: 0, expected: "at least 1".into() });

@@ -358,7 +358,8 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_survives() {
         let team = Team::new(2).unwrap();
-        let caught = catch_unwind(AssertUnwindSafe(|| team.enter(|crew| crew.run(8, |i| assert_ne!(i, 5, "task five")))));
+        let caught =
+            catch_unwind(AssertUnwindSafe(|| team.enter(|crew| crew.run(8, |i| assert_ne!(i, 5, "task five")))));
         assert!(caught.is_err());
         team.enter(|crew| crew.run(8, |_| ()));
     }

@@ -213,9 +213,11 @@ impl Keys<'_> {
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let name = self.name(key);
         match self.metadata.opt_f32(&name)? {
-            Some(v) if !(v.is_finite() && v > 0.0) => {
-                Err(ModelError::OutOfRange { key: name, value: v.to_string(), expected: "a finite number above 0".into() })
-            }
+            Some(v) if !(v.is_finite() && v > 0.0) => Err(ModelError::OutOfRange {
+                key: name,
+                value: v.to_string(),
+                expected: "a finite number above 0".into(),
+            }),
             v => Ok(v),
         }
     }
@@ -244,17 +246,23 @@ impl Hparams {
             None if n_embd % n_head == 0 && n_embd / n_head <= MAX_HEAD_DIM => n_embd / n_head,
             None => {
                 return Err(ModelError::Inconsistent {
-                    what: format!("embedding_length {n_embd} does not divide into {n_head} heads of at most {MAX_HEAD_DIM}"),
+                    what: format!(
+                        "embedding_length {n_embd} does not divide into {n_head} heads of at most {MAX_HEAD_DIM}"
+                    ),
                 });
             }
         };
         let head_dim_v = keys.opt_count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         if n_head % n_head_kv != 0 {
-            return Err(ModelError::Inconsistent { what: format!("{n_head} heads cannot share {n_head_kv} key/value heads") });
+            return Err(ModelError::Inconsistent {
+                what: format!("{n_head} heads cannot share {n_head_kv} key/value heads"),
+            });
         }
         let n_dims = keys.opt_count("rope.dimension_count", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         if n_dims % 2 != 0 || n_dims > head_dim {
-            return Err(ModelError::Inconsistent { what: format!("rope rotates {n_dims} dimensions of heads of {head_dim}") });
+            return Err(ModelError::Inconsistent {
+                what: format!("rope rotates {n_dims} dimensions of heads of {head_dim}"),
+            });
         }
         let n_ctx_orig = keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train);
         let factor = match keys.positive("rope.scaling.factor")? {

@@ -13,9 +13,7 @@ use crate::tokenizer::Tokenizer;
 use std::fmt;
 use std::path::Path;
 
-pub use hparams::{
-    Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window,
-};
+pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Called with the share of loading done, 0 to 1; returns whether to go on.
@@ -132,9 +130,11 @@ impl Hparams {
         if let Some(what) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
             return Err(ModelError::NotAModel { what: format!("an {what}") });
         }
-        let family = family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| {
-            ModelError::UnsupportedArchitecture { arch: arch.to_owned(), supported: supported_architectures().collect() }
-        })?;
+        let family =
+            family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| ModelError::UnsupportedArchitecture {
+                arch: arch.to_owned(),
+                supported: supported_architectures().collect(),
+            })?;
         let mut hparams = (family.hparams)(&hparams::Keys { arch, metadata })?;
         let embd = tensors.iter().find(|t| t.name == "token_embd.weight");
         hparams.n_vocab = match embd {
@@ -146,7 +146,9 @@ impl Hparams {
                     expected: vec![hparams.n_embd as u64, hparams.n_vocab as u64],
                 });
             }
-            None if tensors.is_empty() => return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() }),
+            None if tensors.is_empty() => {
+                return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
+            }
             None => return Err(ModelError::MissingTensor { name: "token_embd.weight".into() }),
         };
         Ok(hparams)

@@ -141,7 +141,13 @@ impl<'a> Binder<'a> {
     }
 
     /// A matrix, `n_matrices` of them one after the other.
-    fn opt_weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Option<Weight>, ModelError> {
+    fn opt_weight(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        n_matrices: usize,
+    ) -> Result<Option<Weight>, ModelError> {
         let dims = [n_in, n_out, n_matrices];
         let Some(tensor) = self.shaped(name, &dims[..if n_matrices == 1 { 2 } else { 3 }])? else { return Ok(None) };
         if tensor.dtype.format().is_none() {
@@ -157,7 +163,8 @@ impl<'a> Binder<'a> {
     }
 
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
-        self.opt_weight(name, n_in, n_out, n_matrices)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
+        self.opt_weight(name, n_in, n_out, n_matrices)?
+            .ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
@@ -199,15 +206,12 @@ impl<'a> Binder<'a> {
 
 impl Weights {
     /// Binds every tensor that `h` asks for; `progress` hears the share done and may stop it.
-    pub(crate) fn bind(
-        gguf: &Gguf,
-        h: &Hparams,
-        progress: &mut dyn FnMut(f32) -> bool,
-    ) -> Result<Weights, ModelError> {
+    pub(crate) fn bind(gguf: &Gguf, h: &Hparams, progress: &mut dyn FnMut(f32) -> bool) -> Result<Weights, ModelError> {
         let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default() };
         let token_embd = b.weight("token_embd.weight", h.n_embd, h.n_vocab, 1)?;
-        let output_norm =
-            b.opt_norm("output_norm", h)?.ok_or_else(|| ModelError::MissingTensor { name: "output_norm.weight".into() })?;
+        let output_norm = b
+            .opt_norm("output_norm", h)?
+            .ok_or_else(|| ModelError::MissingTensor { name: "output_norm.weight".into() })?;
         let output = match b.opt_linear("output", h.n_embd, h.n_vocab)? {
             Some(output) => output,
             None => Linear { w: token_embd.clone(), b: b.opt_vector("output.bias", h.n_vocab)? },
@@ -237,7 +241,9 @@ impl Weights {
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         match gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
             Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() }),
-            None => Ok(Weights { token_embd, layers, output_norm, output, rope_factors, rope_factors_short_long, shapes }),
+            None => {
+                Ok(Weights { token_embd, layers, output_norm, output, rope_factors, rope_factors_short_long, shapes })
+            }
         }
     }
 }

@@ -4,8 +4,7 @@ mod gemm;
 
 use super::{Kernels, avx2};
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { name: "avx512", supported, gemm: gemm::gemm_for, ..avx2::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels { name: "avx512", supported, gemm: gemm::gemm_for, ..avx2::KERNELS };
 
 fn supported() -> bool {
     (avx2::KERNELS.supported)()
