@@ -1,7 +1,7 @@
 //! Products with many activation rows: the loops that all vector levels share.
 //!
-//! Activations are packed once: `LANES` rows interleaved, so that a register holds one value (or a
-//! pair) of each. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time: it
+//! Activations are packed once: the rows of a register tile interleaved, so that a register holds
+//! one value (or a pair) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time: it
 //! unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
 //! register tile in which every word of the panel is broadcast. Unpacking needs no transposition
 //! that way; only the finished sums are transposed, on their way out.
@@ -33,9 +33,9 @@ const SUMS: usize = 528;
 pub(super) trait Panels {
     /// Values per word.
     const PER_WORD: usize;
-    /// Words of a register: the activation rows that are packed together.
+    /// Words of a register.
     const LANES: usize;
-    /// Registers of activations in a register tile.
+    /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
     const VECS: usize;
     /// Words of the panel's rows that one register tile goes over, so that its activations fit L1.
     const DEPTH: usize;
@@ -43,10 +43,11 @@ pub(super) trait Panels {
     /// Weight rows of a register tile with `vecs` registers of activations, a divisor of [`TILE`].
     fn rows(vecs: usize) -> usize;
 
-    /// Packs `x` (at most `LANES` rows of `k` values): `packed[i][lane]` is word `i` of row `lane`.
+    /// Packs `x` (at most `VECS · LANES` rows of `k` values) to `packed[i][v][lane]`, word `i` of row
+    /// `v·LANES + lane`, for as many `v` as there are rows to fill them.
     ///
     /// # Safety
-    /// The CPU must have the level's features; `packed` must have `k / PER_WORD · LANES` words.
+    /// The CPU must have the level's features, and `packed` that length.
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
 
     /// Expands at most [`BLOCK`] weights of a row.
@@ -55,13 +56,22 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `out` room for the words.
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
 
-    /// `sums[v][r][lane] (+)= Σ_i w[r][i]·x[v][i][lane]` for `vecs` registers of activations and
-    /// `rows(vecs)` rows of the panel; `first` starts from zero.
+    /// `sums[v][r][lane] (+)= Σ_i w[r][i]·x[i][v][lane]` for `vecs` registers of activations and
+    /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for `words` lines of
+    /// memory that lie `VECS` lines apart from `ahead` on.
     ///
     /// # Safety
     /// The CPU must have the level's features. Rows of `w` lie [`BLOCK`]` / PER_WORD` words apart and
-    /// have `words`; registers of `x` lie `x_stride` words apart; those of `sums` [`TILE`] registers.
-    unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, x_stride: usize, words: usize, sums: *mut f32, first: bool);
+    /// have `words`; registers of `sums` lie [`TILE`] registers apart.
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        words: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    );
 
     /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
     ///
@@ -72,7 +82,14 @@ pub(super) trait Panels {
 
 /// The table line of `P`.
 pub(super) const fn table<P: Panels>(min_rows: usize) -> Gemm {
-    Gemm { min_rows, tile: TILE, group: P::LANES, packed_len: packed_len::<P>, pack: pack::<P>, kernel: kernel::<P> }
+    Gemm {
+        min_rows,
+        tile: TILE,
+        group: P::VECS * P::LANES,
+        packed_len: packed_len::<P>,
+        pack: pack::<P>,
+        kernel: kernel::<P>,
+    }
 }
 
 fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
@@ -98,7 +115,7 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
-    let x_stride = k / P::PER_WORD * P::LANES;
+    let vec_words = k / P::PER_WORD * P::LANES;
     let panel_stride = BLOCK / P::PER_WORD;
     let n_vecs = y.rows().div_ceil(P::LANES);
 
@@ -135,21 +152,19 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                 }
                 for word in (0..n_words).step_by(P::DEPTH) {
                     let depth = (n_words - word).min(P::DEPTH);
-                    let first = k0 + word == 0;
-                    let mut v = 0;
-                    while v < n_vecs {
-                        let vecs = register_vecs(n_vecs - v, P::VECS);
-                        let x = &x[(first_vec + v) * x_stride + (k0 / P::PER_WORD + word) * P::LANES..];
-                        debug_assert!(x.len() >= (vecs - 1) * x_stride + depth * P::LANES);
-                        for r in (0..n_rows).step_by(P::rows(vecs)) {
+                    for v in (0..n_vecs).step_by(P::VECS) {
+                        let vecs = (n_vecs - v).min(P::VECS);
+                        let x = &x[(first_vec + v) * vec_words + (k0 / P::PER_WORD + word) * vecs * P::LANES..];
+                        let x = &x[..depth * vecs * P::LANES];
+                        for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
+                            let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
                             unsafe {
                                 let w = panel.add(r * panel_stride + word);
                                 let sums = sums.add((v * TILE + r) * P::LANES);
-                                P::tile(vecs, w, x.as_ptr(), x_stride, depth, sums, first);
+                                P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + word == 0, ahead);
                             }
                         }
-                        v += vecs;
                     }
                 }
             }
@@ -167,12 +182,6 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
             }
         }
     }
-}
-
-/// How many of the `rest` registers of activations the next tile takes, at most `max`: never leaves
-/// a single one, whose sums are too few to hide the latency of additions.
-fn register_vecs(rest: usize, max: usize) -> usize {
-    if rest == max + 1 { rest.div_ceil(2) } else { rest.min(max) }
 }
 
 /// Asks for `bytes` in the L2 cache.

@@ -1,13 +1,15 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
 //! Block-quantised weights are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32`
-//! multiply-add, and rounding weights and activations to 2⁻⁹ costs a fraction of what 8-bit
-//! activations do. Intel's cores run it at a quarter of the rate of `f32` multiply-adds (measured
-//! on Sapphire Rapids), so there the same weights go through `f32` panels, as do F32, F16 and BF16
+//! multiply-add. Rounding both factors to eight bits of mantissa makes an error of about 0.0023 of
+//! a typical product (at most 2⁻⁷), half of what activations rounded to 8-bit integers cost.
+//! Intel's cores run the instruction at a quarter of the rate of `f32` multiply-adds (measured on
+//! Sapphire Rapids), so there the same weights go through `f32` panels, as do F32, F16 and BF16
 //! weights everywhere, to stay exact.
 
 use crate::arch::Gemm;
-use crate::arch::gemm::{BLOCK, Panels, table};
+use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
+use crate::arch::gemm::{BLOCK, Panels, TILE, table};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -68,17 +70,17 @@ macro_rules! panels {
                 vecs: usize,
                 w: *const u32,
                 x: *const u32,
-                x_stride: usize,
                 words: usize,
                 sums: *mut f32,
                 first: bool,
+                ahead: *const u32,
             ) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match vecs {
-                        1 => tile::<$bf16, 1, 16>(w, x, x_stride, words, sums, first),
-                        2 => tile::<$bf16, 2, 8>(w, x, x_stride, words, sums, first),
-                        _ => tile::<$bf16, 3, 8>(w, x, x_stride, words, sums, first),
+                        1 => tile::<$bf16, 1, 16>(w, x, words, sums, first, ahead),
+                        2 => tile::<$bf16, 2, 8>(w, x, words, sums, first, ahead),
+                        _ => tile::<$bf16, 3, 8>(w, x, words, sums, first, ahead),
                     }
                 }
             }
@@ -95,9 +97,6 @@ panels!(F32, false, 1);
 
 /// 32-bit words of a register.
 const LANES: usize = 16;
-/// Weight rows between two registers of activations in the sums.
-const TILE: usize = crate::arch::gemm::TILE;
-
 /// Words between rows of a panel.
 const fn row_words(bf16: bool) -> usize {
     if bf16 { BLOCK / 2 } else { BLOCK }
@@ -108,10 +107,10 @@ const fn row_words(bf16: bool) -> usize {
 unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
-    x_stride: usize,
     words: usize,
     sums: *mut f32,
     first: bool,
+    ahead: *const u32,
 ) {
     let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
     if !first {
@@ -123,10 +122,13 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
         }
     }
     for i in 0..words {
+        if VECS == 3 {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
+        }
         let mut xs = [_mm512_setzero_si512(); VECS];
         for v in 0..VECS {
             // SAFETY: word `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm512_loadu_si512(x.add(v * x_stride + i * LANES).cast()) };
+            xs[v] = unsafe { _mm512_loadu_si512(x.add((i * VECS + v) * LANES).cast()) };
         }
         for r in 0..ROWS {
             // SAFETY: word `i` of row `r`.
@@ -149,7 +151,8 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
 fn multiply_add<const BF16: bool>(a: __m512i, b: __m512i, sum: __m512) -> __m512 {
     if BF16 {
         // SAFETY: all three are 512 bits.
-        let (a, b) = unsafe { (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) };
+        let (a, b) =
+            unsafe { (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) };
         _mm512_dpbf16_ps(sum, a, b)
     } else {
         _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
@@ -159,18 +162,20 @@ fn multiply_add<const BF16: bool>(a: __m512i, b: __m512i, sum: __m512) -> __m512
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn pack<const BF16: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let per_word = if BF16 { 2 } else { 1 };
-    let words = k / per_word;
-    for (c, packed) in packed.chunks_mut(LANES * LANES).enumerate() {
-        let mut rows = [_mm512_setzero_si512(); LANES];
-        let n = LANES.min(words - c * LANES) * per_word;
-        for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-            let x = &x[c * LANES * per_word..][..n];
-            let [low, high] = load_f32(x);
-            *row = if BF16 { bf16_pairs(low, high) } else { _mm512_castps_si512(low) };
-        }
-        for (word, out) in transpose(rows).into_iter().zip(packed.as_chunks_mut::<LANES>().0) {
-            // SAFETY: as many bytes.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
+            let mut rows = [_mm512_setzero_si512(); LANES];
+            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                let start = c * LANES * per_word;
+                let [low, high] = load_f32(&x[start..(start + LANES * per_word).min(k)]);
+                *row = if BF16 { bf16_pairs(low, high) } else { _mm512_castps_si512(low) };
+            }
+            for (word, out) in transpose(rows).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+                // SAFETY: as many bytes.
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+            }
         }
     }
 }
@@ -229,8 +234,10 @@ fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     // What is left is to transpose the 4 × 4 lanes of the registers `j, 4 + j, 8 + j, 12 + j`.
     let mut d = c;
     for j in 0..4 {
-        let (even_low, odd_low) =
-            (_mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]), _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]));
+        let (even_low, odd_low) = (
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]),
+        );
         let (even_high, odd_high) = (
             _mm512_shuffle_i32x4::<0b10_00_10_00>(c[8 + j], c[12 + j]),
             _mm512_shuffle_i32x4::<0b11_01_11_01>(c[8 + j], c[12 + j]),
@@ -272,135 +279,65 @@ impl<const BF16: bool> Out<BF16> {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
 fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
     let out = Out::<BF16>(out);
+    macro_rules! blocks {
+        ($block:ident) => {
+            blocks::<BF16, $block>(bytes, out)
+        };
+    }
     match dtype {
-        DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 32], out| {
+        DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 32]| {
             let (low, high) = x.split_at(16);
-            out.put(0, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
+            [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]
         }),
-        DType::F16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32], out| {
+        DType::F16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
             let (low, high) = x.split_at(16);
-            out.put(0, [_mm512_cvtph_ps(load256(low)), _mm512_cvtph_ps(load256(high))]);
+            [_mm512_cvtph_ps(load256(low)), _mm512_cvtph_ps(load256(high))]
         }),
-        DType::BF16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32], out| {
+        DType::BF16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
             let (low, high) = x.split_at(16);
             let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
-            out.put(0, [widen(load256(low)), widen(load256(high))]);
+            [widen(load256(low)), widen(load256(high))]
         }),
-        DType::Q4_0 => each::<BF16, 1, _>(bytes, out, |b: &BlockQ4_0, out| {
-            let q = _mm512_sub_ps(sixteen(&IOTA), _mm512_set1_ps(8.0));
-            out.put(0, nibbles(&b.qs, _mm512_mul_ps(_mm512_set1_ps(f16_value(b.d)), q)));
-        }),
-        DType::Q4_1 => each::<BF16, 1, _>(bytes, out, |b: &BlockQ4_1, out| {
-            out.put(0, nibbles(&b.qs, affine(sixteen(&IOTA), f16_value(b.d), f16_value(b.m))));
-        }),
-        DType::Q5_0 => each::<BF16, 1, _>(bytes, out, |b: &BlockQ5_0, out| {
-            let d = f16_value(b.d);
-            out.put(0, scaled(five_bits(&b.qs, b.qh), [d; 2], [-16.0 * d; 2]));
-        }),
-        DType::Q5_1 => each::<BF16, 1, _>(bytes, out, |b: &BlockQ5_1, out| {
-            out.put(0, scaled(five_bits(&b.qs, b.qh), [f16_value(b.d); 2], [f16_value(b.m); 2]));
-        }),
-        DType::Q8_0 => each::<BF16, 1, _>(bytes, out, |b: &BlockQ8_0, out| {
-            let d = _mm512_set1_ps(f16_value(b.d));
-            let (low, high) = b.qs.split_at(16);
-            let value = |q| _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q)));
-            out.put(0, [value(load128(low)), value(load128(high))]);
-        }),
-        DType::IQ4_NL => each::<BF16, 1, _>(bytes, out, |b: &BlockIq4Nl, out| {
-            out.put(0, nibbles(&b.qs, affine(sixteen(&IQ4_VALUES), f16_value(b.d), 0.0)));
-        }),
-        DType::MXFP4 => each::<BF16, 1, _>(bytes, out, |b: &BlockMxfp4, out| {
-            out.put(0, nibbles(&b.qs, affine(sixteen(&MXFP4_VALUES), b.half_scale(), 0.0)));
-        }),
-        DType::IQ4_XS => each::<BF16, 8, _>(bytes, out, |b: &BlockIq4Xs, out| {
-            let (d, high) = (f16_value(b.d), u16::from_le_bytes(b.scales_h));
-            for (s, qs) in b.qs.as_chunks().0.iter().enumerate() {
-                let sc = b.scales_l[s / 2] as u32 >> (s % 2 * 4) & 15 | (high as u32 >> (2 * s) & 3) << 4;
-                out.put(s, nibbles(qs, affine(sixteen(&IQ4_VALUES), d * (sc as f32 - 32.0), 0.0)));
-            }
-        }),
-        DType::Q2_K => each::<BF16, 8, _>(bytes, out, |b: &BlockQ2K, out| {
-            let (d, dmin) = (f16_value(b.d), -f16_value(b.dmin));
-            for g in 0..8 {
-                let q = two_bits(&b.qs, g);
-                let sc = |i: usize| b.scales[2 * g + i];
-                let scale = [d * (sc(0) & 15) as f32, d * (sc(1) & 15) as f32];
-                out.put(g, scaled(q, scale, [dmin * (sc(0) >> 4) as f32, dmin * (sc(1) >> 4) as f32]));
-            }
-        }),
-        DType::Q3_K => each::<BF16, 8, _>(bytes, out, |b: &BlockQ3K, out| {
-            let d = f16_value(b.d);
-            let sc = unpack_scales_q3_k(&b.scales);
-            for g in 0..8 {
-                let high = _mm256_test_epi8_mask(load256(&b.hmask), _mm256_set1_epi8(1 << g));
-                let q = _mm256_or_si256(two_bits(&b.qs, g), _mm256_maskz_set1_epi8(high, 4));
-                let scale = [d * sc[2 * g] as f32, d * sc[2 * g + 1] as f32];
-                out.put(g, scaled(q, scale, scale.map(|s| -4.0 * s)));
-            }
-        }),
-        DType::Q4_K => each::<BF16, 8, _>(bytes, out, |b: &BlockQ4K, out| {
-            let (scale, min) = scales_mins(b.d, b.dmin, &b.scales);
-            for (p, qs) in b.qs.as_chunks::<32>().0.iter().enumerate() {
-                let (low, high) = qs.split_at(16);
-                let (low, high) = (_mm512_cvtepu8_epi32(load128(low)), _mm512_cvtepu8_epi32(load128(high)));
-                let table = |s: usize| affine(sixteen(&IOTA), scale[s], min[s]);
-                let (even, odd) = (table(2 * p), table(2 * p + 1));
-                // The permutation looks at no more than four bits.
-                out.put(2 * p, [_mm512_permutexvar_ps(low, even), _mm512_permutexvar_ps(high, even)]);
-                let (low, high) = (_mm512_srli_epi32::<4>(low), _mm512_srli_epi32::<4>(high));
-                out.put(2 * p + 1, [_mm512_permutexvar_ps(low, odd), _mm512_permutexvar_ps(high, odd)]);
-            }
-        }),
-        DType::Q5_K => each::<BF16, 8, _>(bytes, out, |b: &BlockQ5K, out| {
-            let (scale, min) = scales_mins(b.d, b.dmin, &b.scales);
-            for g in 0..8 {
-                let high = _mm256_test_epi8_mask(load256(&b.qh), _mm256_set1_epi8(1 << g));
-                let qs = load256(&b.qs[g / 2 * 32..][..32]);
-                let low = if g % 2 == 0 { qs } else { _mm256_srli_epi16::<4>(qs) };
-                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                let q = _mm256_or_si256(low, _mm256_maskz_set1_epi8(high, 16));
-                out.put(g, scaled(q, [scale[g]; 2], [min[g]; 2]));
-            }
-        }),
-        DType::Q6_K => each::<BF16, 8, _>(bytes, out, |b: &BlockQ6K, out| {
-            let sc = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(&b.scales)));
-            let scale: [f32; 16] = array(_mm512_mul_ps(sc, _mm512_set1_ps(f16_value(b.d))));
-            for g in 0..8 {
-                let ql = load256(&b.ql[g / 4 * 64 + g % 2 * 32..][..32]);
-                let low = if g % 4 < 2 { ql } else { _mm256_srli_epi16::<4>(ql) };
-                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                let q = _mm256_or_si256(low, _mm256_slli_epi16::<4>(two_bits(&b.qh, g)));
-                let q = _mm256_sub_epi8(q, _mm256_set1_epi8(32));
-                out.put(g, scaled(q, [scale[2 * g], scale[2 * g + 1]], [0.0; 2]));
-            }
-        }),
-        _ => dequantized(dtype, bytes, out),
+        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, out)),
     }
 }
 
-/// Calls `f` with each block of `32·GROUPS` values and where they go.
+/// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn each<const BF16: bool, const GROUPS: usize, B: Pod>(bytes: &[u8], out: Out<BF16>, f: impl Fn(&B, Out<BF16>)) {
-    for (i, block) in bytemuck::cast_slice(bytes).iter().enumerate() {
-        f(block, Out(out.0.wrapping_add(i * GROUPS * Out::<BF16>::GROUP)));
+fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
+    for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
+        // SAFETY: this level includes AVX2 and F16C.
+        let Factors { scale, offset } = unsafe { block.factors() };
+        for g in 0..B::GROUPS {
+            // SAFETY: as above.
+            let q = unsafe { block.bytes(g) };
+            let value = |half: usize, q: __m128i| {
+                let q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+                _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
+            };
+            let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
+            out.put(i * B::GROUPS + g, [value(0, low), value(1, high)]);
+        }
     }
 }
 
-/// The same for values without blocks, 32 at a time; their number need not be a multiple of that.
+/// Values without blocks, 32 at a time; their number need not be a multiple of that.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn plain<const BF16: bool, T: Pod>(dtype: DType, bytes: &[u8], out: Out<BF16>, f: impl Fn(&[T; 32], Out<BF16>))
+fn plain<const BF16: bool, T: Pod>(dtype: DType, bytes: &[u8], out: Out<BF16>, value: impl Fn(&[T; 32]) -> [__m512; 2])
 where
     [T; 32]: Pod,
 {
     let (whole, rest) = bytes.split_at(bytes.len() / size_of::<[T; 32]>() * size_of::<[T; 32]>());
-    each::<BF16, 1, [T; 32]>(whole, out, f);
-    let n_groups = whole.len() / size_of::<[T; 32]>();
-    dequantized(dtype, rest, Out::<BF16>(out.0.wrapping_add(n_groups * Out::<BF16>::GROUP)));
+    let whole: &[[T; 32]] = bytemuck::cast_slice(whole);
+    for (g, x) in whole.iter().enumerate() {
+        out.put(g, value(x));
+    }
+    dequantized(dtype, rest, Out::<BF16>(out.0.wrapping_add(whole.len() * Out::<BF16>::GROUP)));
 }
 
-/// Expands any format, slowly.
+/// Any format, slowly.
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], out: Out<BF16>) {
     let format = dtype.float_format();
@@ -413,100 +350,51 @@ fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], out: Out<BF16>) {
     }
 }
 
-const IOTA: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn sixteen(values: &[i8; 16]) -> __m512 {
-    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(values)))
-}
-
-/// `scale·x + offset`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn affine(x: __m512, scale: f32, offset: f32) -> __m512 {
-    _mm512_fmadd_ps(_mm512_set1_ps(scale), x, _mm512_set1_ps(offset))
-}
-
-/// `scale·q + offset` for 32 signed bytes; each half has its own factors.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn scaled(q: __m256i, scale: [f32; 2], offset: [f32; 2]) -> [__m512; 2] {
-    let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(q)));
-    let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256::<1>(q)));
-    [affine(low, scale[0], offset[0]), affine(high, scale[1], offset[1])]
-}
-
-/// What `table` has for the low nibbles of 16 bytes, and for the high ones.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn nibbles(bytes: &[u8; 16], table: __m512) -> [__m512; 2] {
-    // The permutation looks at no more than four bits.
-    let low = _mm512_cvtepu8_epi32(load128(bytes));
-    [_mm512_permutexvar_ps(low, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(low), table)]
-}
-
-/// The 5-bit values of Q5_0 and Q5_1.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn five_bits(qs: &[u8; 16], qh: [u8; 4]) -> __m256i {
-    let qs = load128(qs);
-    let low = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(qs), qs), _mm256_set1_epi8(15));
-    _mm256_or_si256(low, _mm256_maskz_set1_epi8(u32::from_le_bytes(qh), 16))
-}
-
-/// Group `g` of 32 values in the two-bit layout of Q2_K, Q3_K and Q6_K.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn two_bits(qs: &[u8; 64], g: usize) -> __m256i {
-    let bytes = load256(&qs[g / 4 * 32..][..32]);
-    // Words are shifted; what crosses a byte is masked away.
-    let shifted = _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(g as i32 % 4 * 2));
-    _mm256_and_si256(shifted, _mm256_set1_epi8(3))
-}
-
-/// `(d·sc, −dmin·m)` of the sub-blocks of Q4_K and Q5_K.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> ([f32; 8], [f32; 8]) {
-    let (sc, m) = unpack_scales_mins(packed);
-    let (d, dmin) = (f16_value(d), -f16_value(dmin));
-    (sc.map(|sc| d * sc as f32), m.map(|m| dmin * m as f32))
-}
-
-#[inline]
-#[target_feature(enable = "f16c")]
-fn f16_value(bytes: [u8; 2]) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bytes) as i32)))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn array(x: __m512) -> [f32; 16] {
-    // SAFETY: the same values.
-    unsafe { std::mem::transmute(x) }
-}
-
-#[inline]
-#[target_feature(enable = "sse2")]
-fn load128<T: Pod>(x: &[T]) -> __m128i {
-    assert_eq!(size_of_val(x), 16);
-    // SAFETY: the length was checked.
-    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx")]
-fn load256<T: Pod>(x: &[T]) -> __m256i {
-    assert_eq!(size_of_val(x), 32);
-    // SAFETY: the length was checked.
-    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
-}
-
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load512<T: Pod>(x: &[T]) -> __m512i {
     assert_eq!(size_of_val(x), 64);
     // SAFETY: the length was checked.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ColumnsMut;
+
+    /// The panels that block formats get where bf16 is slow; this CPU may not be such a one.
+    #[test]
+    fn f32_panels_of_every_format() {
+        if !(super::super::KERNELS.supported)() {
+            return;
+        }
+        let gemm = table::<F32>(0);
+        for f in FORMATS {
+            let (n, k) = (33, 512);
+            // No byte of a scale above 0x37: finite f16 numbers below 1.
+            let w: Vec<u8> =
+                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 >> 5) as u8 & 0x37).collect();
+            let mut values = vec![0.0; n * k];
+            (f.dequantize)(&w, &mut values);
+            let mut identity = vec![0.0; k * k];
+            (0..k).for_each(|i| identity[i * k + i] = 1.0);
+            let mut packed = vec![0u32; (gemm.packed_len)(k, k) / 4];
+            let groups = bytemuck::cast_slice_mut(&mut packed).chunks_mut((gemm.packed_len)(gemm.group, k));
+            for (x, packed) in identity.chunks(gemm.group * k).zip(groups) {
+                // SAFETY: the CPU has this level, and `packed` the length for these rows.
+                unsafe { (gemm.pack)(x, x.len() / k, k, packed) };
+            }
+            let mut y = vec![0.0; k * n];
+            // SAFETY: the CPU has this level, and the lengths are right.
+            unsafe {
+                (gemm.kernel)(&mut ColumnsMut::new(&mut y, k, n), f.dtype, &w, bytemuck::cast_slice(&packed), k);
+            }
+            for r in 0..n {
+                for i in 0..k {
+                    assert_eq!(y[i * n + r], values[r * k + i], "{} row {r} value {i}", f.name);
+                }
+            }
+        }
+    }
 }
