@@ -1,8 +1,11 @@
 //! AVX2 + FMA + F16C: x86-64 since Haswell (2013) and Zen (2017).
 
-use super::{Kernels, scalar};
+mod matmul;
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx2", supported, ..scalar::KERNELS };
+use super::{Kernels, scalar};
+pub(super) use matmul::{padded, prefetch};
+
+pub(crate) const KERNELS: Kernels = Kernels { name: "avx2", supported, matvec: matmul::matvec_for, ..scalar::KERNELS };
 
 fn supported() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
