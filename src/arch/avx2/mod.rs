@@ -3,13 +3,16 @@
 mod attention;
 mod elementwise;
 mod gemm;
+mod matmul;
 pub(super) mod unpack;
 
 use super::{Kernels, scalar};
+pub(super) use matmul::{padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
+    matvec: matmul::matvec_for,
     gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,

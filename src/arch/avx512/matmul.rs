@@ -6,6 +6,7 @@
 //! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
 //! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights.
 
+use crate::arch::avx2::{padded, prefetch};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
@@ -115,16 +116,6 @@ fn columns<B: Weights<N>, const N: usize, const R: usize, const M: usize>(
             }
         }
     }
-}
-
-/// Asks for `bytes` from `p` on; returns where they end.
-#[inline(always)]
-fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
-    for line in 0..bytes.div_ceil(64) {
-        // SAFETY: a hint; it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line * 64)) };
-    }
-    p.wrapping_add(bytes)
 }
 
 /// Adds the products of 256 weights with each activation row; their blocks are `stride` apart.
@@ -704,13 +695,6 @@ fn accumulate_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const 
             totals[r][i][1] = _mm512_fmadd_ps(w[1], x[1], totals[r][i][1]);
         }
     }
-}
-
-/// The values, then zeros.
-fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
-    let mut all = [T::default(); N];
-    all[..values.len()].copy_from_slice(values);
-    all
 }
 
 /// Any format: expands 256 weights at a time.
