@@ -10,13 +10,14 @@ use super::model::{ModelArgs, SessionArgs, session};
 use super::output::{Failure, note, paint, print};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -93,19 +94,27 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Some(path), _) => ChatTemplate::parse(&read_text(path)?)?,
         (None, Some(source)) => ChatTemplate::parse(source)?,
         (None, None) => {
-            note(paint("33", &format!(
-                "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
                  \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
-                args.model.label()
-            )));
+                    args.model.label()
+                ),
+            ));
             stop.push(TRANSCRIPT_STOP.into());
             ChatTemplate::parse(TRANSCRIPT)?
         }
     };
     let session = session(&model, &options)?;
     let cancel = session.cancel_token();
-    let handler = cancel.clone();
-    ctrlc::set_handler(move || handler.cancel())?;
+    let interactive = stdin_is_terminal() && io::stdout().is_terminal();
+    let editor = DefaultEditor::new()?;
+    if interactive {
+        // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+        let cancel = cancel.clone();
+        ctrlc::set_handler(move || cancel.cancel())?;
+    }
 
     let mut chat = Chat {
         args,
@@ -116,16 +125,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         session,
         sampler,
         cancel,
+        interactive,
         messages: system.map(Message::system).into_iter().collect(),
     };
-    if stdin_is_terminal() {
-        note(paint("2", &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx())));
+    if interactive {
+        note(paint(
+            "2",
+            &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
+        ));
     }
     if let Some(first) = &args.prompt {
         note(format!("> {first}"));
         chat.say(first)?;
     }
-    chat.converse()
+    chat.converse(editor)
 }
 
 struct Chat<'a> {
@@ -137,14 +150,15 @@ struct Chat<'a> {
     session: Session<'a>,
     sampler: Sampler,
     cancel: CancelToken,
+    /// Someone types and reads; otherwise lines come from a pipe or go to one.
+    interactive: bool,
     messages: Vec<Message>,
 }
 
 impl Chat<'_> {
     /// Reads lines until there are no more.
-    fn converse(&mut self) -> Result<(), Failure> {
-        let mut editor = DefaultEditor::new()?;
-        let history = history_file().filter(|_| stdin_is_terminal());
+    fn converse(&mut self, mut editor: DefaultEditor) -> Result<(), Failure> {
+        let history = history_file().filter(|_| self.interactive);
         if let Some(path) = &history {
             // The first time there is none.
             let _ = editor.load_history(path);
@@ -152,7 +166,7 @@ impl Chat<'_> {
         let mut text = String::new();
         let mut warned = false;
         loop {
-            let prompt = match (stdin_is_terminal(), text.is_empty()) {
+            let prompt = match (self.interactive, text.is_empty()) {
                 (false, _) => "",
                 (true, true) => "> ",
                 (true, false) => "… ",
@@ -193,7 +207,8 @@ impl Chat<'_> {
             }
         }
         if let Some(path) = &history {
-            let saved = path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+            let saved =
+                path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
             if !saved {
                 note(format!("The history could not be saved to {}.", path.display()));
             }
@@ -230,7 +245,7 @@ impl Chat<'_> {
             Err(stop) => {
                 self.messages.pop();
                 match stop {
-                    Stop::Failed(Failure::Work(message)) if stdin_is_terminal() => note(format!("error: {message}")),
+                    Stop::Failed(Failure::Work(message)) if self.interactive => note(format!("error: {message}")),
                     Stop::Failed(failure) => return Err(failure),
                     Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
                 }
@@ -275,15 +290,20 @@ impl Chat<'_> {
                 answer.push('\n');
             }
             let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
-            note(paint("2", &format!(
-                "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
-                per_second(n, decode),
-                self.session.position(),
-                self.session.n_ctx()
-            )));
+            note(paint(
+                "2",
+                &format!(
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    per_second(n, decode),
+                    self.session.position(),
+                    self.session.n_ctx()
+                ),
+            ));
         }
         match reason {
-            Some(StopReason::ContextFull) => note(paint("33", "\n[the context is full: /clear, or start with a larger -c]")),
+            Some(StopReason::ContextFull) => {
+                note(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
+            }
             Some(StopReason::MaxTokens) => note(paint("2", "\n[-n reached]")),
             _ => {}
         }

@@ -105,6 +105,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             session.n_ctx()
         )));
     }
+    let start = Instant::now();
+    let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
+    let mut generation = begin(&mut session, &prompt_ids, &mut sampler, options.n_batch)?
+        .stop(stop)
+        .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
+    let prefill = start.elapsed();
+
+    // Only now, so that a progress bar does not paint over it.
     if !args.json {
         if args.model.is_demo() && io::stderr().is_terminal() {
             note(paint("2", &format!("{}; -m FILE runs another model", args.model.label())));
@@ -113,13 +121,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             eprint_text(&prompt);
         }
     }
-
-    let start = Instant::now();
-    let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
-    let mut generation = begin(&mut session, &prompt_ids, &mut sampler, options.n_batch)?
-        .stop(stop)
-        .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
-    let prefill = start.elapsed();
 
     let start = Instant::now();
     let mut text = String::new();
@@ -198,7 +199,7 @@ pub(super) fn begin<'s, 'm>(
     sampler: &'s mut Sampler,
     n_batch: usize,
 ) -> Result<Generation<'s, 'm>, ruvllm::Error> {
-    let mut progress = Progress::new("reading the prompt", ids.len() as u64);
+    let progress = Progress::new("reading the prompt", ids.len() as u64);
     let last = ids.len().saturating_sub(1) / n_batch * n_batch;
     for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
         session.prefill(batch)?;
