@@ -440,6 +440,20 @@ fn seeds_repeat() {
 }
 
 #[test]
+fn the_file_may_recommend_sampling() {
+    let folder = Folder::new();
+    let mut writer = tiny_model(None);
+    writer.metadata("general.sampling.temp", 0f32);
+    writer.write(folder.path("cold.gguf")).unwrap();
+    let with = |flags: &[&str]| {
+        let args = [&["-m", &folder.name("cold.gguf"), "-p", "the", "-n", "16", "--json"], flags].concat();
+        parsed(&run(&args))["ids"].clone()
+    };
+    assert_eq!(with(&["-s", "1"]), with(&["-s", "2"]));
+    assert_ne!(with(&["-s", "1", "--temp", "1"]), with(&["-s", "2", "--temp", "1"]));
+}
+
+#[test]
 fn demo_model_writes_text() {
     let args = ["-p", "Ownership is", "-n", "24", "-s", "1"];
     let result = parsed(&run(&[&args[..], &["--json"]].concat()));

@@ -19,7 +19,10 @@ Examples:
   ruvllm -m model.gguf -f prompt.txt > text.txt       the prompt goes to stderr, the text to stdout
   ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
-  git diff | ruvllm -m model.gguf                     the prompt from a pipe";
+  git diff | ruvllm -m model.gguf                     the prompt from a pipe
+
+Special tokens written in the prompt count as such. Sampling defaults give way to what the model
+file recommends (general.sampling.*), and flags win over both.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
