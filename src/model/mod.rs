@@ -110,6 +110,18 @@ impl Model {
         self.gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
     }
 
+    /// Bytes of weights that one token has to read: of experts those used, of the embedding table
+    /// nothing unless it serves as the head, too.
+    pub fn bytes_per_token(&self) -> u64 {
+        let tied = self.gguf.tensor("output.weight").is_none();
+        let bytes = |t: &TensorInfo| match self.hparams.experts {
+            Some(x) if t.name.contains("_exps.") => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
+            _ if t.name == "token_embd.weight" && !tied => 0,
+            _ => t.n_bytes,
+        };
+        self.gguf.tensors().iter().map(bytes).sum()
+    }
+
     pub(crate) fn weights(&self) -> &Weights {
         &self.weights
     }

@@ -2,12 +2,15 @@
 
 mod attention;
 mod elementwise;
+mod gemm;
+pub(super) mod unpack;
 
 use super::{Kernels, scalar};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
+    gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod gemm;
 mod matmul;
 
 use super::{Kernels, avx2};
@@ -10,6 +11,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
     supported,
     matvec: matmul::matvec_for,
+    gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

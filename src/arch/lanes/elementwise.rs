@@ -7,103 +7,122 @@ use half::f16;
 /// cycle), and fewer roundings than one long sum has.
 const CHAINS: usize = 8;
 
-/// `Σ term(a, b)` over all vectors of `a` and `b`; lanes behind the end are zero in both.
-#[inline(always)]
-fn accumulate<V: Lanes>(z: V, a: &[f32], b: &[f32], term: impl Fn(V, V, V) -> V) -> f32 {
-    let mut sums = [z; CHAINS];
-    let (a_chunks, b_chunks) = (a.chunks_exact(CHAINS * V::N), b.chunks_exact(CHAINS * V::N));
-    let (a_rest, b_rest) = (a_chunks.remainder(), b_chunks.remainder());
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for ((a, b), sum) in a.chunks_exact(V::N).zip(b.chunks_exact(V::N)).zip(&mut sums) {
-            *sum = term(z.load(a), z.load(b), *sum);
+/// `set!(z, y, |a, b| f)`: `y = f(a, b)` for slices `a`, `b` as long as `y`; `y` may be among them.
+///
+/// A macro, since closures cannot be forced inline, which all that touches vectors must be.
+macro_rules! set {
+    ($z:ident, $y:ident, |$($x:ident),*| $f:expr) => {{
+        let n = $y.len();
+        $(assert_eq!($x.len(), n);)*
+        let mut i = 0;
+        while i + V::N <= n {
+            let result = {
+                $(
+                    // SAFETY: a vector from `i` on is inside the slice.
+                    let $x = unsafe { $z.read($x.as_ptr().add(i)) };
+                )*
+                $f
+            };
+            // SAFETY: as above.
+            unsafe { result.write($y.as_mut_ptr().add(i)) };
+            i += V::N;
         }
-    }
-    for ((a, b), sum) in a_rest.chunks(V::N).zip(b_rest.chunks(V::N)).zip(&mut sums) {
-        *sum = term(z.load(a), z.load(b), *sum);
-    }
-    let [a, b, c, d, e, f, g, h] = sums;
-    (((a + b) + (c + d)) + ((e + f) + (g + h))).sum()
+        if i < n {
+            let result = {
+                $(let $x = $z.load(&$x[i..]);)*
+                $f
+            };
+            result.store(&mut $y[i..]);
+        }
+    }};
 }
 
-/// `y = f(y, x)`.
-#[inline(always)]
-fn update<V: Lanes>(z: V, y: &mut [f32], x: &[f32], f: impl Fn(V, V) -> V) {
-    let mut y_chunks = y.chunks_exact_mut(V::N);
-    let x_chunks = x.chunks_exact(V::N);
-    let x_rest = x_chunks.remainder();
-    for (y, x) in (&mut y_chunks).zip(x_chunks) {
-        f(z.load(y), z.load(x)).store(y);
-    }
-    let y = y_chunks.into_remainder();
-    if !y.is_empty() {
-        f(z.load(y), z.load(x_rest)).store(y);
-    }
-}
-
-/// `y = f(x)`, in place.
-#[inline(always)]
-fn map<V: Lanes>(z: V, y: &mut [f32], f: impl Fn(V) -> V) {
-    let mut chunks = y.chunks_exact_mut(V::N);
-    for y in &mut chunks {
-        f(z.load(y)).store(y);
-    }
-    let y = chunks.into_remainder();
-    if !y.is_empty() {
-        f(z.load(y)).store(y);
-    }
+/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and adds
+/// the lanes up; behind the end of the slices they are zero.
+macro_rules! sum {
+    ($z:ident, $sum:ident, |$first:ident $(, $x:ident)*| $f:expr) => {{
+        let n = $first.len();
+        $(assert_eq!($x.len(), n);)*
+        let mut sums = [$z; CHAINS];
+        let mut i = 0;
+        while i + CHAINS * V::N <= n {
+            for (c, $sum) in sums.iter_mut().enumerate() {
+                // SAFETY: all chains' vectors from `i` on are inside the slice.
+                let $first = unsafe { $z.read($first.as_ptr().add(i + c * V::N)) };
+                $(
+                    // SAFETY: as above.
+                    let $x = unsafe { $z.read($x.as_ptr().add(i + c * V::N)) };
+                )*
+                *$sum = $f;
+            }
+            i += CHAINS * V::N;
+        }
+        for $sum in &mut sums {
+            if i < n {
+                let $first = $z.load(&$first[i..]);
+                $(let $x = $z.load(&$x[i..]);)*
+                *$sum = $f;
+                i += V::N;
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        (((a + b) + (c + d)) + ((e + f) + (g + h))).sum()
+    }};
 }
 
 #[inline(always)]
 pub(in crate::arch) fn dot<V: Lanes>(z: V, a: &[f32], b: &[f32]) -> f32 {
-    accumulate(z, a, b, |a, b, sum| a.mul_add(b, sum))
+    sum!(z, sum, |a, b| a.mul_add(b, *sum))
 }
 
 #[inline(always)]
 pub(in crate::arch) fn add<V: Lanes>(z: V, y: &mut [f32], x: &[f32]) {
-    update(z, y, x, |y, x| y + x);
+    set!(z, y, |y, x| y + x);
 }
 
 #[inline(always)]
 pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f32) {
     let a = z.splat(a);
-    update(z, y, x, |y, x| a.mul_add(x, y));
+    set!(z, y, |y, x| a.mul_add(x, y));
 }
 
 #[inline(always)]
 pub(in crate::arch) fn rms_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     let mean_square = dot(z, x, x) / x.len() as f32;
     let scale = z.splat(1.0 / (mean_square + eps).sqrt());
-    for ((y, x), w) in y.chunks_mut(V::N).zip(x.chunks(V::N)).zip(w.chunks(V::N)) {
-        (z.load(x) * scale * z.load(w)).store(y);
-    }
+    set!(z, y, |x, w| x * scale * w);
 }
 
 #[inline(always)]
 pub(in crate::arch) fn layer_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
     let n = x.len() as f32;
-    let mean = accumulate(z, x, x, |x, _, sum| x + sum) / n;
-    // In two passes: E[x²] − E[x]² would cancel.
+    let mean = sum!(z, sum, |x| x + *sum) / n;
     let m = z.splat(mean);
-    update(z, y, x, |_, x| x - m);
-    let scale = z.splat(1.0 / (dot(z, y, y) / n + eps).sqrt());
-    for ((y, w), b) in y.chunks_mut(V::N).zip(w.chunks(V::N)).zip(b.chunks(V::N)) {
-        (z.load(y) * scale).mul_add(z.load(w), z.load(b)).store(y);
-    }
+    // In two passes: E[x²] − E[x]² would cancel. The last lanes of a vector that `x` does not fill
+    // are not zero after the subtraction, so what it does not fill is added apart.
+    let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
+    let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
+    let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
+    let scale = z.splat(1.0 / (squares / n + eps).sqrt());
+    set!(z, y, |x, w, b| ((x - m) * scale).mul_add(w, b));
 }
 
 #[inline(always)]
 pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
-    let lowest = z.splat(f32::NEG_INFINITY);
-    let mut max = lowest;
-    let chunks = x.chunks_exact(V::N);
-    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for x in chunks {
-        max = z.load(x).max(max);
+    let mut max = [z.splat(f32::NEG_INFINITY); CHAINS];
+    let mut chunks = x.chunks_exact(CHAINS * V::N);
+    for x in &mut chunks {
+        for (x, max) in x.chunks_exact(V::N).zip(&mut max) {
+            *max = z.load(x).max(*max);
+        }
     }
-    let max = z.splat(max.max_lane().max(rest));
-    map(z, x, |x| super::exp(x - max));
-    let sum = z.splat(accumulate(z, x, x, |x, _, sum| x + sum));
-    map(z, x, |x| x / sum);
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = max.into_iter().fold(rest, |rest, max| rest.max(max.max_lane()));
+    let max = z.splat(max);
+    set!(z, x, |x| super::exp(x - max));
+    let total = sum!(z, sum, |x| x + *sum);
+    let total = z.splat(total);
+    set!(z, x, |x| x / total);
 }
 
 #[inline(always)]
@@ -159,7 +178,7 @@ pub(in crate::arch) fn rope_neox<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin
 
 #[inline(always)]
 pub(in crate::arch) fn silu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
-    update(z, gate, up, |g, u| times_sigmoid(g, g) * u);
+    set!(z, gate, |gate, up| times_sigmoid(gate, gate) * up);
 }
 
 /// `x/2·(1 + tanh t) = x·σ(2t)`, with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
@@ -172,12 +191,12 @@ fn gelu_tanh<V: Lanes>(x: V) -> V {
 
 #[inline(always)]
 pub(in crate::arch) fn gelu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
-    update(z, gate, up, |g, u| gelu_tanh(g) * u);
+    set!(z, gate, |gate, up| gelu_tanh(gate) * up);
 }
 
 #[inline(always)]
 pub(in crate::arch) fn gelu<V: Lanes>(z: V, x: &mut [f32]) {
-    map(z, x, gelu_tanh);
+    set!(z, x, |x| gelu_tanh(x));
 }
 
 #[inline(always)]

@@ -12,7 +12,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// A vector of `f32`.
 ///
-/// Everything here must be inlined into a function that is compiled for the level's instruction set,
+/// Everything here must be inlined (so no closures) into a function that is compiled for the level's instruction set,
 /// and may run only where the CPU has it. Possession proves that: a level makes its first vector
 /// inside such a function, and all others come from methods of one that exists. By convention that
 /// first one is `z`, zero.
@@ -69,6 +69,8 @@ pub(super) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
+    /// Asks for the cache line of `p`, which need not be valid, to be brought to the first level.
+    fn prefetch(self, p: *const u8);
     /// `self·a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of both; `other` if either is NaN.
@@ -197,8 +199,9 @@ pub(super) fn cos_sin<V: Lanes>(x: V) -> (V, V) {
     let quarters = n - (n * x.splat(0.25)).round() * x.splat(4.0);
     let odd = (quarters.abs() - one).abs();
     let (c, s) = (odd.if_less(half, sin, cos), odd.if_less(half, cos, sin));
-    let turned = |x: V, from: V| x * one.copysign(one - from.abs());
-    (turned(c, quarters + half), turned(s, quarters - half))
+    let c_sign = one.copysign(one - (quarters + half).abs());
+    let s_sign = one.copysign(one - (quarters - half).abs());
+    (c * c_sign, s * s_sign)
 }
 
 /// Instances of kernels of `$body` for one level: `$zero` must be safe under `$features`.
@@ -242,12 +245,16 @@ pub(super) mod tests {
 
     #[inline(always)]
     pub(in crate::arch) fn exp<V: Lanes>(z: V, x: &mut [f32]) {
-        x.chunks_mut(V::N).for_each(|x| super::exp(z.load(x)).store(x));
+        for x in x.chunks_mut(V::N) {
+            super::exp(z.load(x)).store(x);
+        }
     }
 
     #[inline(always)]
     pub(in crate::arch) fn tanh<V: Lanes>(z: V, x: &mut [f32]) {
-        x.chunks_mut(V::N).for_each(|x| super::tanh(z.load(x)).store(x));
+        for x in x.chunks_mut(V::N) {
+            super::tanh(z.load(x)).store(x);
+        }
     }
 
     /// Every 1021st number: a prime, so that all exponents meet all kinds of mantissas.
