@@ -42,7 +42,7 @@ Exit codes: 0 done, 1 the work failed, 2 the call was wrong.";
 
 /// Runs large language models from GGUF files, inside one process.
 #[derive(Parser)]
-#[command(name = "ruvllm", version, about, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "ruvllm", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
