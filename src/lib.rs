@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 pub mod arch;
+pub mod bench;
 pub mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;

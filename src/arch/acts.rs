@@ -2,39 +2,40 @@
 
 use super::ActForm;
 
-/// Activation rows rounded to 16-bit integers, for products with block-quantised weights.
+/// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
-/// Within 32 values `x ≈ d·q` with `|q| ≤ 32512`, kept as two planes of bytes, `q = 256·hi + lo`,
-/// because bytes are what the integer dot instructions of every CPU multiply. Two byte products per
-/// weight cost little where memory is the limit, and leave a rounding error 256 times below that of
-/// 8-bit activations: the product is exact to `f32` noise.
-/// Neither plane ever holds −128, so a kernel may negate them.
-#[derive(Clone, Copy, Debug)]
-pub struct Q16<'a> {
-    /// Values per row; a multiple of 32.
-    pub n: usize,
-    /// Rows.
-    pub m: usize,
-    /// High bytes, `(m, n)`.
-    pub hi: &'a [i8],
-    /// Low bytes, `(m, n)`.
-    pub lo: &'a [i8],
-    /// Scales, `(m, n/32)`.
-    pub d: &'a [f32],
-    /// `d·Σq` over each 16 values, `(m, n/16)`: what a constant offset on the weights contributes.
-    pub s: &'a [f32],
+/// Within 32 values `x ≈ d·q` with `|q| ≤ 32767`: a rounding error 256 times below that of 8-bit
+/// activations, so that a product is exact to `f32` noise. The last block of a row is filled up with
+/// zeros.
+///
+/// The integers lie in the order in which kernels unpack weights, so that the sums of four blocks of
+/// 32 end up in the four 128-bit lanes of one 512-bit register: value `j` of block `b` is
+/// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds every second
+/// value of 16 (they come out of one mask of 16-bit words holding packed weights), for four blocks.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub struct BlockQ16 {
+    /// The integers.
+    pub q: [[i16; 32]; 8],
+    /// Scale of each 16 values; the two halves of 32 values share one.
+    pub d: [f32; 16],
+    /// `d·Σq` of each 16 values: what a constant offset on their weights contributes.
+    pub s: [f32; 16],
 }
 
-impl<'a> Q16<'a> {
-    /// Row `i` as `(hi, lo, d, s)`.
-    pub fn row(&self, i: usize) -> (&'a [i8], &'a [i8], &'a [f32], &'a [f32]) {
-        let n = self.n;
-        (
-            &self.hi[i * n..][..n],
-            &self.lo[i * n..][..n],
-            &self.d[i * (n / 32)..][..n / 32],
-            &self.s[i * (n / 16)..][..n / 16],
-        )
+impl BlockQ16 {
+    /// Values of a block.
+    pub const VALUES: usize = 256;
+
+    /// Blocks of a row of `n` values.
+    pub const fn per_row(n: usize) -> usize {
+        n.div_ceil(Self::VALUES)
+    }
+
+    /// Where in [`BlockQ16::q`] value `i` of 256 is.
+    pub const fn position(i: usize) -> (usize, usize) {
+        let (b, j) = (i / 32, i % 32);
+        (b % 2 * 4 + j / 16 * 2 + j % 2, b / 2 * 8 + j % 16 / 2)
     }
 }
 
@@ -48,16 +49,20 @@ pub enum Acts<'a> {
         /// Values per row.
         n: usize,
     },
-    /// Rounded rows.
-    Q16(Q16<'a>),
+    /// Rounded rows, made by [`super::Arch::quantize_q16`].
+    Q16 {
+        /// `m` rows of [`BlockQ16::per_row`] blocks.
+        x: &'a [BlockQ16],
+        /// Values per row.
+        n: usize,
+    },
 }
 
 impl Acts<'_> {
     /// Values per row.
     pub fn n(&self) -> usize {
         match *self {
-            Acts::F32 { n, .. } => n,
-            Acts::Q16(q) => q.n,
+            Acts::F32 { n, .. } | Acts::Q16 { n, .. } => n,
         }
     }
 
@@ -65,7 +70,7 @@ impl Acts<'_> {
     pub fn m(&self) -> usize {
         match *self {
             Acts::F32 { x, n } => x.len() / n,
-            Acts::Q16(q) => q.m,
+            Acts::Q16 { x, n } => x.len() / BlockQ16::per_row(n),
         }
     }
 
@@ -73,7 +78,7 @@ impl Acts<'_> {
     pub fn form(&self) -> ActForm {
         match self {
             Acts::F32 { .. } => ActForm::F32,
-            Acts::Q16(_) => ActForm::Q16,
+            Acts::Q16 { .. } => ActForm::Q16,
         }
     }
 }

@@ -17,13 +17,15 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod scalar;
 mod view;
 
 use crate::quant::DType;
 use std::sync::OnceLock;
 
-pub use acts::{Acts, Q16};
+pub use acts::{Acts, BlockQ16};
 pub use view::ColumnsMut;
 
 /// Activation form a product kernel reads.
@@ -31,14 +33,14 @@ pub use view::ColumnsMut;
 pub enum ActForm {
     /// The `f32` rows themselves.
     F32,
-    /// Rows rounded to 16-bit integers with a scale per 32 values ([`Q16`]).
+    /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
 }
 
 /// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
 /// of `y`) and every activation row of `x`. The result of a row depends neither on the other rows
 /// of the call nor on `x`'s other rows.
-pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>);
+pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
 /// How a level multiplies one format by few activation rows.
 #[derive(Clone, Copy)]
@@ -89,7 +91,7 @@ pub(crate) struct Kernels {
 
     pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
-    pub(crate) quantize_q16: unsafe fn(x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]),
+    pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
 
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
@@ -97,6 +99,7 @@ pub(crate) struct Kernels {
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
+    pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) rope_neox: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
@@ -189,7 +192,7 @@ impl Arch {
         let matvec = (self.0.matvec)(dtype);
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (matvec.kernel)(y, w, x) }
+        unsafe { (matvec.kernel)(y, dtype, w, x) }
     }
 
     /// From how many activation rows on [`Arch::gemm`] is the faster product.
@@ -243,15 +246,14 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
     }
 
-    /// Rounds a row of activations to [`Q16`] planes.
+    /// Rounds a row of activations.
     ///
     /// # Panics
-    /// If `x.len()` is no multiple of 32 or a plane has the wrong length.
-    pub fn quantize_q16(self, x: &[f32], hi: &mut [i8], lo: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-        assert!(x.len().is_multiple_of(32), "quantize_q16: {} is no multiple of 32", x.len());
-        assert!(hi.len() == x.len() && lo.len() == x.len() && d.len() == x.len() / 32 && s.len() == x.len() / 16);
+    /// If `blocks` has another length than [`BlockQ16::per_row`] says.
+    pub fn quantize_q16(self, x: &[f32], blocks: &mut [BlockQ16]) {
+        assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.quantize_q16)(x, hi, lo, d, s) }
+        unsafe { (self.0.quantize_q16)(x, blocks) }
     }
 
     /// `Σ a·b`.
@@ -293,6 +295,14 @@ impl Arch {
     pub fn softmax(self, x: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.softmax)(x) }
+    }
+
+    /// `cos[i] = factor·cos(pos·frequencies[i])`, and the sines: what rotates the heads of the token
+    /// at `pos`.
+    pub fn rope_angles(self, cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+        assert!(cos.len() == frequencies.len() && sin.len() == frequencies.len(), "rope_angles");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rope_angles)(cos, sin, frequencies, pos, factor) }
     }
 
     /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv
@@ -360,6 +370,7 @@ impl Arch {
         p: &AttnParams,
     ) {
         let n_kv = k.len() / p.head_dim;
+        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
         assert!(q.len() == ranges.len() * p.head_dim && out.len() == ranges.len() * p.head_dim_v, "attention: queries");
         assert!(k.len() == n_kv * p.head_dim && v.len() == n_kv * p.head_dim_v, "attention: keys and values");
         assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");

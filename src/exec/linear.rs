@@ -2,7 +2,7 @@
 
 use super::arena::{Frame, footprint};
 use super::team::Crew;
-use crate::arch::{ActForm, Acts, Arch, ColumnsMut, Q16};
+use crate::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
 use crate::model::{Linear, Weight};
 use crate::quant::DType;
@@ -36,28 +36,18 @@ impl<'a> Product<'a> {
 
 /// Room for activations of up to `m` rows in the forms that products read.
 pub(crate) struct Scratch<'a> {
-    q16: &'a mut [i8],
-    q16_scales: &'a mut [f32],
+    q16: &'a mut [BlockQ16],
     packed: &'a mut [u8],
 }
 
 impl<'a> Scratch<'a> {
     /// Bytes of a frame that [`Scratch::take`] needs.
     pub(crate) fn footprint(m: usize, n_max: usize, packed_max: usize) -> usize {
-        footprint::<i8>(2 * m * n_max) + footprint::<f32>(Self::n_scales(m, n_max)) + footprint::<u8>(packed_max)
+        footprint::<BlockQ16>(m * BlockQ16::per_row(n_max)) + footprint::<u8>(packed_max)
     }
 
     pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize) -> Scratch<'a> {
-        Scratch {
-            q16: frame.take(2 * m * n_max),
-            q16_scales: frame.take(Self::n_scales(m, n_max)),
-            packed: frame.take(packed_max),
-        }
-    }
-
-    /// Scales (one per 32) and sums (two per 32).
-    fn n_scales(m: usize, n: usize) -> usize {
-        m * n.div_ceil(32) * 3
+        Scratch { q16: frame.take(m * BlockQ16::per_row(n_max)), packed: frame.take(packed_max) }
     }
 }
 
@@ -82,6 +72,7 @@ pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize 
 
 /// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
@@ -100,18 +91,16 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
 }
 
 fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = x.len() / m;
+    let n = products[0].w.n_in;
     let acts = match form {
         ActForm::F32 => Acts::F32 { x, n },
         ActForm::Q16 => {
-            let (hi, lo) = scratch.q16[..2 * m * n].split_at_mut(m * n);
-            let (d, s) = scratch.q16_scales[..m * n / 32 * 3].split_at_mut(m * n / 32);
-            let rows = hi.chunks_exact_mut(n).zip(lo.chunks_exact_mut(n)).zip(x.chunks_exact(n));
-            let scales = d.chunks_exact_mut(n / 32).zip(s.chunks_exact_mut(n / 16));
-            for (((hi, lo), x), (d, s)) in rows.zip(scales) {
-                ctx.arch.quantize_q16(x, hi, lo, d, s);
+            let per_row = BlockQ16::per_row(n);
+            let blocks = &mut scratch.q16[..m * per_row];
+            for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(per_row)) {
+                ctx.arch.quantize_q16(x, blocks);
             }
-            Acts::Q16(Q16 { n, m, hi, lo, d, s })
+            Acts::Q16 { x: blocks, n }
         }
     };
     run(ctx, products, task_rows, |p, w, y| ctx.arch.matvec(p.dtype, y, w, &acts));
@@ -123,7 +112,7 @@ fn task_rows(_: Arch, w: &Weight) -> usize {
 }
 
 fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = x.len() / m;
+    let n = products[0].w.n_in;
     let dtype = products[0].w.dtype;
     let packed = &mut scratch.packed[..ctx.arch.packed_len(dtype, m, n)];
     let group = ctx.arch.pack_group(dtype);

@@ -201,7 +201,7 @@ impl Bpe {
         scratch.clear();
         let mut at = 0;
         while at < word.len() {
-            let len = utf8_len(word[at]).min(word.len() - at);
+            let len = char_len(&word[at..]);
             scratch.push(len, hasher.text(&word[at..at + len]));
             at += len;
         }
@@ -241,14 +241,15 @@ fn sides(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&merge[..space], &merge[space + 1..]))
 }
 
-/// Length of the UTF-8 sequence that begins with `lead`.
-pub(super) fn utf8_len(lead: u8) -> usize {
-    match lead {
+/// Length of the character that `text` begins with; a byte that begins none stands alone.
+pub(super) fn char_len(text: &[u8]) -> usize {
+    let len = match text[0] {
         0xf0.. => 4,
         0xe0.. => 3,
         0xc0.. => 2,
-        _ => 1,
-    }
+        _ => return 1,
+    };
+    if text.get(..len).is_some_and(|c| str::from_utf8(c).is_ok()) { len } else { 1 }
 }
 
 /// GPT-2's alphabet: each byte as a printable character, so that vocabularies are text. Printable

@@ -166,7 +166,7 @@ impl Tokenizer {
                 let merges = m.strings("tokenizer.ggml.merges")?.clone();
                 Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
             }
-            None => Model::Spm(Spm::new(&scores(m, n_vocab)?, unknown)?),
+            None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
         };
 
         let add_bos = match pre {
@@ -215,10 +215,10 @@ impl Tokenizer {
         self.encode_bytes(text.as_bytes(), add_special, parse_special)
     }
 
-    /// [`encode`](Self::encode) for bytes that need not be UTF-8. SentencePiece vocabularies take
-    /// them as they are. For byte-level BPE, each byte that belongs to no valid character becomes
-    /// one U+FFFD (so does each byte of an overlong form or a surrogate, which llama.cpp takes for
-    /// characters).
+    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a
+    /// byte that belongs to no valid character becomes its byte token, so that nothing is lost. In
+    /// byte-level BPE it becomes U+FFFD, as in llama.cpp (which however takes overlong forms and
+    /// surrogates for characters).
     pub fn encode_bytes(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<u32> {
         let mut out = Vec::new();
         if add_special && self.add_bos {

@@ -2,11 +2,12 @@
 //!
 //! A longer special token wins over a shorter one wherever they are in the text, and of equally
 //! long ones the lower id does; only then does the leftmost win. So `<|im_end|>` is not torn by a
-//! `|im` before it. Each position of the text is looked up once in the sorted texts, and a heap
-//! hands out the candidates in that order of precedence.
+//! `|im` before it. Each position of the text is looked up in a tree of the special texts, and the
+//! candidates are tried in that order of precedence.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 use crate::TokenizerError;
@@ -21,18 +22,25 @@ pub(super) enum Part<'a> {
     Token(u32),
 }
 
-/// The special tokens, sorted by text.
+/// The special tokens.
 pub(super) struct Specials {
     /// Those parsed on request: control, unknown and user-defined tokens.
-    all: Sorted,
+    all: Trie,
     /// Those parsed always: user-defined tokens that are neither control nor unknown.
-    user_defined: Sorted,
+    user_defined: Trie,
 }
 
-struct Sorted {
-    ids: Vec<u32>,
-    /// `ids[first[b]..first[b + 1]]` have a text that begins with byte `b`.
-    first: [u32; 257],
+/// A tree of bytes. The nodes stand in breadth-first order, so that children are neighbours.
+struct Trie {
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    /// The byte that leads here.
+    byte: u8,
+    /// The token whose text ends here.
+    token: Option<u32>,
+    children: Range<u32>,
 }
 
 impl Specials {
@@ -47,8 +55,8 @@ impl Specials {
             }
         }
         all.sort_unstable_by_key(|&id| vocab.text(id));
-        let user_defined = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
-        Ok(Specials { all: Sorted::new(vocab, all), user_defined: Sorted::new(vocab, user_defined) })
+        let user_defined: Vec<u32> = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
+        Ok(Specials { all: Trie::new(vocab, &all), user_defined: Trie::new(vocab, &user_defined) })
     }
 
     /// Calls `part` with the parts of `text`, in order. White space that a token strips is in
@@ -63,11 +71,11 @@ impl Specials {
         let specials = if parse_special { &self.all } else { &self.user_defined };
         let mut at = 0;
         for found in specials.matches(vocab, text) {
-            if at < found.strip_start {
-                part(Part::Text(&text[at..found.strip_start]));
+            if at < found.start {
+                part(Part::Text(&text[at..found.start]));
             }
             part(Part::Token(found.id));
-            at = found.strip_end;
+            at = found.end;
         }
         if at < text.len() {
             part(Part::Text(&text[at..]));
@@ -78,86 +86,88 @@ impl Specials {
 /// A special token in the text, with the white space it strips.
 struct Match {
     id: u32,
-    strip_start: usize,
-    strip_end: usize,
+    start: usize,
+    end: usize,
 }
 
-impl Sorted {
-    fn new(vocab: &Vocab, ids: Vec<u32>) -> Self {
-        let mut first = [0; 257];
-        for &id in &ids {
-            first[usize::from(vocab.text(id)[0]) + 1] += 1;
+impl Trie {
+    /// The tree of the texts of `ids`, which are sorted by text.
+    fn new(vocab: &Vocab, ids: &[u32]) -> Self {
+        let mut nodes = vec![Node { byte: 0, token: None, children: 0..0 }];
+        // What each node stands for: the texts that begin alike, and the length they share.
+        let mut shared = vec![(ids, 0)];
+        for i in 0.. {
+            let Some(&(mut ids, depth)) = shared.get(i) else { break };
+            if let Some((&id, rest)) = ids.split_first()
+                && vocab.text(id).len() == depth
+            {
+                nodes[i].token = Some(id);
+                ids = rest;
+            }
+            let first = nodes.len() as u32;
+            for alike in ids.chunk_by(|&a, &b| vocab.text(a)[depth] == vocab.text(b)[depth]) {
+                nodes.push(Node { byte: vocab.text(alike[0])[depth], token: None, children: 0..0 });
+                shared.push((alike, depth + 1));
+            }
+            nodes[i].children = first..nodes.len() as u32;
         }
-        for b in 0..256 {
-            first[b + 1] += first[b];
-        }
-        Sorted { ids, first }
+        Trie { nodes }
     }
 
-    /// The longest of the texts, at most `room` long, that `text` begins with.
-    fn longest_at(&self, vocab: &Vocab, text: &[u8], room: usize) -> Option<u32> {
-        let b = usize::from(*text.first()?);
-        let mut range = &self.ids[self.first[b] as usize..self.first[b + 1] as usize];
+    /// The token with the longest text that `text` begins with, and that length.
+    fn longest_at(&self, text: &[u8]) -> Option<(usize, u32)> {
         let mut best = None;
-        // Narrow the texts to those that share one more byte with `text`, until none is left.
-        for depth in 1..=room.min(text.len()) {
-            let &shortest = range.first()?;
-            if vocab.text(shortest).len() == depth {
-                best = Some(shortest);
-                range = &range[1..];
-            }
-            let Some(next) = text.get(depth) else { break };
-            let byte = |id: &u32| vocab.text(*id)[depth];
-            let start = range.partition_point(|id| byte(id) < *next);
-            range = &range[start..];
-            range = &range[..range.partition_point(|id| byte(id) == *next)];
-            if range.is_empty() {
+        let mut node = &self.nodes[0];
+        for (depth, &byte) in text.iter().enumerate() {
+            let children = &self.nodes[node.children.start as usize..node.children.end as usize];
+            let Some(child) = children.get(children.partition_point(|child| child.byte < byte)) else { break };
+            if child.byte != byte {
                 break;
             }
+            node = child;
+            best = node.token.map(|id| (depth + 1, id)).or(best);
         }
         best
     }
 
     /// The matches in `text`, by position.
     fn matches(&self, vocab: &Vocab, text: &[u8]) -> Vec<Match> {
-        // By length, then the lower id, then the leftmost.
-        let mut heap: BinaryHeap<(usize, Reverse<u32>, Reverse<usize>)> = BinaryHeap::new();
-        let candidate = |at: usize, room: usize| {
-            let id = self.longest_at(vocab, &text[at..], room)?;
-            Some((vocab.text(id).len(), Reverse(id), Reverse(at)))
+        // In ascending order of precedence: the longer, then the lower id, then the leftmost.
+        type Candidate = (usize, Reverse<u32>, Reverse<usize>);
+        let candidate = |at: usize, end: usize| -> Option<Candidate> {
+            let (len, id) = self.longest_at(&text[at..end])?;
+            Some((len, Reverse(id), Reverse(at)))
         };
-        if !self.ids.is_empty() {
-            heap.extend((0..text.len()).filter_map(|at| candidate(at, MAX_LEN)));
-        }
-        if heap.is_empty() {
-            return Vec::new();
-        }
+        let mut candidates: Vec<_> = (0..text.len()).rev().filter_map(|at| candidate(at, text.len())).collect();
+        candidates.sort();
+        // Shorter ones, where the longest did not fit.
+        let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
 
-        // Bytes that belong to a match already. The next taken byte at or after a candidate is
-        // at most the candidate's length away, so looking for it costs no more than the match.
-        let mut taken = vec![false; text.len()];
+        // Bytes that belong to a match already.
+        let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
         let mut found = Vec::new();
-        while let Some((len, Reverse(id), Reverse(at))) = heap.pop() {
-            let room = taken[at..at + len].iter().position(|&t| t);
-            if let Some(room) = room {
-                heap.extend((room > 0).then(|| candidate(at, room)).flatten());
+        loop {
+            let best = if shorter.peek() > candidates.last() { shorter.pop() } else { candidates.pop() };
+            let Some((len, Reverse(id), Reverse(at))) = best else { break };
+            if let Some(room) = taken[at..at + len].iter().position(|&t| t) {
+                shorter.extend(candidate(at, at + room));
                 continue;
             }
-            let (mut strip_start, mut strip_end) = (at, at + len);
+            let (mut start, mut end) = (at, at + len);
             if vocab.is(id, LSTRIP) {
-                while strip_start > 0 && !taken[strip_start - 1] && is_space(text[strip_start - 1]) {
-                    strip_start -= 1;
+                while start > 0 && !taken[start - 1] && is_space(text[start - 1]) {
+                    start -= 1;
                 }
             }
             if vocab.is(id, RSTRIP) {
-                while strip_end < text.len() && !taken[strip_end] && is_space(text[strip_end]) {
-                    strip_end += 1;
+                while end < text.len() && !taken[end] && is_space(text[end]) {
+                    end += 1;
                 }
             }
-            taken[strip_start..strip_end].fill(true);
-            found.push(Match { id, strip_start, strip_end });
+            taken[start..end].fill(true);
+            found.push(Match { id, start, end });
         }
-        found.sort_unstable_by_key(|m| m.strip_start);
+        found.sort_unstable_by_key(|m| m.start);
         found
     }
 }

@@ -607,20 +607,20 @@ fn bloom(t: &[Char]) -> Option<usize> {
     lead_plus(t, is_space, |c| !c.is(WS) && !ENDS.contains(&c.cp()))
 }
 
-/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right.
+/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in
+/// llama.cpp a piece ends after each group, but what stands before a run stays with its first one.
 fn digit_groups(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
-    let mut at = 0;
+    let (mut start, mut at) = (0, 0);
     while at < t.len() {
-        let other = star(&t[at..], |c| !c.is(N));
-        piece(&t[at..at + other]);
-        at += other;
+        at += star(&t[at..], |c| !c.is(N));
         let end = at + star(&t[at..], |c| c.is(N));
         while at < end {
-            let n = if (end - at) % 3 == 0 { 3 } else { (end - at) % 3 };
-            piece(&t[at..at + n]);
-            at += n;
+            at += 1 + (end - at - 1) % 3;
+            piece(&t[start..at]);
+            start = at;
         }
     }
+    piece(&t[start..]);
 }
 
 /// `(?=(\d{3})+(?!\d))`: a cut before each group of three ASCII digits, counted from the right.
@@ -638,4 +638,62 @@ fn ascii_digit_groups(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
         }
     }
     piece(&t[start..]);
+}
+#[cfg(test)]
+mod tests {
+    use super::super::unicode::chars;
+    use super::*;
+
+    fn words(pre: &str, text: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        let mut push = |w: &[Char]| words.push(String::from_utf8(w.iter().flat_map(|c| c.utf8()).collect()).unwrap());
+        PreTokenizer::by_name(pre).unwrap().split(&chars(text.as_bytes()), &mut push);
+        words
+    }
+
+    /// What llama.cpp makes of texts that tell the patterns apart.
+    #[test]
+    fn patterns_cut_like_llama_cpp() {
+        #[rustfmt::skip]
+        let cases: &[(&str, &[&str])] = &[
+            ("llama-bpe", &["I", "'LL", " it", "'s", "  \n\n", " x", " ", "123", "45", " a", "-b", "!!\n", " (", "Foo", ")", "  "]),
+            ("gpt-2", &["I", "'", "LL", " it", "'s", "  \n\n", " x", " 12345", " a", "-", "b", "!!", "\n", " (", "Foo", ")", "  "]),
+            ("qwen2", &["a", "1", "b", "2", "2", " '", "Tis", " ", " e", "\u{301}a", "\t", "\tx", "\r\n", " y"]),
+            ("qwen35", &["a", "1", "b", "2", "2", " '", "Tis", " ", " e\u{301}a\u{301}", " \u{301}"]),
+            ("ufakzeka", &["Ankara", "'da", " it", "'s"]),
+            ("laguna", &["a", " ", "\n\n", " b"]),
+            ("seed-coder", &["a", "!!", "\n\n", " b"]),
+            ("minicpm5", &["123", "4", " a", "12"]),
+            ("jais-2", &["    ", "  ", " x", "   \t", "\t\t", "\t"]),
+            ("exaone-moe", &["ab cd ef", " ", " gh", " ", "1", "/", "2", "/\n"]),
+            ("falcon", &["a", "123", "4", " ", "<", "b", ">`", "c", "`", " x", "--", "y"]),
+            ("default", &["a", "123", "4", " ", "<", "b", ">", "`", "c", "`", " x", "--", "y"]),
+            ("starcoder", &["a", " ", "1", "2", " b"]),
+            ("deepseek-llm", &["H", "é", " ", "中文", "abc", " ", "12", "中", " ！？", "、", "a", "!", "b", " ", "\n", "\n", "  "]),
+            ("deepseek-coder", &["Hé", " ", "中文", "abc", " ", "1", "2", "中", " ！？", "、", "a", "!", "b", " ", "\n", "\n", "  "]),
+            ("deepseek-v3", &["#include", " <", "a", ">", " ", "かな漢字", " ", "123", "4", ".", "5", " \u{301}x", " _", "foo", "!!\n\n", " ", " b"]),
+            ("spark2_5", &["#include", " ", "1", "2", "3", "4", "5", "!!", "\n", "\n", " \n", " b"]),
+            ("gpt-4o", &["Hello", "World", " É", "COLE", " éCole", " ABCdef", " I'm", " US's", " ", "123", "45", " a", "/b", "/\n/", " x"]),
+            ("tekken", &["Hello", "World", " É", "COLE", " ABCdef", " I", "'m", " ", "1", "2", "3"]),
+            ("granite-embed-multi-97m", &["He", "LLo", " क\u{93f}त\u{93e}", " e\u{301}", "X"]),
+            ("tiny_aya", &["x", " ", "1", "234", "567", " Ab\u{301}C's", " ", "12"]),
+            ("youtu", &["안녕", "abc", "「", "漢字", "」", " ", "ㄅㄆ", " ", "1", "2", "…", "Ab's"]),
+            ("superbpe", &["by ", "1", "234", "567", " a b"]),
+            ("bloom", &["a", ",", " b", " (", "c", ")", " d", "|", "e", " …", " f"]),
+            ("viking", &["a", "1", "2", ",", " b"]),
+            ("gemma4", &["a b", "\n\n\n", "c"]),
+        ];
+        for (pre, want) in cases {
+            assert_eq!(words(pre, &want.concat()), *want, "{pre}");
+        }
+    }
+
+    #[test]
+    fn names_are_unambiguous() {
+        let mut names: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|p| p.names).copied().collect();
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+    }
 }

@@ -1,22 +1,26 @@
 //! SentencePiece-style BPE: scores instead of merges, and bytes where no token fits.
 //!
-//! Unlike byte-level BPE there are no words: the whole stretch between two special tokens is
-//! merged at once, spaces written as `▁`. Two neighbours join if their text is a token, the one
-//! with the highest score first.
+//! Unlike byte-level BPE there is no pre-tokeniser: the whole stretch between two special tokens is
+//! merged, spaces written as `▁`. Two neighbours join if their text is a token, the one with the
+//! highest score first. In the usual vocabularies no token goes on past the end of a word; the
+//! text is then merged word by word, which gives the same tokens from small heaps.
 
-use super::bpe::{MAX_TEXT, NO_RANK, Scratch, Symbol, utf8_len};
+use super::SPACE;
+use super::bpe::{MAX_TEXT, NO_RANK, Scratch, Symbol, char_len};
 use super::vocab::{Vocab, byte_text};
 use crate::TokenizerError;
 
 /// The scores, as ranks: a higher score is a lower rank.
 pub(super) struct Spm {
     ranks: Vec<u32>,
+    /// Whether no token has a `▁` after anything but a `▁`.
+    words: bool,
     /// What a byte becomes that has no token; without it, such a byte is left out.
     unknown: Option<u32>,
 }
 
 impl Spm {
-    pub(super) fn new(scores: &[f32], unknown: Option<u32>) -> Result<Self, TokenizerError> {
+    pub(super) fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Result<Self, TokenizerError> {
         let mut ranks = Vec::with_capacity(scores.len());
         for (id, &score) in (0u32..).zip(scores) {
             if score.is_nan() {
@@ -24,17 +28,22 @@ impl Spm {
             }
             ranks.push(rank_of(score));
         }
-        Ok(Spm { ranks, unknown })
+        let words = (0..vocab.len() as u32).all(|id| first_word(vocab.text(id)) == vocab.text(id).len());
+        Ok(Spm { ranks, words, unknown })
     }
 
     /// Appends the tokens of `text`, whose spaces are escaped already.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
-        for text in text.chunks(MAX_TEXT) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let len = if self.words { first_word(rest) } else { rest.len() };
+            let (text, after) = rest.split_at(len.min(MAX_TEXT));
+            rest = after;
             scratch.clear();
             let mut at = 0;
             while at < text.len() {
-                let len = utf8_len(text[at]).min(text.len() - at);
+                let len = char_len(&text[at..]);
                 scratch.push(len, 0);
                 at += len;
             }
@@ -54,6 +63,20 @@ impl Spm {
     fn byte(&self, vocab: &Vocab, byte: u8) -> Option<u32> {
         vocab.find(&byte_text(byte)).or_else(|| vocab.find(&[byte])).or(self.unknown)
     }
+}
+
+/// Length of the first word of `text`, the `▁` in front of it included.
+fn first_word(text: &[u8]) -> usize {
+    let (mut at, mut in_word) = (0, false);
+    while at < text.len() {
+        let space = text[at..].starts_with(SPACE);
+        if space && in_word {
+            return at;
+        }
+        in_word |= !space;
+        at += char_len(&text[at..]);
+    }
+    text.len()
 }
 
 /// Numbers in the opposite order of the scores; `NO_RANK` is none of them.

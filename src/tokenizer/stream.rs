@@ -19,6 +19,12 @@ pub struct TextStream<'a> {
     text: String,
 }
 
+impl std::fmt::Debug for TextStream<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextStream").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
 impl<'a> TextStream<'a> {
     /// A stream of the tokens of `tokenizer`.
     pub fn new(tokenizer: &'a Tokenizer, render_special: bool) -> Self {

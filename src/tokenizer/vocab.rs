@@ -30,9 +30,18 @@ impl Hasher {
     }
 
     pub(super) fn text(self, text: &[u8]) -> u64 {
-        let (words, rest) = text.as_chunks::<8>();
-        let h = words.iter().fold(self.0, |h, w| self.fold(h, u64::from_le_bytes(*w)));
-        let tail = rest.iter().rev().fold(text.len() as u64, |w, &b| w << 8 | u64::from(b));
+        let len = text.len();
+        // The tail overlaps what came before, which saves assembling it byte by byte.
+        let tail = if let Some(last) = text.last_chunk() {
+            u64::from_le_bytes(*last)
+        } else if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
+            u64::from(u32::from_le_bytes(*first)) << 32 | u64::from(u32::from_le_bytes(*last))
+        } else if let [first, .., last] = text {
+            u64::from(*first) << 16 | u64::from(text[len / 2]) << 8 | u64::from(*last)
+        } else {
+            text.first().copied().map_or(0, u64::from)
+        };
+        let h = text.as_chunks().0.iter().fold(self.0 ^ len as u64, |h, w| self.fold(h, u64::from_le_bytes(*w)));
         self.fold(h, tail)
     }
 
@@ -42,7 +51,7 @@ impl Hasher {
 }
 
 /// An open-addressing table from hash to number: high half of a slot the hash's high half, low
-/// half the number plus one, zero when free. At most half full.
+/// half the number plus one, zero when free. At most two thirds full.
 #[derive(Default)]
 pub(super) struct Index {
     slots: Vec<u64>,
@@ -50,7 +59,7 @@ pub(super) struct Index {
 
 impl Index {
     pub(super) fn with_capacity(n: usize) -> Self {
-        Index { slots: vec![0; (n * 2).next_power_of_two()] }
+        Index { slots: vec![0; (n + n / 2 + 1).next_power_of_two()] }
     }
 
     /// The number under `hash` that `same` accepts, or the free slot where the search ended.

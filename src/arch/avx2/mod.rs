@@ -1,11 +1,34 @@
 //! AVX2 + FMA + F16C: x86-64 since Haswell (2013) and Zen (2017).
 
+mod attention;
+mod elementwise;
 mod gemm;
 pub(super) mod unpack;
 
 use super::{Kernels, scalar};
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx2", supported, gemm: gemm::gemm_for, ..scalar::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "avx2",
+    supported,
+    gemm: gemm::gemm_for,
+    dot: elementwise::dot,
+    add: elementwise::add,
+    add_scaled: elementwise::add_scaled,
+    rms_norm: elementwise::rms_norm,
+    layer_norm: elementwise::layer_norm,
+    softmax: elementwise::softmax,
+    rope_angles: elementwise::rope_angles,
+    rope_norm: elementwise::rope_norm,
+    rope_neox: elementwise::rope_neox,
+    silu_mul: elementwise::silu_mul,
+    gelu_mul: elementwise::gelu_mul,
+    gelu: elementwise::gelu,
+    f32_to_f16: elementwise::f32_to_f16,
+    f16_to_f32: elementwise::f16_to_f32,
+    attention_f32: attention::attention_f32,
+    attention_f16: attention::attention_f16,
+    ..scalar::KERNELS
+};
 
 fn supported() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")

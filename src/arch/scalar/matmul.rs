@@ -1,8 +1,9 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by them.
 
 use super::elementwise::dot;
-use crate::arch::{Acts, ColumnsMut, MatvecFn};
+use crate::arch::{Acts, BlockQ16, ColumnsMut};
 use crate::quant::{DType, Format};
+use bytemuck::Zeroable;
 
 /// Values expanded at a time: one super-block, or several small blocks.
 const CHUNK: usize = 256;
@@ -26,25 +27,10 @@ fn product(y: &mut ColumnsMut<'_>, format: &Format, w: &[u8], x: &[f32], n: usiz
     }
 }
 
-/// Instances of [`product`] for each format: a kernel is a plain function.
-macro_rules! matvecs {
-    ($($dtype:ident)*) => {
-        pub(super) fn matvec_for(dtype: DType) -> MatvecFn {
-            match dtype {
-                $(DType::$dtype => {
-                    fn kernel(y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
-                        let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-                        product(y, DType::$dtype.float_format(), w, x, n);
-                    }
-                    kernel
-                })*
-                _ => unreachable!("{dtype:?} is no weight format"),
-            }
-        }
-    };
+pub(super) fn matvec(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+    product(y, dtype.float_format(), w, x, n);
 }
-matvecs!(F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0
-    IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S);
 
 /// "Packs" activations: this level reads them as they are.
 pub(super) fn pack(x: &[f32], _m: usize, _k: usize, packed: &mut [u8]) {
@@ -54,4 +40,31 @@ pub(super) fn pack(x: &[f32], _m: usize, _k: usize, packed: &mut [u8]) {
 /// The product on packed activations.
 pub(super) fn gemm(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     product(y, dtype.float_format(), w, bytemuck::cast_slice(packed), k);
+}
+
+/// Largest magnitude of a [`BlockQ16`] integer.
+const Q16_MAX: f32 = 32767.0;
+
+pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
+        *block = BlockQ16::zeroed();
+        for (b, x) in x.chunks(32).enumerate() {
+            // As integers, because NaN then is the largest: it must reach `d`, and with it the result.
+            let max = f32::from_bits(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
+            let d = max / Q16_MAX;
+            // Below the normal numbers the inverse would overflow; so little is nothing.
+            let (d, inverse) = if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, Q16_MAX / max) };
+            for (h, x) in x.chunks(16).enumerate() {
+                let mut sum = 0;
+                for (i, x) in x.iter().enumerate() {
+                    let (row, column) = BlockQ16::position(32 * b + 16 * h + i);
+                    let q = (x * inverse).round_ties_even() as i32;
+                    block.q[row][column] = q as i16;
+                    sum += q;
+                }
+                block.d[2 * b + h] = d;
+                block.s[2 * b + h] = d * sum as f32;
+            }
+        }
+    }
 }

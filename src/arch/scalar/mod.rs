@@ -10,7 +10,7 @@ use super::{ActForm, Gemm, Kernels, Matvec};
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
     supported: || true,
-    matvec: |dtype| Matvec { form: ActForm::F32, kernel: matmul::matvec_for(dtype) },
+    matvec: |_| Matvec { form: ActForm::F32, kernel: matmul::matvec },
     gemm: |_| Gemm {
         // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
         min_rows: usize::MAX,
@@ -20,13 +20,14 @@ pub(crate) const KERNELS: Kernels = Kernels {
         pack: matmul::pack,
         kernel: matmul::gemm,
     },
-    quantize_q16: elementwise::quantize_q16,
+    quantize_q16: matmul::quantize_q16,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
     softmax: elementwise::softmax,
+    rope_angles: elementwise::rope_angles,
     rope_norm: elementwise::rope_norm,
     rope_neox: elementwise::rope_neox,
     silu_mul: elementwise::silu_mul,
