@@ -12,7 +12,6 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     gemm: gemm::gemm_for,
-    gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,
