@@ -445,8 +445,9 @@ fn the_file_may_recommend_sampling() {
     let mut writer = tiny_model(None);
     writer.metadata("general.sampling.temp", 0f32);
     writer.write(folder.path("cold.gguf")).unwrap();
+    let model = folder.name("cold.gguf");
     let with = |flags: &[&str]| {
-        let args = [&["-m", &folder.name("cold.gguf"), "-p", "the", "-n", "16", "--json"], flags].concat();
+        let args = [&["-m", &model, "-p", "the", "-n", "16", "--json"], flags].concat();
         parsed(&run(&args))["ids"].clone()
     };
     assert_eq!(with(&["-s", "1"]), with(&["-s", "2"]));
