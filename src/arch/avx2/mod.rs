@@ -3,9 +3,15 @@
 mod matmul;
 
 use super::{Kernels, scalar};
-pub(super) use matmul::{padded, prefetch};
+pub(super) use matmul::{each, joined, padded, prefetch};
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx2", supported, matvec: matmul::matvec_for, ..scalar::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "avx2",
+    supported,
+    matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
+    ..scalar::KERNELS
+};
 
 fn supported() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")

@@ -4,7 +4,13 @@ mod matmul;
 
 use super::{Kernels, avx2};
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "avx512", supported, matvec: matmul::matvec_for, ..avx2::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "avx512",
+    supported,
+    matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
+    ..avx2::KERNELS
+};
 
 fn supported() -> bool {
     (avx2::KERNELS.supported)()
