@@ -31,7 +31,6 @@ mod time;
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
 
@@ -39,14 +38,16 @@ use crate::ChatError;
 pub use time::LocalTime;
 
 /// Longest template, bytes. The longest published ones have about 20 kB.
-const MAX_SOURCE: usize = 1 << 20;
+const MAX_SOURCE: usize = 256 << 10;
 /// Most virtual-machine steps of one rendering. A message costs a template some hundred.
 const MAX_STEPS: u64 = 2_000_000;
 /// Longest rendering, bytes.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Deepest recursion of macros and loops.
 const MAX_RECURSION: usize = 100;
-/// Stack of a rendering. Values nest as deep as the steps allow, and are freed recursively.
+/// Stack to parse and render on. The engine is recursive where an expression nests, which is
+/// bounded by [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only what
+/// is used of it takes memory.
 const STACK: usize = 256 << 20;
 /// The name of the only template there is.
 const NAME: &str = "chat";
@@ -133,15 +134,19 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE {
             return Err(ChatError::TooLong { len: source.len(), limit: MAX_SOURCE });
         }
-        let mut env = Environment::new();
-        python::add_to(&mut env);
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_recursion_limit(MAX_RECURSION);
-        env.set_fuel(Some(MAX_STEPS));
-        env.add_template_owned(NAME, prepare(source)).map_err(|e| ChatError::Syntax {
-            line: e.line().unwrap_or(0),
-            message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
+        let source = prepare(source);
+        let env = on_own_stack(move || {
+            let mut env = Environment::new();
+            python::add_to(&mut env);
+            env.set_trim_blocks(true);
+            env.set_lstrip_blocks(true);
+            env.set_recursion_limit(MAX_RECURSION);
+            env.set_fuel(Some(MAX_STEPS));
+            env.add_template_owned(NAME, source).map_err(|e| ChatError::Syntax {
+                line: e.line().unwrap_or(0),
+                message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
+            })?;
+            Ok(env)
         })?;
         Ok(Self { env })
     }
@@ -165,9 +170,9 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
-        let run = move || {
+        on_own_stack(move || {
             let mut out = Bounded { bytes: Vec::new(), exceeded: false };
-            let variables = Value::from_serialize(&variables);
+            let variables = python::from_json(serde_json::Value::Object(variables));
             let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
             if out.exceeded {
                 return Err(ChatError::OutputTooLong { limit: MAX_OUTPUT });
@@ -175,16 +180,20 @@ impl ChatTemplate {
             done.map_err(|e| explain(&e))?;
             // Only whole strings are written.
             Ok(String::from_utf8_lossy(&out.bytes).into_owned())
-        };
-        let failed = |message: &str| ChatError::Render { line: 0, message: message.into() };
-        std::thread::Builder::new()
-            .name("chat template".into())
-            .stack_size(STACK)
-            .spawn(run)
-            .map_err(|e| failed(&format!("no thread to render in: {e}")))?
-            .join()
-            .unwrap_or_else(|_| Err(failed("the template engine panicked")))
+        })
     }
+}
+
+/// Runs `f` on a thread with [`STACK`], and turns what the engine cannot do into an error.
+fn on_own_stack<T: Send + 'static>(f: impl FnOnce() -> Result<T, ChatError> + Send + 'static) -> Result<T, ChatError> {
+    let failed = |message: String| ChatError::Render { line: 0, message };
+    std::thread::Builder::new()
+        .name("chat template".into())
+        .stack_size(STACK)
+        .spawn(f)
+        .map_err(|e| failed(format!("no thread for the template: {e}")))?
+        .join()
+        .unwrap_or_else(|_| Err(failed("the template engine panicked".into())))
 }
 
 /// What Jinja2 does to a source that `minijinja` does not: line ends become `\n`, and Hugging

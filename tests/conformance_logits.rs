@@ -82,3 +82,77 @@ fn f16_models_of_every_family() {
     assert!(n_models >= 20, "only {n_models} models found");
     assert!(worst.is_empty(), "{} beyond {MAX_ABS}:\n{}", worst.len(), worst.join("\n"));
 }
+
+/// Root-mean-square difference.
+fn rms(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    (a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+}
+
+/// The golden is HF in `f32` on the dequantised weights: `f32` activations have to reach it, and
+/// other levels may not be worse than llama.cpp's 8-bit activations.
+#[test]
+fn quantised_models() {
+    let Some(root) = conformance() else { return };
+    let mut failures = Vec::new();
+    let mut n_files = 0;
+    for dir in common::subdirectories(&root.join("models/quantised")) {
+        let manifest = read_json(&dir.join("manifest.json"));
+        for file in manifest["variants"].as_array().unwrap() {
+            n_files += 1;
+            let (name, kind) = (file["file"].as_str().unwrap(), file["type"].as_str().unwrap());
+            for arch in Arch::available() {
+                let model = Model::open(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}")).with_arch(arch);
+                for test in manifest["tests"].as_array().unwrap() {
+                    let id = test["id"].as_str().unwrap();
+                    let peer = file["tests"][id]["llama_cpp_native_rms"].as_f64().unwrap();
+                    let expected = read_f32(&dir.join(format!("{kind}.{id}.logits.f32")));
+                    for n_batch in [512, 4, 1] {
+                        let all = logits(&mut session(&model, 256, n_batch), &numbers::<u32>(&test["tokens"]));
+                        let ours = rows(&all, &numbers(&test["positions"]), model.hparams().n_vocab);
+                        let (rms, max) = (rms(&ours, &expected), max_abs(&ours, &expected));
+                        let line = format!(
+                            "{name} {id} {} batch {n_batch}: rms {rms:.2e} (llama.cpp {peer:.2e}) max {max:.2e}",
+                            arch.name()
+                        );
+                        eprintln!("{line}");
+                        let exact = arch.name() == "scalar";
+                        if !(if exact { max <= MAX_ABS } else { rms <= peer }) {
+                            failures.push(line);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(n_files >= 25, "only {n_files} files found");
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The story model, in every format, continues its prompt with the very tokens of the reference:
+/// 200 of them, by margins down to 0.006.
+#[test]
+fn stories() {
+    let Some(root) = conformance() else { return };
+    let dir = root.join("stories");
+    let manifest = read_json(&dir.join("manifest.json"));
+    let prompt: Vec<u32> = numbers(&manifest["prompt_ids"]);
+    let variants = manifest["variants"].as_array().unwrap();
+    assert_eq!(variants.len(), 5);
+    for variant in variants {
+        let expected: Vec<u32> = numbers(&variant["greedy_tokens"]);
+        for arch in Arch::available() {
+            let file = variant["file"].as_str().unwrap();
+            let model = Model::open(dir.join(file)).unwrap().with_arch(arch);
+            let mut session = session(&model, 512, 512);
+            let mut tokens = prompt.clone();
+            let mut logits = session.prefill(&prompt).unwrap().to_vec();
+            while tokens.len() < expected.len() {
+                let next = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32;
+                tokens.push(next);
+                logits = session.decode(next).unwrap().to_vec();
+            }
+            assert_eq!(tokens, expected, "{file} {}", arch.name());
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Formats against blocks and values made by ggml (`RUVLLM_CONFORMANCE` names the folder).
 
-use ruvllm::quant::{FORMATS, Format};
+use ruvllm::gguf::Header;
+use ruvllm::quant::{DType, FORMATS, FileType, Format, ModelShape};
 use std::path::PathBuf;
 
 /// The reference data, or `None`, said loudly, where there is none.
@@ -36,4 +37,67 @@ fn dequantizes_bit_for_bit() {
             assert!(same, "{}: value {i}: {v:e} instead of {e:e}", format.name);
         }
     }
+}
+
+fn rms(x: &[f32], y: &[f32]) -> f64 {
+    let sum: f64 = x.iter().zip(y).map(|(x, y)| (*x as f64 - *y as f64).powi(2)).sum();
+    (sum / x.len() as f64).sqrt()
+}
+
+#[test]
+fn quantizes_no_worse_than_ggml() {
+    let Some(dir) = conformance("quantizes_no_worse_than_ggml") else { return };
+    let mut compared = 0;
+    for format in FORMATS {
+        let source = dir.join(format!("quant_blocks/{}.src.f32", format.name));
+        let Some(quantize) = format.quantize.filter(|_| source.exists()) else { continue };
+        let x = floats(&source);
+        let mut blocks = vec![0; x.len() / format.block_elems * format.block_bytes];
+        quantize(&x, None, &mut blocks);
+        let theirs = std::fs::read(dir.join(format!("quant_blocks/{}.bin", format.name))).unwrap();
+        let theirs = &theirs[..blocks.len()];
+        if matches!(format.dtype, DType::F16 | DType::BF16) {
+            assert_eq!(blocks, theirs, "{}", format.name);
+        }
+        let ours = rms(&x, &dequantize(format, &blocks));
+        let theirs = rms(&x, &dequantize(format, theirs));
+        println!("{}: {ours} against {theirs}, {:.4}", format.name, ours / theirs);
+        assert!(ours <= theirs, "{}: {ours} against {theirs}", format.name);
+        compared += 1;
+    }
+    assert_eq!(compared, 7);
+}
+
+#[test]
+fn mixes_are_those_of_llama_quantize() {
+    let Some(dir) = conformance("mixes_are_those_of_llama_quantize") else { return };
+    let mut compared = 0;
+    for model in ["q-llama", "q-qwen2"] {
+        for entry in std::fs::read_dir(dir.join("models/quantised").join(model)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let Some(file_type) =
+                name.strip_suffix(".gguf").and_then(|name| FileType::from_name(name.rsplit('.').next()?))
+            else {
+                continue;
+            };
+            let header = Header::read(&path).unwrap();
+            let arch = header.metadata.str("general.architecture").unwrap().to_owned();
+            let number = |key: &str| header.metadata.u32(&format!("{arch}.{key}"));
+            let shape = ModelShape {
+                n_layer: number("block_count").unwrap() as usize,
+                n_head: number("attention.head_count").unwrap() as usize,
+                n_head_kv: number("attention.head_count_kv").unwrap() as usize,
+                n_expert: number("expert_count").unwrap_or(0) as usize,
+                tied_embeddings: header.tensor("output.weight").is_none(),
+            };
+            assert_eq!(header.metadata.u32("general.file_type").unwrap(), file_type as u32, "{name}");
+            for t in &header.tensors {
+                let dtype = file_type.tensor_type(&t.name, &t.dims, &shape).unwrap_or(DType::F32);
+                assert_eq!(dtype, t.dtype, "{name}: {}", t.name);
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared >= 15, "only {compared} files");
 }

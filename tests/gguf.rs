@@ -684,7 +684,7 @@ fn opens_a_mapped_file() {
     assert_eq!(gguf.data(gguf.tensor("table").unwrap()), [192, 193, 194, 195, 196, 197]);
     let clone = gguf.clone();
     let thread = std::thread::spawn(move || clone.metadata().strings("tokens").unwrap().len());
-    assert_eq!(thread.join().unwrap(), 4);
+    assert_eq!(thread.join().unwrap(), gguf.metadata().strings("tokens").unwrap().len());
 }
 
 #[test]

@@ -15,6 +15,10 @@ mod acts;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod scalar;
 mod view;
 
@@ -95,6 +99,7 @@ pub(crate) struct Kernels {
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
+    pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) rope_neox: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
@@ -292,6 +297,14 @@ impl Arch {
         unsafe { (self.0.softmax)(x) }
     }
 
+    /// `cos[i] = factor·cos(pos·frequencies[i])`, and the sines: what rotates the heads of the token
+    /// at `pos`.
+    pub fn rope_angles(self, cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+        assert!(cos.len() == frequencies.len() && sin.len() == frequencies.len(), "rope_angles");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rope_angles)(cos, sin, frequencies, pos, factor) }
+    }
+
     /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv
     /// 2104.09864); `x.len() == 2·cos.len()`.
     pub fn rope_norm(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -357,6 +370,7 @@ impl Arch {
         p: &AttnParams,
     ) {
         let n_kv = k.len() / p.head_dim;
+        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
         assert!(q.len() == ranges.len() * p.head_dim && out.len() == ranges.len() * p.head_dim_v, "attention: queries");
         assert!(k.len() == n_kv * p.head_dim && v.len() == n_kv * p.head_dim_v, "attention: keys and values");
         assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");

@@ -1,10 +1,17 @@
 //! What chat templates expect of Python: how values print (`str`, `repr`, `json.dumps`), the
 //! methods of strings, dictionaries and lists, and the filters and tests of Jinja2 that
 //! `minijinja` lacks or answers differently.
+//!
+//! Known differences that remain, for lack of a hook: tuples are lists and print as such, a list
+//! or dictionary *written in the template* prints strings in double quotes after `~`, `%` does
+//! not format strings (`format` does), and a string built by doubling is not limited before it
+//! is printed.
 
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Deepest nesting of a value that is printed.
@@ -31,10 +38,11 @@ fn error(message: impl Into<String>) -> Error {
 /// Makes an environment behave like Jinja2's.
 pub(super) fn add_to(env: &mut Environment<'_>) {
     env.set_formatter(|out, _, value| {
-        Ok(match value.as_str() {
+        match value.as_str() {
             Some(s) => out.write_str(s)?,
             None => out.write_str(&to_str(value)?)?,
-        })
+        }
+        Ok(())
     });
     env.set_unknown_method_callback(call_method);
     env.remove_global("debug");
@@ -87,6 +95,59 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("integer", |v: &Value| v.is_integer() && v.kind() == ValueKind::Number);
     env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
+}
+
+// --- inputs -------------------------------------------------------------------------------
+
+/// A dictionary or list from outside. The engine's own print their strings with Rust's quotes
+/// when `~` makes text of them; these print as Python's do.
+#[derive(Debug)]
+enum Container {
+    Dict(Vec<Value>, HashMap<String, Value>),
+    List(Vec<Value>),
+}
+
+/// JSON as a template sees it.
+pub(super) fn from_json(json: serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Object(map) => {
+            let keys = map.keys().map(|k| Value::from(k.as_str())).collect();
+            let values = map.into_iter().map(|(k, v)| (k, from_json(v))).collect();
+            Value::from_object(Container::Dict(keys, values))
+        }
+        serde_json::Value::Array(items) => {
+            Value::from_object(Container::List(items.into_iter().map(from_json).collect()))
+        }
+        scalar => Value::from_serialize(scalar),
+    }
+}
+
+impl Object for Container {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        match **self {
+            Self::Dict(..) => ObjectRepr::Map,
+            Self::List(_) => ObjectRepr::Seq,
+        }
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match &**self {
+            Self::Dict(_, values) => values.get(key.as_str()?).cloned(),
+            Self::List(items) => items.get(key.as_usize()?).cloned(),
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        match &**self {
+            Self::Dict(keys, _) => Enumerator::Values(keys.clone()),
+            Self::List(items) => Enumerator::Seq(items.len()),
+        }
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = to_str(&Value::from_dyn_object(self.clone())).map_err(|_| std::fmt::Error)?;
+        f.write_str(&text)
+    }
 }
 
 // --- printing -----------------------------------------------------------------------------
@@ -480,7 +541,7 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
         }
         Some(sep) => parts.extend(s.splitn(max.saturating_add(1), sep)),
         None => {
-            let mut rest = strip(s, None, true, true);
+            let mut rest = strip(s, None, !right, right);
             while !rest.is_empty() {
                 let at = if right { rest.rfind(is_space) } else { rest.find(is_space) };
                 match at {
@@ -489,7 +550,7 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
                         let (before, after) = (&rest[..at], &rest[at + width..]);
                         parts.push(if right { after } else { before });
                         let remaining = if right { before } else { after };
-                        rest = strip(remaining, None, true, true);
+                        rest = strip(remaining, None, !right, right);
                     }
                     _ => {
                         parts.push(rest);

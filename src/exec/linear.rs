@@ -72,6 +72,7 @@ pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize 
 
 /// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
@@ -90,7 +91,7 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
 }
 
 fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = x.len() / m;
+    let n = products[0].w.n_in;
     let acts = match form {
         ActForm::F32 => Acts::F32 { x, n },
         ActForm::Q16 => {
@@ -111,7 +112,7 @@ fn task_rows(_: Arch, w: &Weight) -> usize {
 }
 
 fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = x.len() / m;
+    let n = products[0].w.n_in;
     let dtype = products[0].w.dtype;
     let packed = &mut scratch.packed[..ctx.arch.packed_len(dtype, m, n)];
     let group = ctx.arch.pack_group(dtype);

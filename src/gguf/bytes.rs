@@ -30,7 +30,7 @@ impl Bytes {
     }
 
     pub(super) fn in_memory(bytes: Cow<'static, [u8]>) -> Bytes {
-        if bytes.as_ptr().addr() % MEMORY_ALIGN == 0 {
+        if bytes.as_ptr().addr().is_multiple_of(MEMORY_ALIGN) {
             return Bytes::Memory(bytes);
         }
         let len = bytes.len();

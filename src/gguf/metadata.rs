@@ -438,12 +438,12 @@ macro_rules! accessors {
         impl Metadata {
             $(
                 $(#[doc = $doc])*
-                pub fn $optional<'a>(&'a self, key: &str) -> Result<Option<$ty>, GgufError> {
+                pub fn $optional(&self, key: &str) -> Result<Option<$ty>, GgufError> {
                     self.get(key).map(|value| Typed::from_value(key, value)).transpose()
                 }
 
                 $(#[doc = $doc])*
-                pub fn $required<'a>(&'a self, key: &str) -> Result<$ty, GgufError> {
+                pub fn $required(&self, key: &str) -> Result<$ty, GgufError> {
                     self.$optional(key)?.ok_or_else(|| GgufError::MissingKey { key: key.to_owned() })
                 }
             )*
@@ -463,17 +463,17 @@ accessors! {
     /// A boolean.
     bool opt_bool -> bool;
     /// A string, which has to be UTF-8.
-    str opt_str -> &'a str;
+    str opt_str -> &str;
     /// An array of strings.
-    strings opt_strings -> &'a StringArray;
+    strings opt_strings -> &StringArray;
     /// An array of `f32`.
-    f32s opt_f32s -> &'a [f32];
+    f32s opt_f32s -> &[f32];
     /// An array of integers that fit `i32`; copied only if the file has another type.
-    i32s opt_i32s -> Cow<'a, [i32]>;
+    i32s opt_i32s -> Cow<'_, [i32]>;
     /// An array of integers that fit `u32`; copied only if the file has another type.
-    u32s opt_u32s -> Cow<'a, [u32]>;
+    u32s opt_u32s -> Cow<'_, [u32]>;
     /// An array of booleans.
-    bools opt_bools -> &'a [bool];
+    bools opt_bools -> &[bool];
 }
 
 impl Metadata {

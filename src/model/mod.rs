@@ -7,7 +7,7 @@ mod hparams;
 mod weights;
 
 use crate::arch::Arch;
-use crate::error::{ModelError, TokenizerError};
+use crate::error::ModelError;
 use crate::gguf::{Gguf, Metadata, TensorInfo};
 use crate::tokenizer::Tokenizer;
 use std::fmt;
@@ -63,11 +63,8 @@ impl Model {
             return Err(ModelError::Cancelled);
         }
         let weights = Weights::bind(&gguf, &hparams, progress)?;
-        let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
-            Ok(tokenizer) => Some(tokenizer),
-            Err(TokenizerError::Missing) => None,
-            Err(e) => return Err(e.into()),
-        };
+        let has_tokenizer = gguf.metadata().get("tokenizer.ggml.model").is_some();
+        let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(gguf.metadata())).transpose()?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
@@ -111,6 +108,18 @@ impl Model {
     /// Number of weights.
     pub fn n_params(&self) -> u64 {
         self.gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
+    }
+
+    /// Bytes of weights that one token has to read: of experts those used, of the embedding table
+    /// nothing unless it serves as the head, too.
+    pub fn bytes_per_token(&self) -> u64 {
+        let tied = self.gguf.tensor("output.weight").is_none();
+        let bytes = |t: &TensorInfo| match self.hparams.experts {
+            Some(x) if t.name.contains("_exps.") => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
+            _ if t.name == "token_embd.weight" && !tied => 0,
+            _ => t.n_bytes,
+        };
+        self.gguf.tensors().iter().map(bytes).sum()
     }
 
     pub(crate) fn weights(&self) -> &Weights {

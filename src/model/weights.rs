@@ -35,11 +35,6 @@ impl Weight {
         let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
         Weight { n_out: rows.len(), bytes, ..self.clone() }
     }
-
-    /// Name of the tensor it is part of.
-    pub(crate) fn name(&self) -> &str {
-        &self.tensor.name
-    }
 }
 
 /// `W·x + b`.

@@ -12,6 +12,9 @@ use super::{IQ4_VALUES, f16_value, to_f16};
 /// Blocks whose values are all smaller are zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;
 
+/// How often the f16 factors of a super-block are fitted again.
+const REFITS: usize = 3;
+
 /// Nearest integer, ties to even. For `|x| < 2²²`, where adding `1.5·2²³` leaves no bits for the
 /// fraction; unlike `round_ties_even` it is no library call on baseline x86-64.
 #[inline]
@@ -189,14 +192,20 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
         (fit, total)
     };
 
-    let (first, first_error) = settle(to_f16(extreme / -sc_n));
-    let a: [f32; 256] = std::array::from_fn(|i| first.sc[i / 16] as f32 * first.q[i]);
-    let (xa, aa) = (sum::<256>(|i| w[i] * x[i] * a[i]), sum::<256>(|i| w[i] * a[i] * a[i]));
-    if aa == 0.0 {
-        return first;
+    let (mut best, mut best_error) = settle(to_f16(extreme / -sc_n));
+    for _ in 0..REFITS {
+        // Least squares for x ≈ d·a.
+        let a: [f32; 256] = std::array::from_fn(|i| best.sc[i / 16] as f32 * best.q[i]);
+        let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
+        let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
+        let (next, next_error) = settle(to_f16(xa / aa));
+        // Also ends here if `aa` is 0: no error is less than that of a NaN scale.
+        if next_error >= best_error || next_error.is_nan() {
+            break;
+        }
+        (best, best_error) = (next, next_error);
     }
-    let (second, second_error) = settle(to_f16(xa / aa));
-    if second_error < first_error { second } else { first }
+    best
 }
 
 /// A super-block on the grids `d · sc[s] · q − dmin · m[s]`, of `S` sub-blocks.
@@ -247,18 +256,23 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
         (fit, total)
     };
 
-    let (first, first_error) = settle(to_f16(max_scale / sc_max), to_f16(max_min / sc_max));
-    // Least squares for x ≈ d·a − dmin·b.
-    let a: [f32; 256] = std::array::from_fn(|i| first.sc[i / N] as f32 * first.q[i]);
-    let b: [f32; 256] = std::array::from_fn(|i| first.m[i / N] as f32);
-    let (aa, ab, bb) =
-        (sum::<256>(|i| w[i] * a[i] * a[i]), sum::<256>(|i| w[i] * a[i] * b[i]), sum::<256>(|i| w[i] * b[i] * b[i]));
-    let (xa, xb) = (sum::<256>(|i| w[i] * x[i] * a[i]), sum::<256>(|i| w[i] * x[i] * b[i]));
-    let det = aa * bb - ab * ab;
-    if det <= 0.0 {
-        return first;
+    let (mut best, mut best_error) = settle(to_f16(max_scale / sc_max), to_f16(max_min / sc_max));
+    for _ in 0..REFITS {
+        // Least squares for x ≈ d·a − dmin·b.
+        let a: [f32; 256] = std::array::from_fn(|i| best.sc[i / N] as f32 * best.q[i]);
+        let b: [f32; 256] = std::array::from_fn(|i| best.m[i / N] as f32);
+        let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
+        let ab = sum::<256>(|i| w[i] * a[i] * b[i]);
+        let bb = sum::<256>(|i| w[i] * b[i] * b[i]);
+        let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
+        let xb = sum::<256>(|i| w[i] * x[i] * b[i]);
+        let det = aa * bb - ab * ab;
+        let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
+        let (next, next_error) = settle(to_f16(d), to_f16(dmin));
+        if next_error >= best_error || next_error.is_nan() {
+            break;
+        }
+        (best, best_error) = (next, next_error);
     }
-    let (d, dmin) = ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det);
-    let (second, second_error) = settle(to_f16(d), to_f16(dmin));
-    if second_error < first_error { second } else { first }
+    best
 }

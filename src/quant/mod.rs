@@ -236,7 +236,7 @@ fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, bytes: &mut [
     }
 }
 
-/// Weights of the squared errors in a block: `importance · √(1 + x²/σ²)` with `σ²` the mean of
+/// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of
 /// `x²`. Errors of large weights do more harm, which is why ggml weighs them so too.
 fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
     let x = x.as_ref();
@@ -249,7 +249,7 @@ fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values
     let mut weights = B::Values::zeroed();
     for (i, w) in weights.as_mut().iter_mut().enumerate() {
         let relative = importance.map_or(1.0, |v| v.as_ref()[i].max(0.0) / largest);
-        *w = relative * (1.0 + x[i] * x[i] * per_square).sqrt();
+        *w = relative * (2.0 + x[i] * x[i] * per_square).sqrt();
     }
     weights
 }

@@ -52,7 +52,7 @@ fn trits(d: f32, bytes: &[u8], out: &mut [f32]) {
     for row in out.chunks_exact_mut(bytes.len()) {
         for (y, &b) in row.iter_mut().zip(bytes) {
             let fraction = b.wrapping_mul(power);
-            *y = d * ((fraction as u16 * 3 >> 8) as f32 - 1.0);
+            *y = d * (((fraction as u16 * 3) >> 8) as f32 - 1.0);
         }
         power = power.wrapping_mul(3);
     }

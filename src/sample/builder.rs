@@ -306,7 +306,7 @@ impl SamplerBuilder {
     /// A bias that is NaN or +∞, where there is one.
     fn worst_bias(&self) -> f32 {
         let mut values = self.logit_bias.iter().map(|&(_, v)| v);
-        values.find(|v| !(*v < f32::INFINITY)).unwrap_or(0.0)
+        values.find(|&v| v.is_nan() || v == f32::INFINITY).unwrap_or(0.0)
     }
 }
 

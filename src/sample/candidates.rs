@@ -44,8 +44,9 @@ impl Candidates {
         for &(id, value) in bias {
             self.items[id as usize].logit += value;
         }
-        if self.items.iter().any(|c| !(c.logit > f32::NEG_INFINITY)) {
-            self.items.retain(|c| c.logit > f32::NEG_INFINITY);
+        let possible = |c: &Candidate| c.logit > f32::NEG_INFINITY;
+        if !self.items.iter().all(possible) {
+            self.items.retain(possible);
         }
     }
 

@@ -1,33 +1,544 @@
-//! stub
-#![allow(missing_docs)]
-use crate::error::TokenizerError;
-use crate::gguf::Metadata;
-#[derive(Debug)]
-pub struct Tokenizer;
+//! Text to tokens and back, from the GGUF file alone.
+//!
+//! Two models cover the supported families: SentencePiece-style BPE ([`spm`], `llama`) and
+//! byte-level BPE ([`bpe`], `gpt2` and `gemma4`), the latter behind one of the pre-tokenisers of
+//! [`split`]. Everything that concerns the ids follows llama.cpp exactly, because that is what GGUF
+//! files are tested with: special tokens ([`special`]), defaults of the flags, the clean-up of
+//! spaces. Nothing is guessed: a tokenizer model or pre-tokeniser that is not known is refused by
+//! name.
+//!
+//! Not done, like in llama.cpp: Unicode normalisation (Qwen2's own tokenizer applies NFC).
+
+mod bpe;
+mod special;
+mod split;
+mod spm;
+mod stream;
+mod unicode;
+mod unicode_table;
+mod vocab;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+pub use stream::TextStream;
+
+use crate::TokenizerError;
+use crate::gguf::{Array, Metadata, Value};
+use bpe::Bpe;
+use special::{Part, Specials};
+use split::PreTokenizer;
+use spm::Spm;
+use vocab::{BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+
+/// The tokenizer of a model. Immutable; share it between threads.
+pub struct Tokenizer {
+    vocab: Vocab,
+    model: Model,
+    model_name: String,
+    pre_name: Option<String>,
+    specials: Specials,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    eot: Option<u32>,
+    eom: Option<u32>,
+    unknown: Option<u32>,
+    eog: BTreeSet<u32>,
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+    clean_spaces: bool,
+}
+
+enum Model {
+    Spm(Spm),
+    Bpe(Bpe),
+}
+
+/// Texts of tokens that end a turn, most telling first: the end-of-turn token is the first of them
+/// that the vocabulary has, when the file does not name it.
+const END_OF_TURN: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+];
+
+/// Further texts of tokens that end the generation.
+const END_OF_GENERATION: &[&str] = &[
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "<|eom_id|>",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+];
+
+/// Fill-in-the-middle tokens: the keys that name them, the texts that tell them otherwise, and
+/// whether they end the generation.
+#[rustfmt::skip]
+const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
+    (&["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"],
+     &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"], false),
+    (&["tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"],
+     &["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>"], false),
+    (&["tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"],
+     &["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>", "<|middle|>"], false),
+    (&["tokenizer.ggml.fim_pad_token_id"], &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"], true),
+    (&["tokenizer.ggml.fim_rep_token_id"], &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"], true),
+    (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"], true),
+];
+
 impl Tokenizer {
-    pub fn from_metadata(_m: &Metadata) -> Result<Tokenizer, TokenizerError> {
-        Err(TokenizerError::Missing)
+    /// The tokenizer that a file describes.
+    ///
+    /// A byte-level BPE without `tokenizer.ggml.pre` (a file from before that key existed) gets
+    /// the pre-tokeniser `default`, as in llama.cpp.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Metadata`] for missing keys and wrong types, [`TokenizerError::Model`] and
+    /// [`TokenizerError::PreTokenizer`] for what is not supported, and the other variants for a
+    /// vocabulary that contradicts itself.
+    pub fn from_metadata(m: &Metadata) -> Result<Tokenizer, TokenizerError> {
+        let model_name = m.str("tokenizer.ggml.model")?;
+        let pre_name = m.opt_str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
+        let pre_name = match model_name {
+            "llama" => None,
+            "gpt2" => Some(pre_name.unwrap_or("default")),
+            "gemma4" => Some("gemma4"),
+            _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
+        };
+        let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
+
+        let types = m.opt_i32s("tokenizer.ggml.token_type")?;
+        let mut vocab = Vocab::new(m.strings("tokenizer.ggml.tokens")?.clone(), types.as_deref())?;
+        let n_vocab = vocab.len();
+
+        // Writers put 2^32 - 1 where there is no such token.
+        let id_at = |key: &'static str| match m.opt_u32(key)? {
+            None | Some(u32::MAX) => Ok(None),
+            Some(id) if (id as usize) < n_vocab => Ok(Some(id)),
+            Some(id) => Err(TokenizerError::SpecialId { key, id, n_vocab }),
+        };
+        let inside = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
+        let (bos, eos, unknown) = match pre {
+            None => (Some(1), Some(2), Some(0)),
+            Some(pre) => (pre.default_bos, pre.default_eos, None),
+        };
+        let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
+        let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
+        let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
+        let eot = id_at("tokenizer.ggml.eot_token_id")?;
+        let eom = id_at("tokenizer.ggml.eom_token_id")?;
+
+        let eot = eot.or_else(|| vocab.find_control(END_OF_TURN));
+        let eom = eom.or_else(|| vocab.find_control(&["<|eom_id|>"]));
+        let mut eog: BTreeSet<u32> = [eos, eot, eom].into_iter().flatten().collect();
+        for &(keys, texts, ends) in FILL_IN_THE_MIDDLE {
+            let mut named = None;
+            for key in keys {
+                named = id_at(key)?.or(named);
+            }
+            let id = named.or_else(|| vocab.find_control(texts));
+            eog.extend(id.filter(|_| ends));
+        }
+        for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
+            eog.extend(vocab.find_control(&[text]));
+        }
+        settle_exceptions(&mut vocab, &mut eog);
+        let specials = Specials::new(&vocab)?;
+        set_strips(&mut vocab, m)?;
+
+        let model = match pre {
+            Some(pre) => {
+                let merges = m.strings("tokenizer.ggml.merges")?.clone();
+                Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
+            }
+            None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
+        };
+
+        let add_bos = match pre {
+            Some(pre) if pre.raw_utf8 && pre.add_bos => true,
+            _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.is_none_or(|pre| pre.add_bos)),
+        };
+        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+        for (flag, key, add, id) in [
+            ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
+            ("add_eos_token", "tokenizer.ggml.eos_token_id", add_eos, eos),
+        ] {
+            if add && id.is_none() {
+                return Err(TokenizerError::NoSpecialToken { flag, key });
+            }
+        }
+        Ok(Tokenizer {
+            model,
+            model_name: model_name.to_owned(),
+            pre_name: pre_name.map(str::to_owned),
+            specials,
+            bos,
+            eos,
+            eot,
+            eom,
+            unknown,
+            eog,
+            add_bos,
+            add_eos,
+            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none()),
+            clean_spaces: pre.is_some_and(|pre| pre.clean_spaces),
+            vocab,
+        })
     }
+
+    /// The tokens of `text`.
+    ///
+    /// With `add_special`, the beginning- and end-of-sequence tokens are added that the model wants
+    /// ([`add_bos`](Self::add_bos), [`add_eos`](Self::add_eos)). With `parse_special`, texts of
+    /// control tokens in `text` become these tokens: right for a rendered chat template, wrong for
+    /// what a user has typed, which could end its turn that way. User-defined tokens are always
+    /// parsed.
+    ///
+    /// Texts of a byte that has no token are left out by byte-level BPE and become the unknown
+    /// token in SentencePiece vocabularies; vocabularies in use have a token for every byte.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
+        self.encode_bytes(text.as_bytes(), add_special, parse_special)
+    }
+
+    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a
+    /// byte that belongs to no valid character becomes its byte token, so that nothing is lost. In
+    /// byte-level BPE it becomes U+FFFD, as in llama.cpp (which however takes overlong forms and
+    /// surrogates for characters).
+    pub fn encode_bytes(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<u32> {
+        let mut out = Vec::new();
+        if add_special && self.add_bos {
+            out.extend(self.bos);
+        }
+        let mut after_special = true;
+        self.specials.partition(&self.vocab, text, parse_special, |part| match part {
+            Part::Token(id) => {
+                out.push(id);
+                after_special = true;
+            }
+            Part::Text(text) => {
+                match &self.model {
+                    Model::Bpe(bpe) => bpe.encode(&self.vocab, text, &mut out),
+                    Model::Spm(spm) => {
+                        let prefix = self.add_space_prefix && after_special;
+                        spm.encode(&self.vocab, &escape_spaces(text, prefix), &mut out);
+                    }
+                }
+                after_special = false;
+            }
+        });
+        if add_special && self.add_eos {
+            out.extend(self.eos);
+        }
+        out
+    }
+
+    /// The text of a sequence of tokens, as llama.cpp's `llama_detokenize` gives it: without the
+    /// space that SentencePiece vocabularies put in front, and for some families without spaces
+    /// before punctuation. Control and unknown tokens are left out unless `render_special`.
+    ///
+    /// The result need not be UTF-8. For tokens that continue a text see [`TextStream`].
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`].
+    pub fn decode(&self, ids: &[u32], render_special: bool) -> Result<Vec<u8>, TokenizerError> {
+        let mut out = Vec::new();
+        for (i, &id) in ids.iter().enumerate() {
+            self.append_bytes(id, render_special, &mut out)?;
+            if i == 0 && self.add_space_prefix && out.first() == Some(&b' ') {
+                out.remove(0);
+            }
+        }
+        Ok(if self.clean_spaces { clean_spaces(&out) } else { out })
+    }
+
+    /// [`decode`](Self::decode) with U+FFFD for bytes that are not UTF-8.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`].
+    pub fn decode_lossy(&self, ids: &[u32], render_special: bool) -> Result<String, TokenizerError> {
+        let bytes = self.decode(ids, render_special)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    }
+
+    /// The bytes that a token adds to a text, those of special tokens included; `None` when there
+    /// is no such token. Unused tokens add nothing.
+    pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        let text = self.token_text(id)?;
+        Some(if self.vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED) {
+            Cow::Borrowed(text)
+        } else if self.vocab.is(id, NORMAL) {
+            match &self.model {
+                Model::Bpe(bpe) if !bpe.pre.raw_utf8 => bpe::from_alphabet(text),
+                _ => unescape_spaces(text),
+            }
+        } else {
+            Cow::Owned(vocab::byte_of(text).filter(|_| self.vocab.is(id, BYTE)).into_iter().collect())
+        })
+    }
+
+    fn append_bytes(&self, id: u32, render_special: bool, out: &mut Vec<u8>) -> Result<(), TokenizerError> {
+        let bytes = self.token_bytes(id).ok_or(TokenizerError::UnknownToken { id, n_vocab: self.n_vocab() })?;
+        if render_special || !self.vocab.is(id, CONTROL | UNKNOWN) {
+            out.extend_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    /// The entry of a token in the vocabulary as it stands in the file (spaces as `▁` or `Ġ`).
+    pub fn token_text(&self, id: u32) -> Option<&[u8]> {
+        ((id as usize) < self.n_vocab()).then(|| self.vocab.text(id))
+    }
+
+    /// The token whose entry in the vocabulary is `text`.
+    pub fn token_id(&self, text: &[u8]) -> Option<u32> {
+        self.vocab.find(text)
+    }
+
+    /// Number of tokens.
     pub fn n_vocab(&self) -> usize {
-        0
+        self.vocab.len()
     }
-    pub fn is_eog(&self, _: u32) -> bool {
-        false
+
+    /// The beginning-of-sequence token.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
     }
-    pub fn encode(&self, _: &str, _: bool, _: bool) -> Vec<u32> {
-        vec![]
+
+    /// The end-of-sequence token.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The end-of-turn token: the one the file names, else the first well-known one.
+    pub fn eot(&self) -> Option<u32> {
+        self.eot
+    }
+
+    /// The end-of-message token, after which a tool is expected to answer.
+    pub fn eom(&self) -> Option<u32> {
+        self.eom
+    }
+
+    /// The token for what the vocabulary cannot express.
+    pub fn unknown(&self) -> Option<u32> {
+        self.unknown
+    }
+
+    /// The tokens that end a generation, ascending.
+    pub fn eog(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.eog.iter().copied()
+    }
+
+    /// Whether a token ends the generation: end of sequence, turn or message, by id or by a
+    /// well-known text.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.eog.contains(&id)
+    }
+
+    /// Whether a token is a control token: not part of any text, parsed on request only.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.vocab.is(id, CONTROL)
+    }
+
+    /// Whether texts begin with [`bos`](Self::bos).
+    pub fn add_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether texts end with [`eos`](Self::eos).
+    pub fn add_eos(&self) -> bool {
+        self.add_eos
+    }
+
+    /// `tokenizer.ggml.model`: `llama`, `gpt2` or `gemma4`.
+    pub fn model(&self) -> &str {
+        &self.model_name
+    }
+
+    /// The pre-tokeniser of a byte-level BPE, by the name the file gives it.
+    pub fn pre(&self) -> Option<&str> {
+        self.pre_name.as_deref()
     }
 }
-#[derive(Debug)]
-pub struct TextStream<'a>(&'a Tokenizer, String);
-impl<'a> TextStream<'a> {
-    pub fn new(t: &'a Tokenizer, _s: bool) -> Self {
-        TextStream(t, String::new())
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("model", &self.model_name)
+            .field("pre", &self.pre_name)
+            .field("n_vocab", &self.n_vocab())
+            .finish_non_exhaustive()
     }
-    pub fn push(&mut self, _t: u32) -> Result<&str, TokenizerError> {
-        Ok("")
+}
+
+/// Corrects what texts alone get wrong, as llama.cpp does.
+fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
+    // The channel markers of gpt-oss are always shown.
+    for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
+        if let Some(id) = vocab.find(text.as_bytes()) {
+            vocab.attrs[id as usize] = USER_DEFINED;
+        }
     }
-    pub fn finish(&mut self) -> &str {
-        &self.1
+    let ends = |text: &str| vocab.find(text.as_bytes()).filter(|id| eog.contains(id));
+    // Where `<|return|>` or `<|flush|>` end the generation, `<|end|>` only ends a message.
+    let calls = ends("<|call|>").or(ends("<|calls|>")).is_some();
+    let message_end = ends("<|end|>").filter(|_| calls && ends("<|return|>").or(ends("<|flush|>")).is_some());
+    // Gemma 4 and PLaMo have `</s>` as an ordinary token.
+    let ordinary = ends("</s>").filter(|_| ends("<|tool_response>").or(ends("<|plamo:eos|>")).is_some());
+    for (id, attr) in [(message_end, USER_DEFINED), (ordinary, NORMAL)] {
+        if let Some(id) = id {
+            eog.remove(&id);
+            vocab.attrs[id as usize] = attr;
+        }
+    }
+}
+
+/// Which tokens strip white space is not in the file; llama.cpp knows it by names.
+fn set_strips(vocab: &mut Vocab, m: &Metadata) -> Result<(), TokenizerError> {
+    let name = m.opt_str("general.name")?.unwrap_or_default().to_lowercase();
+    let pre = m.opt_str("tokenizer.ggml.pre")?.unwrap_or_default();
+    let contains = |s: &str, parts: &[&str]| parts.iter().any(|part| s.contains(part));
+    if contains(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"]) {
+        vocab.set(b"<mask>", LSTRIP, true);
+    } else if contains(&name, &["phi-3", "phi3"]) {
+        for attr in vocab.attrs.iter_mut().filter(|a| **a & (CONTROL | UNKNOWN | USER_DEFINED) != 0) {
+            *attr |= RSTRIP;
+        }
+        for text in ["<unk>", "<s>", "<|endoftext|>"] {
+            vocab.set(text.as_bytes(), RSTRIP, false);
+        }
+    } else if contains(&name, &["modern-bert"]) {
+        vocab.set(b"[MASK]", LSTRIP, true);
+    }
+    Ok(())
+}
+
+/// One score per token; zeros when the file has none.
+fn scores(m: &Metadata, n_vocab: usize) -> Result<Vec<f32>, TokenizerError> {
+    let key = "tokenizer.ggml.scores";
+    let scores = match m.get(key) {
+        None => vec![0.0; n_vocab],
+        Some(Value::Array(Array::I32(scores))) => scores.iter().map(|&s| s as f32).collect(),
+        Some(_) => m.f32s(key)?.to_vec(),
+    };
+    if scores.len() != n_vocab {
+        return Err(TokenizerError::ArrayLength { key, len: scores.len(), n_vocab });
+    }
+    Ok(scores)
+}
+
+/// SentencePiece's visible space, U+2581.
+const SPACE: &[u8] = "▁".as_bytes();
+
+/// `text` with `▁` for spaces, and one in front if `prefix`.
+fn escape_spaces(text: &[u8], prefix: bool) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len() + text.len() / 2 + SPACE.len());
+    if prefix {
+        out.extend_from_slice(SPACE);
+    }
+    for &b in text {
+        if b == b' ' { out.extend_from_slice(SPACE) } else { out.push(b) }
+    }
+    out
+}
+
+/// `text` with spaces for `▁`.
+fn unescape_spaces(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.windows(SPACE.len()).any(|w| w == SPACE) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&b, tail)) = rest.split_first() {
+        if let Some(tail) = rest.strip_prefix(SPACE) {
+            out.push(b' ');
+            rest = tail;
+        } else {
+            out.push(b);
+            rest = tail;
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Removes the spaces in ` ?`, ` !`, ` .`, ` ,`, both in ` ' `, and those before `'s`, `'m`, `'re`
+/// and `'ve`: three passes, each over the result of the one before.
+fn clean_spaces(text: &[u8]) -> Vec<u8> {
+    let marks = |before: u8, after: &[u8]| before == b' ' && matches!(after[0], b'?' | b'!' | b'.' | b',');
+    let contractions = |before: u8, after: &[u8]| {
+        before == b' ' && matches!(after, [b'\'', b's' | b'm', ..] | [b'\'', b'r' | b'v', b'e', ..])
+    };
+    let text = without_spaces_before(text, marks);
+    let text = without_lone_apostrophe_spaces(&text);
+    without_spaces_before(&text, contractions)
+}
+
+/// Drops each byte that `drop` accepts, given it and what follows.
+fn without_spaces_before(text: &[u8], drop: impl Fn(u8, &[u8]) -> bool) -> Vec<u8> {
+    let kept = |i: usize| i + 1 == text.len() || !drop(text[i], &text[i + 1..]);
+    (0..text.len()).filter(|&i| kept(i)).map(|i| text[i]).collect()
+}
+
+/// Drops both spaces of ` ' `.
+fn without_lone_apostrophe_spaces(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&b, tail)) = rest.split_first() {
+        if let Some(tail) = rest.strip_prefix(b" ' ") {
+            out.push(b'\'');
+            rest = tail;
+        } else {
+            out.push(b);
+            rest = tail;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_are_cleaned_in_three_passes() {
+        for (text, clean) in [
+            ("Hello , world !", "Hello, world!"),
+            (" ?", "?"),
+            ("a  ?", "a ?"),
+            ("a ' b", "a'b"),
+            ("a ' ' b", "a'' b"),
+            ("it 's we 've I 'm they 're", "it's we've I'm they're"),
+            ("don 't I 'll he 'd", "don 't I 'll he 'd"),
+            ("a '", "a '"),
+            ("a 's", "a's"),
+            ("a 'r", "a 'r"),
+            ("", ""),
+            (" ", " "),
+        ] {
+            assert_eq!(String::from_utf8(clean_spaces(text.as_bytes())).unwrap(), clean, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn visible_spaces_round_trip() {
+        let escaped = escape_spaces(b" a b", true);
+        assert_eq!(escaped, "▁▁a▁b".as_bytes());
+        assert_eq!(unescape_spaces(&escaped).as_ref(), b"  a b");
+        assert_eq!(unescape_spaces(b"\xe2\x96").as_ref(), b"\xe2\x96");
     }
 }

@@ -1,6 +1,10 @@
 //! AVX2 + FMA + F16C: x86-64 since Haswell (2013) and Zen (2017).
 
+mod attention;
+mod elementwise;
+mod gemm;
 mod matmul;
+pub(super) mod unpack;
 
 use super::{Kernels, scalar};
 pub(super) use matmul::{each, joined, padded, prefetch};
@@ -10,6 +14,23 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    gemm: gemm::gemm_for,
+    dot: elementwise::dot,
+    add: elementwise::add,
+    add_scaled: elementwise::add_scaled,
+    rms_norm: elementwise::rms_norm,
+    layer_norm: elementwise::layer_norm,
+    softmax: elementwise::softmax,
+    rope_angles: elementwise::rope_angles,
+    rope_norm: elementwise::rope_norm,
+    rope_neox: elementwise::rope_neox,
+    silu_mul: elementwise::silu_mul,
+    gelu_mul: elementwise::gelu_mul,
+    gelu: elementwise::gelu,
+    f32_to_f16: elementwise::f32_to_f16,
+    f16_to_f32: elementwise::f16_to_f32,
+    attention_f32: attention::attention_f32,
+    attention_f16: attention::attention_f16,
     ..scalar::KERNELS
 };
 

@@ -1,5 +1,8 @@
 //! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
 
+mod attention;
+mod elementwise;
+mod gemm;
 mod matmul;
 
 use super::{Kernels, avx2};
@@ -9,6 +12,23 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    gemm: gemm::gemm_for,
+    dot: elementwise::dot,
+    add: elementwise::add,
+    add_scaled: elementwise::add_scaled,
+    rms_norm: elementwise::rms_norm,
+    layer_norm: elementwise::layer_norm,
+    softmax: elementwise::softmax,
+    rope_angles: elementwise::rope_angles,
+    rope_norm: elementwise::rope_norm,
+    rope_neox: elementwise::rope_neox,
+    silu_mul: elementwise::silu_mul,
+    gelu_mul: elementwise::gelu_mul,
+    gelu: elementwise::gelu,
+    f32_to_f16: elementwise::f32_to_f16,
+    f16_to_f32: elementwise::f16_to_f32,
+    attention_f32: attention::attention_f32,
+    attention_f16: attention::attention_f16,
     ..avx2::KERNELS
 };
 

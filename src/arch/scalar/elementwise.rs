@@ -59,6 +59,13 @@ pub(super) fn softmax(x: &mut [f32]) {
     }
 }
 
+pub(super) fn rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+    for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+        let angle = pos * frequency;
+        (*cos, *sin) = (factor * angle.cos(), factor * angle.sin());
+    }
+}
+
 pub(super) fn rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (pair, (c, s)) in x.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
         (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[0] * s + pair[1] * c);
@@ -72,15 +79,21 @@ pub(super) fn rope_neox(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// `x·σ(x)`.
-fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
+/// `x·σ(t)`, with an exponential that cannot overflow; 0 for `x = t = −∞`.
+fn times_sigmoid(x: f32, t: f32) -> f32 {
+    let e = (-t.abs()).exp();
+    if t < 0.0 { x.max(f32::MIN) * e / (1.0 + e) } else { x / (1.0 + e) }
 }
 
-/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+/// `x·σ(x)`.
+fn silu(x: f32) -> f32 {
+    times_sigmoid(x, x)
+}
+
+/// `x/2·(1 + tanh t) = x·σ(2t)` with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
 fn gelu_tanh(x: f32) -> f32 {
-    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
-    0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x)).tanh())
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    times_sigmoid(x, 2.0 * SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x))
 }
 
 pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {

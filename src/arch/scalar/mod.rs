@@ -27,6 +27,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
     softmax: elementwise::softmax,
+    rope_angles: elementwise::rope_angles,
     rope_norm: elementwise::rope_norm,
     rope_neox: elementwise::rope_neox,
     silu_mul: elementwise::silu_mul,

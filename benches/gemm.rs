@@ -1,0 +1,63 @@
+//! Products with many activation rows, one thread, packing included.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ruvllm::arch::{Arch, ColumnsMut};
+use ruvllm::quant::DType;
+use std::time::Duration;
+
+/// Memory that begins at a cache line, as a session's does.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+fn lines(bytes: usize) -> Vec<Line> {
+    vec![Line([0; 64]); bytes.div_ceil(64)]
+}
+
+/// `m` activation rows times an `n × k` matrix; throughput counts floating-point operations.
+fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n: usize, k: usize) {
+    let f = dtype.float_format();
+    let row_bytes = k / f.block_elems * f.block_bytes;
+    // No byte of a scale above 0x37: finite f16 numbers below 1.
+    let w: Vec<u8> = (0..n * row_bytes).map(|i| (i.wrapping_mul(2654435761) >> 13) as u8 & 0x37).collect();
+    let x: Vec<f32> = (0..m * k).map(|i| (i * 7919 % 255) as f32 / 255.0 - 0.5).collect();
+    let (group, tile) = (arch.pack_group(dtype), arch.gemm_tile(dtype));
+    let mut packed = lines(arch.packed_len(dtype, m, k));
+    let packed = &mut bytemuck::cast_slice_mut::<_, u8>(&mut packed)[..arch.packed_len(dtype, m, k)];
+    let mut y = lines(m * n * 4);
+    let y = &mut bytemuck::cast_slice_mut::<_, f32>(&mut y)[..m * n];
+
+    let mut benches = c.benchmark_group(name);
+    benches.throughput(Throughput::Elements(2 * (m * n * k) as u64));
+    benches.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    benches.bench_function(arch.name(), |b| {
+        b.iter(|| {
+            for (x, packed) in x.chunks(group * k).zip(packed.chunks_mut(arch.packed_len(dtype, group, k))) {
+                arch.pack(dtype, x, x.len() / k, k, packed);
+            }
+            let view = ColumnsMut::new(y, m, n);
+            for start in (0..n).step_by(tile) {
+                let cols = tile.min(n - start);
+                // SAFETY: one tile after the other.
+                let mut y = unsafe { view.tile(start, cols) };
+                arch.gemm(dtype, &mut y, &w[start * row_bytes..][..cols * row_bytes], packed, k);
+            }
+        });
+    });
+}
+
+fn benches(c: &mut Criterion) {
+    for arch in Arch::available().filter(|a| a.name() != "scalar") {
+        for n in [128, 256, 512] {
+            product(c, &format!("gemm f32 {n}"), arch, DType::F32, n, n, n);
+        }
+        for dtype in [DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::Q4_0, DType::F16] {
+            for m in [16, 32, 64, 512] {
+                product(c, &format!("gemm {dtype} {m} x 2048 x 2048"), arch, dtype, m, 2048, 2048);
+            }
+        }
+    }
+}
+
+criterion_group!(all, benches);
+criterion_main!(all);

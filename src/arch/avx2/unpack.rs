@@ -1,0 +1,259 @@
+//! Block formats as 32 signed bytes with a scale and an offset for each 16: what panels are filled
+//! from, at this level and at those above.
+
+use crate::quant::*;
+use bytemuck::Pod;
+use std::arch::x86_64::*;
+
+/// Value `i` of group `g` is `scale[2g + i/16]·q + offset[2g + i/16]`.
+pub(in crate::arch) struct Factors {
+    pub(in crate::arch) scale: [f32; 16],
+    pub(in crate::arch) offset: [f32; 16],
+}
+
+/// A block of `GROUPS` groups of 32 values.
+pub(in crate::arch) trait Groups: Pod {
+    const GROUPS: usize;
+
+    /// # Safety
+    /// The CPU must have AVX2 and F16C.
+    unsafe fn factors(&self) -> Factors;
+
+    /// The bytes `q` of group `g`.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
+    unsafe fn bytes(&self, g: usize) -> __m256i;
+}
+
+/// Calls `$do!(Type)` for the block type of `$dtype`, or evaluates to `$other`.
+macro_rules! with_groups {
+    ($dtype:expr, $do:ident, $other:expr) => {
+        match $dtype {
+            DType::Q4_0 => $do!(BlockQ4_0),
+            DType::Q4_1 => $do!(BlockQ4_1),
+            DType::Q5_0 => $do!(BlockQ5_0),
+            DType::Q5_1 => $do!(BlockQ5_1),
+            DType::Q8_0 => $do!(BlockQ8_0),
+            DType::Q2_K => $do!(BlockQ2K),
+            DType::Q3_K => $do!(BlockQ3K),
+            DType::Q4_K => $do!(BlockQ4K),
+            DType::Q5_K => $do!(BlockQ5K),
+            DType::Q6_K => $do!(BlockQ6K),
+            DType::IQ4_NL => $do!(BlockIq4Nl),
+            DType::IQ4_XS => $do!(BlockIq4Xs),
+            DType::MXFP4 => $do!(BlockMxfp4),
+            DType::TQ2_0 => $do!(BlockTq2_0),
+            _ => $other,
+        }
+    };
+}
+pub(in crate::arch) use with_groups;
+
+/// Blocks of one group with one scale and one offset.
+macro_rules! small {
+    ($block:ident, |$b:ident| $scale:expr, $offset:expr, $bytes:expr) => {
+        impl Groups for $block {
+            const GROUPS: usize = 1;
+
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn factors(&self) -> Factors {
+                let $b = self;
+                Factors { scale: [$scale; 16], offset: [$offset; 16] }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            unsafe fn bytes(&self, _g: usize) -> __m256i {
+                let $b = self;
+                $bytes
+            }
+        }
+    };
+}
+small!(BlockQ4_0, |b| f16_value(b.d), -8.0 * f16_value(b.d), halves(&b.qs));
+small!(BlockQ4_1, |b| f16_value(b.d), f16_value(b.m), halves(&b.qs));
+small!(BlockQ5_0, |b| f16_value(b.d), -16.0 * f16_value(b.d), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
+small!(BlockQ5_1, |b| f16_value(b.d), f16_value(b.m), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
+small!(BlockQ8_0, |b| f16_value(b.d), 0.0, load256(&b.qs));
+small!(BlockIq4Nl, |b| f16_value(b.d), 0.0, look_up(&IQ4_VALUES, halves(&b.qs)));
+small!(BlockMxfp4, |b| b.half_scale(), 0.0, look_up(&MXFP4_VALUES, halves(&b.qs)));
+
+/// Super-blocks of 256.
+macro_rules! large {
+    ($block:ident, |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
+        impl Groups for $block {
+            const GROUPS: usize = 8;
+
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn factors(&self) -> Factors {
+                let $b = self;
+                $factors
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            unsafe fn bytes(&self, $g: usize) -> __m256i {
+                let $b = self;
+                $bytes
+            }
+        }
+    };
+}
+large!(
+    BlockQ2K,
+    |b| {
+        let packed = load128(&b.scales);
+        let (low, high) = (_mm_set1_epi8(15), _mm_srli_epi16::<4>(packed));
+        Factors {
+            scale: times(f16_value(b.d), _mm_and_si128(packed, low)),
+            offset: times(-f16_value(b.dmin), _mm_and_si128(high, low)),
+        }
+    },
+    |g| two_bits(&b.qs, g)
+);
+large!(
+    BlockQ3K,
+    |b| {
+        let (d, scales) = (f16_value(b.d), load128(&unpack_scales_q3_k(&b.scales)));
+        Factors { scale: times(d, scales), offset: times(-4.0 * d, scales) }
+    },
+    |g| _mm256_or_si256(two_bits(&b.qs, g), byte_bit(&b.hmask, g, 4))
+);
+large!(BlockQ4K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| nibbles(&b.qs[g / 2 * 32..][..32], g % 2));
+large!(BlockQ5K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| {
+    _mm256_or_si256(nibbles(&b.qs[g / 2 * 32..][..32], g % 2), byte_bit(&b.qh, g, 16))
+});
+large!(
+    BlockQ6K,
+    |b| {
+        let (d, scales) = (f16_value(b.d), load128(&b.scales));
+        Factors { scale: times(d, scales), offset: times(-32.0 * d, scales) }
+    },
+    |g| {
+        let low = nibbles(&b.ql[g / 4 * 64 + g % 2 * 32..][..32], g / 2 % 2);
+        _mm256_or_si256(low, _mm256_slli_epi16::<4>(two_bits(&b.qh, g)))
+    }
+);
+large!(
+    BlockIq4Xs,
+    |b| {
+        let (d, high) = (f16_value(b.d), u16::from_le_bytes(b.scales_h));
+        let scale = std::array::from_fn(|i| {
+            let s = i / 2;
+            let sc = b.scales_l[s / 2] as u32 >> (s % 2 * 4) & 15 | (high as u32 >> (2 * s) & 3) << 4;
+            d * (sc as f32 - 32.0)
+        });
+        Factors { scale, offset: [0.0; 16] }
+    },
+    |g| look_up(&IQ4_VALUES, halves(b.qs[16 * g..].first_chunk().unwrap_or(&[0; 16])))
+);
+large!(
+    BlockTq2_0,
+    |b| {
+        let d = f16_value(b.d);
+        Factors { scale: [d; 16], offset: [-d; 16] }
+    },
+    |g| two_bits(&b.qs, g)
+);
+
+/// The sub-blocks' `(d·sc, −dmin·m)`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
+    // `unpack_scales_mins` on four bytes at a time.
+    let [a, b, c] = bytemuck::cast::<_, [[u8; 4]; 3]>(*packed).map(u32::from_le_bytes);
+    let six =
+        |low: u32, high: u32| (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32;
+    let twice = |x: u64| {
+        let x = _mm_cvtsi64_si128(x as i64);
+        _mm_unpacklo_epi8(x, x)
+    };
+    Factors { scale: times(f16_value(d), twice(six(a, c))), offset: times(-f16_value(dmin), twice(six(b, c >> 4))) }
+}
+
+/// `d·q` for 16 signed bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn times(d: f32, q: __m128i) -> [f32; 16] {
+    let eight = |q| _mm256_mul_ps(_mm256_set1_ps(d), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)));
+    let halves = [eight(q), eight(_mm_srli_si128::<8>(q))];
+    // SAFETY: the same values.
+    unsafe { std::mem::transmute(halves) }
+}
+
+#[inline]
+#[target_feature(enable = "f16c")]
+fn f16_value(bytes: [u8; 2]) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bytes) as i32)))
+}
+
+/// The low nibbles of 16 bytes, then the high ones.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves(qs: &[u8; 16]) -> __m256i {
+    let qs = load128(qs);
+    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(qs), qs), _mm256_set1_epi8(15))
+}
+
+/// The low (0) or high (1) nibbles of 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(qs: &[u8], high: usize) -> __m256i {
+    let shifted = _mm256_srl_epi16(load256(qs), _mm_cvtsi32_si128(4 * high as i32));
+    _mm256_and_si256(shifted, _mm256_set1_epi8(15))
+}
+
+/// Group `g` in the two-bit layout of Q2_K, Q3_K, Q6_K and TQ2_0.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn two_bits(qs: &[u8; 64], g: usize) -> __m256i {
+    let shifted = _mm256_srl_epi16(load256(&qs[g / 4 * 32..][..32]), _mm_cvtsi32_si128(g as i32 % 4 * 2));
+    _mm256_and_si256(shifted, _mm256_set1_epi8(3))
+}
+
+/// `value` where bit `i` of the byte is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn byte_bit(bytes: &[u8; 32], i: usize, value: i8) -> __m256i {
+    let bit = _mm256_set1_epi8((1u8 << i) as i8);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(load256(bytes), bit), bit);
+    _mm256_and_si256(set, _mm256_set1_epi8(value))
+}
+
+/// `value` where bit `i` of the little-endian number is set, for byte `i`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bits(number: [u8; 4], value: i8) -> __m256i {
+    let bytes = _mm256_set1_epi32(i32::from_le_bytes(number));
+    // Byte `i` of the result looks at byte `i / 8` of the number.
+    let of_eight = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    let bit = _mm256_set1_epi64x(0x8040201008040201u64 as i64);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bytes, of_eight), bit), bit);
+    _mm256_and_si256(set, _mm256_set1_epi8(value))
+}
+
+/// `table[i]` for each byte `i` below 16.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(table: &[i8; 16], i: __m256i) -> __m256i {
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(table)), i)
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(in crate::arch) fn load128<T: Pod>(x: &[T]) -> __m128i {
+    assert_eq!(size_of_val(x), 16);
+    // SAFETY: the length was checked.
+    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(in crate::arch) fn load256<T: Pod>(x: &[T]) -> __m256i {
+    assert_eq!(size_of_val(x), 32);
+    // SAFETY: the length was checked.
+    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+}

@@ -1,0 +1,400 @@
+//! Products with many activation rows: the packing, unpacking and register tiles of this level.
+//!
+//! Block-quantised weights are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32`
+//! multiply-add. Rounding both factors to eight bits of mantissa makes an error of about 0.0023 of
+//! a typical product (at most 2⁻⁷), half of what activations rounded to 8-bit integers cost.
+//! Intel's cores run the instruction at a quarter of the rate of `f32` multiply-adds (measured on
+//! Sapphire Rapids), so there the same weights go through `f32` panels, as do F32, F16 and BF16
+//! weights everywhere, to stay exact.
+
+use crate::arch::Gemm;
+use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
+use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::quant::*;
+use bytemuck::Pod;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+pub(super) fn gemm_for(dtype: DType) -> Gemm {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => const { table::<F32>(MIN_ROWS) },
+        _ if fast_bf16() => const { table::<Bf16>(MIN_ROWS) },
+        _ => const { table::<F32>(MIN_ROWS) },
+    }
+}
+
+/// Whether `vdpbf16ps` issues as often as an `f32` multiply-add. By vendor instead of by timing, so
+/// that results do not depend on a clock; asked once, as a virtual machine traps the question.
+fn fast_bf16() -> bool {
+    static FAST: OnceLock<bool> = OnceLock::new();
+    *FAST.get_or_init(|| {
+        #[allow(unused_unsafe)] // unsafe up to Rust 1.93
+        // SAFETY: every x86-64 CPU has the instruction.
+        let vendor = unsafe { __cpuid(0) };
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() != b"GenuineIntel"
+    })
+}
+
+/// From here on panels beat the integer products of `matmul.rs`.
+const MIN_ROWS: usize = 16;
+
+/// Panels of bf16 pairs.
+enum Bf16 {}
+
+/// Panels of `f32`.
+enum F32 {}
+
+macro_rules! panels {
+    ($name:ident, $bf16:literal, $per_word:literal) => {
+        impl Panels for $name {
+            const PER_WORD: usize = $per_word;
+            const LANES: usize = LANES;
+            const VECS: usize = 3;
+            const DEPTH: usize = 128;
+
+            fn rows(vecs: usize) -> usize {
+                if vecs == 1 { 16 } else { 8 }
+            }
+
+            unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+                // SAFETY: the caller's promise.
+                unsafe { pack::<$bf16>(x, k, packed) }
+            }
+
+            unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+                // SAFETY: the caller's promise.
+                unsafe { unpack::<$bf16>(dtype, blocks, out) }
+            }
+
+            unsafe fn tile(
+                vecs: usize,
+                w: *const u32,
+                x: *const u32,
+                words: usize,
+                sums: *mut f32,
+                first: bool,
+                ahead: *const u32,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match vecs {
+                        1 => tile::<$bf16, 1, 16>(w, x, words, sums, first, ahead),
+                        2 => tile::<$bf16, 2, 8>(w, x, words, sums, first, ahead),
+                        _ => tile::<$bf16, 3, 8>(w, x, words, sums, first, ahead),
+                    }
+                }
+            }
+
+            unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+                // SAFETY: the caller's promise.
+                unsafe { store_transposed(sums, y, stride, rows, cols) }
+            }
+        }
+    };
+}
+panels!(Bf16, true, 2);
+panels!(F32, false, 1);
+
+/// 32-bit words of a register.
+const LANES: usize = 16;
+/// Words between rows of a panel.
+const fn row_words(bf16: bool) -> usize {
+    if bf16 { BLOCK / 2 } else { BLOCK }
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
+    w: *const u32,
+    x: *const u32,
+    words: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+) {
+    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
+    if !first {
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                // SAFETY: the sums of register `v` and row `r`.
+                acc[r][v] = unsafe { _mm512_loadu_ps(sums.add((v * TILE + r) * LANES)) };
+            }
+        }
+    }
+    for i in 0..words {
+        if VECS == 3 {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
+        }
+        let mut xs = [_mm512_setzero_si512(); VECS];
+        for v in 0..VECS {
+            // SAFETY: word `i` of the rows in register `v`.
+            xs[v] = unsafe { _mm512_loadu_si512(x.add((i * VECS + v) * LANES).cast()) };
+        }
+        for r in 0..ROWS {
+            // SAFETY: word `i` of row `r`.
+            let w = _mm512_set1_epi32(unsafe { *w.add(r * row_words(BF16) + i) } as i32);
+            for v in 0..VECS {
+                acc[r][v] = multiply_add::<BF16>(w, xs[v], acc[r][v]);
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for v in 0..VECS {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(sums.add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn multiply_add<const BF16: bool>(a: __m512i, b: __m512i, sum: __m512) -> __m512 {
+    if BF16 {
+        // SAFETY: all three are 512 bits.
+        let (a, b) =
+            unsafe { (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) };
+        _mm512_dpbf16_ps(sum, a, b)
+    } else {
+        _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn pack<const BF16: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
+    let per_word = if BF16 { 2 } else { 1 };
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
+            let mut rows = [_mm512_setzero_si512(); LANES];
+            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                let start = c * LANES * per_word;
+                let [low, high] = load_f32(&x[start..(start + LANES * per_word).min(k)]);
+                *row = if BF16 { bf16_pairs(low, high) } else { _mm512_castps_si512(low) };
+            }
+            for (word, out) in transpose(rows).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+                // SAFETY: as many bytes.
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+            }
+        }
+    }
+}
+
+/// At most 32 values, zeros behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn load_f32(x: &[f32]) -> [__m512; 2] {
+    let mask = ((1u64 << x.len().min(32)) - 1) as u32;
+    // SAFETY: the masks leave out what lies behind `x`.
+    unsafe {
+        let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16));
+        [_mm512_maskz_loadu_ps(mask as u16, x.as_ptr()), high]
+    }
+}
+
+/// Rounds to nearest even.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16_pairs(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both are 512 bits.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+    let mut tile = [_mm512_setzero_si512(); LANES];
+    for (r, row) in tile.iter_mut().enumerate().take(cols) {
+        // SAFETY: a row of the sums.
+        *row = unsafe { _mm512_loadu_si512(sums.add(r * LANES).cast()) };
+    }
+    let mask = ((1u32 << cols) - 1) as u16;
+    for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
+        // SAFETY: `cols` values of row `i`.
+        unsafe { _mm512_mask_storeu_ps(y.add(i * stride), mask, _mm512_castsi512_ps(row)) };
+    }
+}
+
+/// Word `i` of row `j` becomes word `j` of row `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
+    let mut b = a;
+    for i in (0..16).step_by(2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    // In each 128-bit lane `l`, `c[4g + j]` has word `4l + j` of the rows `4g..4g + 4`.
+    let mut c = b;
+    for i in (0..16).step_by(4) {
+        c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        c[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        c[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        c[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    // What is left is to transpose the 4 × 4 lanes of the registers `j, 4 + j, 8 + j, 12 + j`.
+    let mut d = c;
+    for j in 0..4 {
+        let (even_low, odd_low) = (
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]),
+        );
+        let (even_high, odd_high) = (
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(c[8 + j], c[12 + j]),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(c[8 + j], c[12 + j]),
+        );
+        d[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even_low, even_high);
+        d[4 + j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd_low, odd_high);
+        d[8 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even_low, even_high);
+        d[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd_low, odd_high);
+    }
+    d
+}
+
+/// Where a row of the panel goes.
+#[derive(Clone, Copy)]
+struct Out<const BF16: bool>(*mut u32);
+
+impl<const BF16: bool> Out<BF16> {
+    /// Words of 32 values.
+    const GROUP: usize = if BF16 { 16 } else { 32 };
+
+    /// Writes the values `32·g..32·g + 32`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn put(self, g: usize, [low, high]: [__m512; 2]) {
+        let out = self.0.wrapping_add(g * Self::GROUP);
+        // SAFETY: the panel has room for the blocks that are unpacked.
+        unsafe {
+            if BF16 {
+                _mm512_storeu_si512(out.cast(), bf16_pairs(low, high));
+            } else {
+                _mm512_storeu_ps(out.cast(), low);
+                _mm512_storeu_ps(out.wrapping_add(16).cast(), high);
+            }
+        }
+    }
+}
+
+/// Expands a row's blocks.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
+    let out = Out::<BF16>(out);
+    macro_rules! blocks {
+        ($block:ident) => {
+            blocks::<BF16, $block>(bytes, out)
+        };
+    }
+    match dtype {
+        DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 32]| {
+            let (low, high) = x.split_at(16);
+            [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]
+        }),
+        DType::F16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
+            let (low, high) = x.split_at(16);
+            [_mm512_cvtph_ps(load256(low)), _mm512_cvtph_ps(load256(high))]
+        }),
+        DType::BF16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
+            let (low, high) = x.split_at(16);
+            let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
+            [widen(load256(low)), widen(load256(high))]
+        }),
+        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, out)),
+    }
+}
+
+/// Blocks of signed bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
+    for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
+        // SAFETY: this level includes AVX2 and F16C.
+        let Factors { scale, offset } = unsafe { block.factors() };
+        for g in 0..B::GROUPS {
+            // SAFETY: as above.
+            let q = unsafe { block.bytes(g) };
+            let value = |half: usize, q: __m128i| {
+                let q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+                _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
+            };
+            let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
+            out.put(i * B::GROUPS + g, [value(0, low), value(1, high)]);
+        }
+    }
+}
+
+/// Values without blocks, 32 at a time; their number need not be a multiple of that.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn plain<const BF16: bool, T: Pod>(dtype: DType, bytes: &[u8], out: Out<BF16>, value: impl Fn(&[T; 32]) -> [__m512; 2])
+where
+    [T; 32]: Pod,
+{
+    let (whole, rest) = bytes.split_at(bytes.len() / size_of::<[T; 32]>() * size_of::<[T; 32]>());
+    let whole: &[[T; 32]] = bytemuck::cast_slice(whole);
+    for (g, x) in whole.iter().enumerate() {
+        out.put(g, value(x));
+    }
+    dequantized(dtype, rest, Out::<BF16>(out.0.wrapping_add(whole.len() * Out::<BF16>::GROUP)));
+}
+
+/// Any format, slowly.
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], out: Out<BF16>) {
+    let format = dtype.float_format();
+    let n = bytes.len() / format.block_bytes * format.block_elems;
+    let mut values = [0.0; BLOCK];
+    (format.dequantize)(bytes, &mut values[..n]);
+    for (g, values) in values[..n.next_multiple_of(32)].as_chunks::<32>().0.iter().enumerate() {
+        let (low, high) = values.split_at(16);
+        out.put(g, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load512<T: Pod>(x: &[T]) -> __m512i {
+    assert_eq!(size_of_val(x), 64);
+    // SAFETY: the length was checked.
+    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ColumnsMut;
+
+    /// The panels that block formats get where bf16 is slow; this CPU may not be such a one.
+    #[test]
+    fn f32_panels_of_every_format() {
+        if !(super::super::KERNELS.supported)() {
+            return;
+        }
+        let gemm = table::<F32>(0);
+        for f in FORMATS {
+            let (n, k) = (33, 512);
+            // No byte of a scale above 0x37: finite f16 numbers below 1.
+            let w: Vec<u8> =
+                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 >> 5) as u8 & 0x37).collect();
+            let mut values = vec![0.0; n * k];
+            (f.dequantize)(&w, &mut values);
+            let mut identity = vec![0.0; k * k];
+            (0..k).for_each(|i| identity[i * k + i] = 1.0);
+            let mut packed = vec![0u32; (gemm.packed_len)(k, k) / 4];
+            let groups = bytemuck::cast_slice_mut(&mut packed).chunks_mut((gemm.packed_len)(gemm.group, k));
+            for (x, packed) in identity.chunks(gemm.group * k).zip(groups) {
+                // SAFETY: the CPU has this level, and `packed` the length for these rows.
+                unsafe { (gemm.pack)(x, x.len() / k, k, packed) };
+            }
+            let mut y = vec![0.0; k * n];
+            // SAFETY: the CPU has this level, and the lengths are right.
+            unsafe {
+                (gemm.kernel)(&mut ColumnsMut::new(&mut y, k, n), f.dtype, &w, bytemuck::cast_slice(&packed), k);
+            }
+            for r in 0..n {
+                for i in 0..k {
+                    assert_eq!(y[i * n + r], values[r * k + i], "{} row {r} value {i}", f.name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Products with many activation rows: the loops that all vector levels share.
+//!
+//! Activations are packed once: the rows of a register tile interleaved, so that a register holds
+//! one value (or a pair) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time: it
+//! unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
+//! register tile in which every word of the panel is broadcast. Unpacking needs no transposition
+//! that way; only the finished sums are transposed, on their way out.
+//!
+//! ```text
+//! for each TILE of weight rows, for each SUMS activation rows
+//!     for each BLOCK of k                      panel: TILE × BLOCK (16 or 32 KiB)
+//!         unpack the panel, prefetch the next one's blocks
+//!         for each VECS · LANES activations    their block of k stays in L1
+//!             for each few rows of the panel   register tile: sums += w · x
+//!     transpose sums into y
+//! ```
+//!
+//! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
+//! (2008). Each sum adds its products in the order of `k`, whatever the tile.
+
+use super::{ColumnsMut, Gemm};
+use crate::quant::DType;
+use std::mem::MaybeUninit;
+
+/// Weight rows of a panel.
+pub(super) const TILE: usize = 32;
+/// Values of a weight row that a panel holds: one super-block.
+pub(super) const BLOCK: usize = 256;
+/// Activation rows whose sums are kept at a time; more of them unpack the weights again.
+const SUMS: usize = 528;
+
+/// What a level does with words of 32 bits: one `f32` each, or two bf16.
+pub(super) trait Panels {
+    /// Values per word.
+    const PER_WORD: usize;
+    /// Words of a register.
+    const LANES: usize;
+    /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
+    const VECS: usize;
+    /// Words of the panel's rows that one register tile goes over, so that its activations fit L1.
+    const DEPTH: usize;
+
+    /// Weight rows of a register tile with `vecs` registers of activations, a divisor of [`TILE`].
+    fn rows(vecs: usize) -> usize;
+
+    /// Packs `x` (at most `VECS · LANES` rows of `k` values) to `packed[i][v][lane]`, word `i` of row
+    /// `v·LANES + lane`, for as many `v` as there are rows to fill them.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `packed` that length.
+    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
+
+    /// Expands at most [`BLOCK`] weights of a row.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `out` room for the words.
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
+
+    /// `sums[v][r][lane] (+)= Σ_i w[r][i]·x[i][v][lane]` for `vecs` registers of activations and
+    /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for `words` lines of
+    /// memory that lie `VECS` lines apart from `ahead` on.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features. Rows of `w` lie [`BLOCK`]` / PER_WORD` words apart and
+    /// have `words`; registers of `sums` lie [`TILE`] registers apart.
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        words: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    );
+
+    /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and the pointers must be valid for that.
+    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize);
+}
+
+/// The table line of `P`.
+pub(super) const fn table<P: Panels>(min_rows: usize) -> Gemm {
+    Gemm {
+        min_rows,
+        tile: TILE,
+        group: P::VECS * P::LANES,
+        packed_len: packed_len::<P>,
+        pack: pack::<P>,
+        kernel: kernel::<P>,
+    }
+}
+
+fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
+    m.next_multiple_of(P::LANES) * (k / P::PER_WORD) * size_of::<u32>()
+}
+
+unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { P::pack(x, k, bytemuck::cast_slice_mut(packed)) }
+}
+
+/// A task's working memory, on its stack.
+#[repr(C, align(64))]
+struct Scratch {
+    /// Row-major.
+    panel: [u32; TILE * BLOCK],
+    /// `[register of activations][weight row][lane]`.
+    sums: [f32; TILE * SUMS],
+}
+
+unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+    let format = dtype.float_format();
+    let row_bytes = k / format.block_elems * format.block_bytes;
+    let block_bytes = BLOCK / format.block_elems * format.block_bytes;
+    let x: &[u32] = bytemuck::cast_slice(packed);
+    let vec_words = k / P::PER_WORD * P::LANES;
+    let panel_stride = BLOCK / P::PER_WORD;
+    let n_vecs = y.rows().div_ceil(P::LANES);
+
+    let mut scratch = MaybeUninit::<Scratch>::uninit();
+    let scratch = scratch.as_mut_ptr();
+    // SAFETY: fields of memory that is there; nothing is read that was not written before.
+    let (panel, sums) = unsafe { (&raw mut (*scratch).panel as *mut u32, &raw mut (*scratch).sums as *mut f32) };
+
+    for (t, w) in w.chunks(TILE * row_bytes.max(1)).enumerate() {
+        let n_rows = w.len() / row_bytes;
+        // The part of `w` that makes the panel for the values from `k0` on.
+        let blocks = |r: usize, k0: usize| {
+            let row = &w[r * row_bytes..][..row_bytes];
+            let start = k0 / BLOCK * block_bytes;
+            &row[start..(start + block_bytes).min(row_bytes)]
+        };
+        for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
+            let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
+            for k0 in (0..k).step_by(BLOCK) {
+                let n_words = (k - k0).min(BLOCK) / P::PER_WORD;
+                for r in 0..n_rows {
+                    // SAFETY: rows of the panel have room for a block.
+                    unsafe { P::unpack(dtype, blocks(r, k0), panel.add(r * panel_stride)) };
+                }
+                // Register tiles are multiplied whole: rows that are not there count as 0.
+                for r in n_rows..n_rows.next_multiple_of(P::rows(1)) {
+                    // SAFETY: a row of the panel.
+                    unsafe { panel.add(r * panel_stride).write_bytes(0, n_words) };
+                }
+                if k0 + BLOCK < k {
+                    for r in 0..n_rows {
+                        prefetch(blocks(r, k0 + BLOCK));
+                    }
+                }
+                for word in (0..n_words).step_by(P::DEPTH) {
+                    let depth = (n_words - word).min(P::DEPTH);
+                    for v in (0..n_vecs).step_by(P::VECS) {
+                        let vecs = (n_vecs - v).min(P::VECS);
+                        let x = &x[(first_vec + v) * vec_words + (k0 / P::PER_WORD + word) * vecs * P::LANES..];
+                        let x = &x[..depth * vecs * P::LANES];
+                        for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
+                            let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
+                            // SAFETY: the tile lies inside the panel, the activations and the sums.
+                            unsafe {
+                                let w = panel.add(r * panel_stride + word);
+                                let sums = sums.add((v * TILE + r) * P::LANES);
+                                P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + word == 0, ahead);
+                            }
+                        }
+                    }
+                }
+            }
+            for v in 0..n_vecs {
+                let row = (first_vec + v) * P::LANES;
+                let (n, stride) = ((y.rows() - row).min(P::LANES), y.stride());
+                for r in (0..n_rows).step_by(P::LANES) {
+                    // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `y`.
+                    unsafe {
+                        let sums = sums.add((v * TILE + r) * P::LANES);
+                        let y = y.as_mut_ptr().add(row * stride + t * TILE + r);
+                        P::transpose(sums, y, stride, n, (n_rows - r).min(P::LANES));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Asks for `bytes` in the L2 cache.
+fn prefetch(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
+    }
+}

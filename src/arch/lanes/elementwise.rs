@@ -1,0 +1,228 @@
+//! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
+
+use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
+use half::f16;
+
+/// Vectors of independent partial sums: enough to hide the latency of an addition (4 cycles, two a
+/// cycle), and fewer roundings than one long sum has.
+const CHAINS: usize = 8;
+
+/// `set!(z, y, |a, b| f)`: `y = f(a, b)` for slices `a`, `b` as long as `y`; `y` may be among them.
+///
+/// A macro, since closures cannot be forced inline, which all that touches vectors must be.
+macro_rules! set {
+    ($z:ident, $y:ident, |$($x:ident),*| $f:expr) => {{
+        let n = $y.len();
+        $(assert_eq!($x.len(), n);)*
+        let mut i = 0;
+        while i + V::N <= n {
+            let result = {
+                $(
+                    // SAFETY: a vector from `i` on is inside the slice.
+                    let $x = unsafe { $z.read($x.as_ptr().add(i)) };
+                )*
+                $f
+            };
+            // SAFETY: as above.
+            unsafe { result.write($y.as_mut_ptr().add(i)) };
+            i += V::N;
+        }
+        if i < n {
+            let result = {
+                $(let $x = $z.load(&$x[i..]);)*
+                $f
+            };
+            result.store(&mut $y[i..]);
+        }
+    }};
+}
+
+/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and adds
+/// the lanes up; behind the end of the slices they are zero.
+macro_rules! sum {
+    ($z:ident, $sum:ident, |$first:ident $(, $x:ident)*| $f:expr) => {{
+        let n = $first.len();
+        $(assert_eq!($x.len(), n);)*
+        let mut sums = [$z; CHAINS];
+        let mut i = 0;
+        while i + CHAINS * V::N <= n {
+            for (c, $sum) in sums.iter_mut().enumerate() {
+                // SAFETY: all chains' vectors from `i` on are inside the slice.
+                let $first = unsafe { $z.read($first.as_ptr().add(i + c * V::N)) };
+                $(
+                    // SAFETY: as above.
+                    let $x = unsafe { $z.read($x.as_ptr().add(i + c * V::N)) };
+                )*
+                *$sum = $f;
+            }
+            i += CHAINS * V::N;
+        }
+        for $sum in &mut sums {
+            if i < n {
+                let $first = $z.load(&$first[i..]);
+                $(let $x = $z.load(&$x[i..]);)*
+                *$sum = $f;
+                i += V::N;
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        (((a + b) + (c + d)) + ((e + f) + (g + h))).sum()
+    }};
+}
+
+#[inline(always)]
+pub(in crate::arch) fn dot<V: Lanes>(z: V, a: &[f32], b: &[f32]) -> f32 {
+    sum!(z, sum, |a, b| a.mul_add(b, *sum))
+}
+
+#[inline(always)]
+pub(in crate::arch) fn add<V: Lanes>(z: V, y: &mut [f32], x: &[f32]) {
+    set!(z, y, |y, x| y + x);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f32) {
+    let a = z.splat(a);
+    set!(z, y, |y, x| a.mul_add(x, y));
+}
+
+#[inline(always)]
+pub(in crate::arch) fn rms_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let mean_square = dot(z, x, x) / x.len() as f32;
+    let scale = z.splat(1.0 / (mean_square + eps).sqrt());
+    set!(z, y, |x, w| x * scale * w);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn layer_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let mean = sum!(z, sum, |x| x + *sum) / n;
+    let m = z.splat(mean);
+    // In two passes: E[x²] − E[x]² would cancel. The last lanes of a vector that `x` does not fill
+    // are not zero after the subtraction, so what it does not fill is added apart.
+    let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
+    let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
+    let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
+    let scale = z.splat(1.0 / (squares / n + eps).sqrt());
+    set!(z, y, |x, w, b| ((x - m) * scale).mul_add(w, b));
+}
+
+#[inline(always)]
+pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
+    let mut max = [z.splat(f32::NEG_INFINITY); CHAINS];
+    let mut chunks = x.chunks_exact(CHAINS * V::N);
+    for x in &mut chunks {
+        for (x, max) in x.chunks_exact(V::N).zip(&mut max) {
+            *max = z.load(x).max(*max);
+        }
+    }
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = max.into_iter().fold(rest, |rest, max| rest.max(max.max_lane()));
+    let max = z.splat(max);
+    set!(z, x, |x| super::exp(x - max));
+    let total = sum!(z, sum, |x| x + *sum);
+    let total = z.splat(total);
+    set!(z, x, |x| x / total);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn rope_angles<V: Lanes>(
+    z: V,
+    cos: &mut [f32],
+    sin: &mut [f32],
+    frequencies: &[f32],
+    pos: f32,
+    factor: f32,
+) {
+    let (pos, factor, limit) = (z.splat(pos), z.splat(factor), z.splat(COS_SIN_LIMIT));
+    for ((cos, sin), f) in cos.chunks_mut(V::N).zip(sin.chunks_mut(V::N)).zip(frequencies.chunks(V::N)) {
+        let angles = pos * z.load(f);
+        // Positions this far away are rare, and not numbers too: let the library reduce them.
+        if angles.abs().if_less(limit, z, limit).max_lane() > 0.0 {
+            let mut buffer = [0.0; 16];
+            angles.store(&mut buffer);
+            for ((cos, sin), angle) in cos.iter_mut().zip(&mut *sin).zip(buffer) {
+                (*cos, *sin) = (angle.cos(), angle.sin());
+            }
+        } else {
+            let (c, s) = cos_sin(angles);
+            c.store(cos);
+            s.store(sin);
+        }
+        (z.load(cos) * factor).store(cos);
+        (z.load(sin) * factor).store(sin);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn rope_norm<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((x, cos), sin) in x.chunks_mut(2 * V::N).zip(cos.chunks(V::N)).zip(sin.chunks(V::N)) {
+        let (first, second) = x.split_at_mut(x.len().min(V::N));
+        let [a, b] = V::rotate_pairs([z.load(first), z.load(second)], z.load(cos), z.load(sin));
+        a.store(first);
+        b.store(second);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn rope_neox<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = x.split_at_mut(cos.len());
+    let halves = first.chunks_mut(V::N).zip(second.chunks_mut(V::N));
+    for (((first, second), cos), sin) in halves.zip(cos.chunks(V::N)).zip(sin.chunks(V::N)) {
+        let (a, b) = (z.load(first), z.load(second));
+        let (cos, sin) = (z.load(cos), z.load(sin));
+        (a * cos - b * sin).store(first);
+        a.mul_add(sin, b * cos).store(second);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn silu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
+    set!(z, gate, |gate, up| times_sigmoid(gate, gate) * up);
+}
+
+/// `x/2·(1 + tanh t) = x·σ(2t)`, with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
+#[inline(always)]
+fn gelu_tanh<V: Lanes>(x: V) -> V {
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
+    let cubic = (x * x).mul_add(x.splat(0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
+    times_sigmoid(x, x * cubic)
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
+    set!(z, gate, |gate, up| gelu_tanh(gate) * up);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu<V: Lanes>(z: V, x: &mut [f32]) {
+    set!(z, x, |x| gelu_tanh(x));
+}
+
+#[inline(always)]
+pub(in crate::arch) fn f32_to_f16<V: Lanes>(z: V, x: &[f32], y: &mut [f16]) {
+    let x_chunks = x.chunks_exact(V::N);
+    let x_rest = x_chunks.remainder();
+    let mut y_chunks = y.chunks_exact_mut(V::N);
+    for (x, y) in x_chunks.zip(&mut y_chunks) {
+        // SAFETY: the chunk holds a vector.
+        unsafe { z.load(x).write_f16(y.as_mut_ptr()) };
+    }
+    for (x, y) in x_rest.iter().zip(y_chunks.into_remainder()) {
+        *y = f16::from_f32(*x);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn f16_to_f32<V: Lanes>(z: V, x: &[f16], y: &mut [f32]) {
+    let x_chunks = x.chunks_exact(V::N);
+    let x_rest = x_chunks.remainder();
+    let mut y_chunks = y.chunks_exact_mut(V::N);
+    for (x, y) in x_chunks.zip(&mut y_chunks) {
+        // SAFETY: the chunk holds a vector.
+        unsafe { z.read_f16(x.as_ptr()) }.store(y);
+    }
+    for (x, y) in x_rest.iter().zip(y_chunks.into_remainder()) {
+        *y = x.to_f32();
+    }
+}

@@ -1,0 +1,80 @@
+//! What the machine can do, and who else is using it.
+
+use std::time::Instant;
+
+/// Bytes read: far beyond any cache.
+const BUFFER: usize = 1 << 30;
+
+/// Bytes per second that `n_threads` read from memory: the best of three passes over 1 GiB.
+pub fn read_bandwidth(n_threads: usize) -> f64 {
+    let buffer = vec![1u64; BUFFER / size_of::<u64>()];
+    let chunk = buffer.len().div_ceil(n_threads.max(1));
+    let mut best = 0.0f64;
+    for _ in 0..3 {
+        let start = Instant::now();
+        std::thread::scope(|s| {
+            for part in buffer.chunks(chunk) {
+                s.spawn(move || {
+                    // Sixteen sums, so that additions never wait for one another.
+                    let sums = part.chunks_exact(16).fold([0u64; 16], |mut sums, x| {
+                        sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.wrapping_add(*x));
+                        sums
+                    });
+                    std::hint::black_box(sums);
+                });
+            }
+        });
+        best = best.max(BUFFER as f64 / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// CPU time so far: of the machine, and of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// All processors' time, in clock ticks.
+    total: u64,
+    /// Of it, time in which nothing ran.
+    idle: u64,
+    /// Of it, time of this process.
+    own: u64,
+}
+
+impl Load {
+    /// The counters now; `None` where the system does not tell (it is Linux that does).
+    pub fn now() -> Option<Load> {
+        let stat = std::fs::read_to_string("/proc/stat").ok()?;
+        let ticks: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).map_while(|t| t.parse().ok()).collect();
+        let own = std::fs::read_to_string("/proc/self/stat").ok()?;
+        // The name, in parentheses, may hold anything; user and system time are fields 14 and 15.
+        let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
+        let own = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+        // Guest time is counted in user time already.
+        Some(Load { total: ticks.iter().take(8).sum(), idle: ticks.get(3)? + ticks.get(4)?, own })
+    }
+
+    /// The share of the machine that others used since `then`.
+    pub fn since(then: Option<Load>) -> Option<f64> {
+        let (then, now) = (then?, Load::now()?);
+        let total = now.total.checked_sub(then.total).filter(|&t| t > 0)?;
+        let busy = total.saturating_sub(now.idle.saturating_sub(then.idle));
+        Some(busy.saturating_sub(now.own.saturating_sub(then.own)) as f64 / total as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_is_a_share() {
+        let then = Load::now();
+        if cfg!(target_os = "linux") {
+            assert!(then.is_some());
+            while Load::since(then).is_none() {
+                std::hint::spin_loop();
+            }
+            assert!((0.0..=1.0).contains(&Load::since(then).unwrap()));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Measuring the engine: `ruvllm bench`, and the same from a program.
+//!
+//! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of context.
+//! Tokenising and sampling are left out, as in llama-bench. Next to the speed stands what it means for
+//! the machine: the share of the read bandwidth measured in the same run, because that is what limits
+//! single-token decoding.
+
+mod machine;
+mod synthetic;
+
+use crate::error::{Error, SessionError};
+use crate::exec::{Session, SessionOptions};
+use crate::model::Model;
+use std::time::Instant;
+
+pub use machine::{Load, read_bandwidth};
+pub use synthetic::{Shape, synthetic};
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Tokens of the prompt; 0 to measure generation alone.
+    pub n_prompt: usize,
+    /// Tokens generated one by one; 0 to measure the prompt alone.
+    pub n_gen: usize,
+    /// Tokens in the context before the clock starts.
+    pub depth: usize,
+}
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.n_prompt, self.n_gen) {
+            (p, 0) => write!(f, "pp{p}")?,
+            (0, g) => write!(f, "tg{g}")?,
+            (p, g) => write!(f, "pp{p}+tg{g}")?,
+        }
+        if self.depth > 0 { write!(f, " @ d{}", self.depth) } else { Ok(()) }
+    }
+}
+
+/// What a test measured.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The test.
+    pub test: Test,
+    /// Threads used.
+    pub n_threads: usize,
+    /// Tokens per second of each repetition.
+    pub rates: Vec<f64>,
+    /// Bytes that one generated token has to read: weights, and keys and values of the context.
+    pub bytes_per_token: u64,
+    /// CPU time that others used or took during the test, as a share of the machine.
+    pub noise: Option<f64>,
+}
+
+impl Outcome {
+    /// Mean of the rates.
+    pub fn mean(&self) -> f64 {
+        self.rates.iter().sum::<f64>() / self.rates.len() as f64
+    }
+
+    /// Sample standard deviation of the rates.
+    pub fn deviation(&self) -> f64 {
+        let (mean, n) = (self.mean(), self.rates.len() as f64);
+        if n < 2.0 { 0.0 } else { (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt() }
+    }
+
+    /// Middle of the rates.
+    pub fn median(&self) -> f64 {
+        let mut rates = self.rates.clone();
+        rates.sort_by(f64::total_cmp);
+        let n = rates.len();
+        (rates[(n - 1) / 2] + rates[n / 2]) / 2.0
+    }
+}
+
+/// Runs `test` on `model` after one warm-up, `repetitions` times.
+///
+/// # Errors
+/// If a session cannot be made, or is too small for the test.
+pub fn run(model: &Model, test: Test, options: &SessionOptions, repetitions: usize) -> Result<Outcome, Error> {
+    let n_ctx = (test.depth + test.n_prompt + test.n_gen).max(1);
+    let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
+    let mut session = model.session_with(&options)?;
+    let n_vocab = model.hparams().n_vocab;
+    // Any tokens do; these are spread over the embedding table.
+    let tokens: Vec<u32> = (0..n_ctx).map(|i| (i * 7919 % n_vocab) as u32).collect();
+    let (context, rest) = tokens.split_at(test.depth);
+    if !context.is_empty() {
+        session.prefill(context)?;
+    }
+    once(&mut session, test, &rest[..rest.len().min(8)])?;
+    let load = Load::now();
+    let mut rates = Vec::with_capacity(repetitions);
+    for _ in 0..repetitions.max(1) {
+        session.rewind(test.depth)?;
+        let start = Instant::now();
+        once(&mut session, test, rest)?;
+        rates.push((test.n_prompt + test.n_gen) as f64 / start.elapsed().as_secs_f64());
+    }
+    let h = model.hparams();
+    let depth = test.depth + test.n_prompt + test.n_gen / 2;
+    let kv_row = h.n_head_kv * (h.head_dim + h.head_dim_v) * options.kv_type.size();
+    Ok(Outcome {
+        test,
+        n_threads: session.n_threads(),
+        rates,
+        bytes_per_token: model.bytes_per_token() + (h.n_layer * kv_row * depth) as u64,
+        noise: Load::since(load),
+    })
+}
+
+fn once(session: &mut Session<'_>, test: Test, tokens: &[u32]) -> Result<(), SessionError> {
+    let (prompt, generated) = tokens.split_at(test.n_prompt.min(tokens.len()));
+    if !prompt.is_empty() {
+        session.prefill(prompt)?;
+    }
+    for &token in generated {
+        session.decode(token)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,357 @@
+//! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
+
+use super::output::{Failure, count, note, print, size};
+use clap::ValueEnum;
+use ruvllm::bench::{Outcome, Shape, Test, read_bandwidth, run as measure, synthetic};
+use ruvllm::exec::{KvType, SessionOptions, default_threads};
+use ruvllm::model::Model;
+use ruvllm::quant::FileType;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm bench -m model.gguf                              pp512 and tg128, as llama-bench
+  ruvllm bench --synthetic llama-1b:Q4_K_M -t 1,2         a shape without a file, for 1 and 2 threads
+  ruvllm bench -m model.gguf -p 0 -n 64 -d 0,4096         generation at two depths
+  ruvllm bench -m model.gguf -p 128-1024*2 -n 0 -o csv    prompts of 128, 256, 512, 1024 tokens
+  ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
+                                                          in turns with a peer, and the ratios
+
+Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.
+`% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the
+same run; `noise` is the share of the machine that others used meanwhile.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// GGUF files
+    #[arg(short, long, value_name = "FILE", value_delimiter = ',', env = "LLAMA_ARG_MODEL")]
+    model: Vec<PathBuf>,
+    /// Made-up weights of a shape instead of a file: llama-1b, llama-8b or qwen2-0.5b, and a file type
+    #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
+    synthetic: Vec<String>,
+    /// Prompt lengths; 0: no such test
+    #[arg(short = 'p', long, value_name = "LIST", default_value = "512")]
+    n_prompt: String,
+    /// Numbers of tokens to generate; 0: no such test
+    #[arg(short = 'n', long, value_name = "LIST", default_value = "128")]
+    n_gen: String,
+    /// Tests of a prompt and generation together
+    #[arg(long = "pg", value_name = "PROMPT,GEN")]
+    prompt_and_gen: Vec<String>,
+    /// Tokens in the context before each test
+    #[arg(short = 'd', long, value_name = "LIST", default_value = "0")]
+    n_depth: String,
+    /// Threads [default: all this process may use]
+    #[arg(short, long, value_name = "LIST", env = "LLAMA_ARG_THREADS")]
+    threads: Option<String>,
+    /// Most tokens computed at a time
+    #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH")]
+    ubatch_size: usize,
+    /// The same, by its other name: the smaller counts
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH")]
+    batch_size: usize,
+    /// Precision of the key/value cache: f16 or f32
+    #[arg(long = "cache-type-k", alias = "cache-type-v", value_name = "TYPE", default_value = "f16")]
+    cache_type: KvType,
+    /// Repetitions of each test
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Format::Md)]
+    output: Format,
+    /// Run each test in turns with this llama-bench command and print the ratios
+    #[arg(long, value_name = "COMMAND")]
+    vs: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    Md,
+    Csv,
+    Json,
+}
+
+/// One line of the report.
+struct Row {
+    model: String,
+    bytes: u64,
+    n_params: u64,
+    level: &'static str,
+    outcome: Outcome,
+    /// Share of the read bandwidth, where reading is what limits.
+    read_share: Option<f64>,
+    /// The peer's tokens per second, one for each of ours.
+    peer: Vec<f64>,
+}
+
+impl Row {
+    /// Median of ours over the peer's, pair by pair.
+    fn ratio(&self) -> Option<f64> {
+        let mut ratios: Vec<f64> = self.outcome.rates.iter().zip(&self.peer).map(|(a, b)| a / b).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied()
+    }
+
+    fn cells(&self) -> Vec<(&'static str, String)> {
+        let o = &self.outcome;
+        let percent = |x: Option<f64>| x.map_or(String::new(), |x| format!("{:.0} %", 100.0 * x));
+        let mut cells = vec![
+            ("model", self.model.clone()),
+            ("size", size(self.bytes)),
+            ("params", count(self.n_params)),
+            ("level", self.level.to_owned()),
+            ("threads", o.n_threads.to_string()),
+            ("test", o.test.to_string()),
+            ("t/s", format!("{:.2} ± {:.2}", o.mean(), o.deviation())),
+            ("median", format!("{:.2}", o.median())),
+            ("% read", percent(self.read_share)),
+            ("noise", percent(o.noise)),
+        ];
+        if let Some(ratio) = self.ratio() {
+            cells.push(("ratio", format!("{ratio:.2}")));
+        }
+        cells
+    }
+
+    fn json(&self) -> Value {
+        let o = &self.outcome;
+        json!({
+            "model": self.model,
+            "model_size": self.bytes,
+            "model_n_params": self.n_params,
+            "level": self.level,
+            "n_threads": o.n_threads,
+            "n_prompt": o.test.n_prompt,
+            "n_gen": o.test.n_gen,
+            "n_depth": o.test.depth,
+            "test": o.test.to_string(),
+            "avg_ts": o.mean(),
+            "stddev_ts": o.deviation(),
+            "median_ts": o.median(),
+            "samples_ts": o.rates,
+            "bytes_per_token": o.bytes_per_token,
+            "read_share": self.read_share,
+            "noise": o.noise,
+            "peer_ts": self.peer,
+            "ratio": self.ratio(),
+        })
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let tests = tests(args)?;
+    let threads = match &args.threads {
+        Some(text) => list(text, "-t")?,
+        None => vec![default_threads()],
+    };
+    if args.model.is_empty() == args.synthetic.is_empty() {
+        return Err(Failure::Usage("give either -m FILE or --synthetic SHAPE:TYPE".into()));
+    }
+    let shapes = args.synthetic.iter().map(|name| shape(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut printer = Printer { format: args.output, n_rows: 0 };
+    for path in &args.model {
+        let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        bench(args, &Model::open(path)?, &name, &tests, &threads, &mut printer)?;
+    }
+    for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
+        let model = Model::from_gguf(synthetic(shape, file_type)?, &mut |_| true)?;
+        bench(args, &model, name, &tests, &threads, &mut printer)?;
+    }
+    printer.end()
+}
+
+fn bench(
+    args: &Args,
+    model: &Model,
+    name: &str,
+    tests: &[Test],
+    threads: &[usize],
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    for &n_threads in threads {
+        let options = SessionOptions {
+            n_batch: args.ubatch_size.min(args.batch_size),
+            kv_type: args.cache_type,
+            n_threads,
+            ..Default::default()
+        };
+        let bandwidth = read_bandwidth(n_threads);
+        for &test in tests {
+            let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
+            match &args.vs {
+                None => outcome = Some(measure(model, test, &options, args.repetitions)?),
+                Some(command) => {
+                    for _ in 0..args.repetitions.max(1) {
+                        let one = measure(model, test, &options, 1)?;
+                        match &mut outcome {
+                            Some(all) => all.rates.extend(one.rates),
+                            None => outcome = Some(one),
+                        }
+                        peer.push(peer_rate(command, test, n_threads)?);
+                    }
+                }
+            }
+            let Some(outcome) = outcome else { continue };
+            // A prompt reads each weight once per batch: there the arithmetic is the limit.
+            let reads = test.n_prompt == 0;
+            let read_share = reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / bandwidth);
+            let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
+            let (n_params, level) = (model.n_params(), model.arch().name());
+            printer.row(&Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, peer })?;
+        }
+        if printer.format == Format::Md {
+            note(format_args!("read bandwidth, {n_threads} threads: {:.1} GB/s", bandwidth / 1e9));
+        }
+    }
+    Ok(())
+}
+
+/// Prints rows as they come.
+struct Printer {
+    format: Format,
+    n_rows: usize,
+}
+
+impl Printer {
+    fn row(&mut self, row: &Row) -> Result<(), Failure> {
+        let cells = row.cells();
+        let mut out = String::new();
+        let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+            let cells: Vec<&str> = cells.collect();
+            let _ = match self.format {
+                Format::Md => writeln!(out, "| {} |", cells.join(" | ")),
+                _ => writeln!(out, "{}", cells.iter().map(|c| format!("\"{c}\"")).collect::<Vec<_>>().join(",")),
+            };
+        };
+        match self.format {
+            Format::Json => {
+                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, row.json());
+            }
+            Format::Md | Format::Csv => {
+                if self.n_rows == 0 {
+                    line(&mut cells.iter().map(|c| c.0));
+                    if self.format == Format::Md {
+                        line(&mut cells.iter().map(|_| "---"));
+                    }
+                }
+                line(&mut cells.iter().map(|c| c.1.as_str()));
+            }
+        }
+        self.n_rows += 1;
+        print(out)
+    }
+
+    fn end(&self) -> Result<(), Failure> {
+        match (self.format, self.n_rows) {
+            (Format::Json, 0) => print("[]\n"),
+            (Format::Json, _) => print("\n]\n"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One repetition of a peer's llama-bench.
+fn peer_rate(command: &str, test: Test, n_threads: usize) -> Result<f64, Failure> {
+    let Test { n_prompt, n_gen, depth } = test;
+    if n_prompt > 0 && n_gen > 0 {
+        return Err(Failure::Usage("--vs compares prompts or generation, not both at once (-pg)".into()));
+    }
+    let mut words = command.split_whitespace();
+    let program = words.next().ok_or_else(|| Failure::Usage("--vs names no command".into()))?;
+    let mut call = Command::new(program);
+    call.args(words).args(["-o", "json", "-r", "1", "-t", &n_threads.to_string()]);
+    call.args(["-p", &n_prompt.to_string(), "-n", &n_gen.to_string()]);
+    if depth > 0 {
+        call.args(["-d", &depth.to_string()]);
+    }
+    let output = call.output().map_err(|e| Failure::Work(format!("{program}: {e}")))?;
+    let broken = |what: String| Failure::Work(format!("{program}: {what}"));
+    if !output.status.success() {
+        return Err(broken(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let from = text.find('[').ok_or_else(|| broken("printed no JSON".into()))?;
+    let rows: Value = serde_json::from_str(text[from..].trim()).map_err(|e| broken(e.to_string()))?;
+    rows[0]["avg_ts"].as_f64().ok_or_else(|| broken("printed no avg_ts".into()))
+}
+
+fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
+    let unknown = |what: &str, known: String| Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"));
+    let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
+    let shapes = Shape::ALL.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+    let types = FileType::ALL.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    Ok((
+        Shape::from_name(shape).ok_or_else(|| unknown("no such shape", shapes))?,
+        FileType::from_name(file_type).ok_or_else(|| unknown("no such type", types))?,
+    ))
+}
+
+fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
+    let mut tests = Vec::new();
+    let depths = list(&args.n_depth, "-d")?;
+    let pairs = args.prompt_and_gen.iter().map(|text| match list(text, "-pg")?[..] {
+        [n_prompt, n_gen] => Ok((n_prompt, n_gen)),
+        _ => Err(Failure::Usage(format!("-pg {text}: expected two numbers"))),
+    });
+    let mut kinds = Vec::new();
+    kinds.extend(list(&args.n_prompt, "-p")?.into_iter().map(|p| (p, 0)));
+    kinds.extend(list(&args.n_gen, "-n")?.into_iter().map(|g| (0, g)));
+    kinds.extend(pairs.collect::<Result<Vec<_>, _>>()?);
+    for depth in depths {
+        let of_depth = kinds.iter().filter(|k| **k != (0, 0));
+        tests.extend(of_depth.map(|&(n_prompt, n_gen)| Test { n_prompt, n_gen, depth }));
+    }
+    if tests.is_empty() { Err(Failure::Usage("there is nothing to measure".into())) } else { Ok(tests) }
+}
+
+/// Numbers and ranges: `1,2`, `1-4`, `128-512+128`, `128-1024*2`.
+fn list(text: &str, flag: &str) -> Result<Vec<usize>, Failure> {
+    /// Longer lists, and larger numbers, are slips of the finger.
+    const MAX: usize = 1 << 20;
+    let wrong = || Failure::Usage(format!("{flag} {text}: expected numbers or ranges such as 1,2 or 128-1024*2"));
+    let number = |s: &str| s.trim().parse::<usize>().ok().filter(|&n| n <= MAX).ok_or_else(wrong);
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let Some((first, rest)) = part.split_once('-') else {
+            all.push(number(part)?);
+            continue;
+        };
+        let (last, step, factor) = match (rest.split_once('+'), rest.split_once('*')) {
+            (Some((last, step)), _) => (last, number(step)?, 1),
+            (None, Some((last, factor))) => (last, 0, number(factor)?),
+            (None, None) => (rest, 1, 1),
+        };
+        let (mut n, last) = (number(first)?, number(last)?);
+        while n <= last && all.len() < 1000 {
+            all.push(n);
+            let next = n * factor + step;
+            if next <= n {
+                return Err(wrong());
+            }
+            n = next;
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::list;
+
+    #[test]
+    fn lists_and_ranges() {
+        let list = |text| list(text, "-p").ok();
+        assert_eq!(list("512"), Some(vec![512]));
+        assert_eq!(list("1,2,8"), Some(vec![1, 2, 8]));
+        assert_eq!(list("1-4"), Some(vec![1, 2, 3, 4]));
+        assert_eq!(list("128-512+128"), Some(vec![128, 256, 384, 512]));
+        assert_eq!(list("128-1024*2,7"), Some(vec![128, 256, 512, 1024, 7]));
+        for wrong in ["", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999"] {
+            assert_eq!(list(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! `ruvllm chat`: a conversation in the terminal.
+//!
+//! Each turn renders the whole conversation with the model's template and tokenises it. What the
+//! session has already computed of these tokens is kept, the rest computed, so that a template may
+//! rewrite earlier turns as it likes (some drop old reasoning).
+
+use super::generate::{begin, no_tokenizer, per_second};
+use super::input::{read_text, stdin_is_terminal, without_last_newline};
+use super::model::{ModelArgs, SessionArgs, session};
+use super::output::{Failure, note, paint, print};
+use super::sampling::SamplingArgs;
+use super::template::{bos_text, eos_text};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
+use ruvllm::sample::Sampler;
+use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{Error, SessionError};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm chat -m model.gguf
+  ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
+  echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
+
+In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the
+next. /help tells the commands.";
+
+const COMMANDS: &str = "\
+/regen   answer the last message again
+/clear   forget the conversation
+/help    this list
+/exit    leave; so does Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+/// For models that have no template.
+const TRANSCRIPT: &str = "\
+{%- for m in messages -%}
+{%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}Assistant:{% endif -%}";
+/// What ends an answer in it.
+const TRANSCRIPT_STOP: &str = "\nUser:";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// First message
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// How the model is to behave [short: -sys]
+    #[arg(long, value_name = "TEXT", conflicts_with = "system_prompt_file", allow_hyphen_values = true)]
+    system_prompt: Option<String>,
+    /// The same, from a file [short: -sysf]
+    #[arg(long, value_name = "FILE")]
+    system_prompt_file: Option<PathBuf>,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    template: Option<PathBuf>,
+    /// Most tokens of an answer; -1 is as many as the context holds
+    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+          allow_negative_numbers = true)]
+    n_predict: i64,
+    /// End an answer before this text appears; repeatable
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    reverse_prompt: Vec<String>,
+    /// Show timings after each answer
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    session: SessionArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let options = args.session.options(None, KvType::default())?;
+    let system = match (&args.system_prompt, &args.system_prompt_file) {
+        (Some(text), _) => Some(text.clone()),
+        (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
+        (None, None) => None,
+    };
+    let model = args.model.open()?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
+    let mut stop = args.reverse_prompt.clone();
+    let template = match (&args.template, model.chat_template()) {
+        (Some(path), _) => ChatTemplate::parse(&read_text(path)?)?,
+        (None, Some(source)) => ChatTemplate::parse(source)?,
+        (None, None) => {
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
+                    args.model.label()
+                ),
+            ));
+            stop.push(TRANSCRIPT_STOP.into());
+            ChatTemplate::parse(TRANSCRIPT)?
+        }
+    };
+    let session = session(&model, &options)?;
+    let cancel = session.cancel_token();
+    let interactive = stdin_is_terminal() && io::stdout().is_terminal();
+    let editor = DefaultEditor::new()?;
+    if interactive {
+        // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+        let cancel = cancel.clone();
+        ctrlc::set_handler(move || cancel.cancel())?;
+    }
+
+    let mut chat = Chat {
+        args,
+        tokenizer,
+        template,
+        stop,
+        n_batch: options.n_batch,
+        session,
+        sampler,
+        cancel,
+        interactive,
+        messages: system.map(Message::system).into_iter().collect(),
+    };
+    if interactive {
+        note(paint(
+            "2",
+            &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
+        ));
+    }
+    if let Some(first) = &args.prompt {
+        note(format!("> {first}"));
+        chat.say(first)?;
+    }
+    chat.converse(editor)
+}
+
+struct Chat<'a> {
+    args: &'a Args,
+    tokenizer: &'a Tokenizer,
+    template: ChatTemplate,
+    stop: Vec<String>,
+    n_batch: usize,
+    session: Session<'a>,
+    sampler: Sampler,
+    cancel: CancelToken,
+    /// Someone types and reads; otherwise lines come from a pipe or go to one.
+    interactive: bool,
+    messages: Vec<Message>,
+}
+
+impl Chat<'_> {
+    /// Reads lines until there are no more.
+    fn converse(&mut self, mut editor: DefaultEditor) -> Result<(), Failure> {
+        let history = history_file().filter(|_| self.interactive);
+        if let Some(path) = &history {
+            // The first time there is none.
+            let _ = editor.load_history(path);
+        }
+        let mut text = String::new();
+        let mut warned = false;
+        loop {
+            let prompt = match (self.interactive, text.is_empty()) {
+                (false, _) => "",
+                (true, true) => "> ",
+                (true, false) => "… ",
+            };
+            match editor.readline(prompt) {
+                Ok(line) => {
+                    warned = false;
+                    if let Some(begun) = line.strip_suffix('\\') {
+                        text.push_str(begun);
+                        text.push('\n');
+                        continue;
+                    }
+                    text.push_str(&line);
+                    let text = std::mem::take(&mut text);
+                    if text.trim().is_empty() {
+                        continue;
+                    }
+                    let _ = editor.add_history_entry(&text);
+                    match text.trim() {
+                        "/exit" | "/quit" => break,
+                        "/help" | "/?" => note(COMMANDS),
+                        "/clear" => {
+                            self.messages.retain(|message| message.role == "system");
+                            note("The conversation is forgotten.");
+                        }
+                        "/regen" => self.regenerate()?,
+                        _ => self.say(&text)?,
+                    }
+                }
+                Err(ReadlineError::Interrupted) if text.is_empty() && warned => break,
+                Err(ReadlineError::Interrupted) => {
+                    warned = text.is_empty();
+                    text.clear();
+                    note("Ctrl-C again, Ctrl-D or /exit leaves.");
+                }
+                Err(ReadlineError::Eof) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(path) = &history {
+            let saved =
+                path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+            if !saved {
+                note(format!("The history could not be saved to {}.", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers `text`; failures that another message could avoid are told and forgotten.
+    fn say(&mut self, text: &str) -> Result<(), Failure> {
+        self.messages.push(Message::user(text));
+        self.answer()
+    }
+
+    fn regenerate(&mut self) -> Result<(), Failure> {
+        self.messages.pop_if(|last| last.role == "assistant");
+        if self.messages.last().is_none_or(|last| last.role != "user") {
+            note("There is no message to answer.");
+            return Ok(());
+        }
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        self.cancel.reset();
+        let mut answer = String::new();
+        let outcome = self.generate(&mut answer);
+        if !answer.is_empty() && !answer.ends_with('\n') {
+            print("\n")?;
+        }
+        match outcome {
+            Ok(()) => {}
+            Err(Stop::Cancelled) if !answer.is_empty() => note(paint("2", "[stopped]")),
+            Err(Stop::Failed(Failure::Closed)) => return Err(Failure::Closed),
+            Err(stop) => {
+                self.messages.pop();
+                match stop {
+                    Stop::Failed(Failure::Work(message)) if self.interactive => note(format!("error: {message}")),
+                    Stop::Failed(failure) => return Err(failure),
+                    Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
+                }
+                return Ok(());
+            }
+        }
+        self.messages.push(Message::assistant(answer));
+        Ok(())
+    }
+
+    /// Prints the answer to the conversation as it is, and collects it.
+    fn generate(&mut self, answer: &mut String) -> Result<(), Stop> {
+        let ids = self.prompt()?;
+        // The session may hold a beginning of it; at least one token has to be computed.
+        let kept = self.session.tokens().iter().zip(&ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
+        self.session.rewind(kept)?;
+
+        let start = Instant::now();
+        let limit = usize::try_from(self.args.n_predict).unwrap_or(usize::MAX);
+        let mut generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
+            .stop(self.stop.iter().cloned())
+            .max_tokens(limit);
+        let prefill = start.elapsed();
+        let start = Instant::now();
+        let mut begun = false;
+        for piece in &mut generation {
+            let piece = piece?;
+            // Templates differ in whether the answer begins with the space or line end before it.
+            let shown = if begun { &piece[..] } else { piece.trim_start() };
+            if !shown.is_empty() {
+                begun = true;
+                print(shown)?;
+                answer.push_str(shown);
+            }
+        }
+        let decode = start.elapsed();
+        let n = generation.tokens().len();
+        let reason = generation.stop_reason();
+        if self.args.verbose {
+            if !answer.ends_with('\n') {
+                print("\n")?;
+                answer.push('\n');
+            }
+            let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
+            note(paint(
+                "2",
+                &format!(
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    per_second(n, decode),
+                    self.session.position(),
+                    self.session.n_ctx()
+                ),
+            ));
+        }
+        match reason {
+            Some(StopReason::ContextFull) => {
+                note(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
+            }
+            Some(StopReason::MaxTokens) => note(paint("2", "\n[-n reached]")),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The tokens of the conversation. Forgets the oldest turns when they do not fit.
+    fn prompt(&mut self) -> Result<Vec<u32>, Stop> {
+        let mut forgotten = 0;
+        loop {
+            let inputs = ChatInputs {
+                bos_token: bos_text(Some(self.tokenizer)),
+                eos_token: eos_text(Some(self.tokenizer)),
+                ..ChatInputs::new(&self.messages)
+            };
+            let text = self.template.render(&inputs)?;
+            let mut ids = self.tokenizer.encode(&text, false, true);
+            // Some templates begin with it, some leave it to the tokenizer.
+            if self.tokenizer.add_bos() && ids.first().copied() != self.tokenizer.bos() {
+                ids.splice(0..0, self.tokenizer.bos());
+            }
+            if ids.is_empty() {
+                return Err(Stop::Failed(Failure::Work("the chat template made no text of the message".into())));
+            }
+            if ids.len() < self.session.n_ctx() {
+                if forgotten > 0 {
+                    note(paint("33", &format!("[the context is full: the oldest {forgotten} messages are forgotten]")));
+                }
+                return Ok(ids);
+            }
+            let oldest = self.messages.iter().position(|message| message.role != "system").unwrap_or(0);
+            let next_turn = self.messages.iter().skip(oldest + 1).position(|message| message.role == "user");
+            let Some(n) = next_turn.map(|n| n + 1) else {
+                return Err(Stop::Failed(Failure::Work(format!(
+                    "the message has {} tokens with its template, the context {}: shorten it, or start with a larger -c",
+                    ids.len(),
+                    self.session.n_ctx()
+                ))));
+            };
+            self.messages.drain(oldest..oldest + n);
+            forgotten += n;
+        }
+    }
+}
+
+/// Why an answer was not finished.
+enum Stop {
+    Cancelled,
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failed(failure)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        match error {
+            Error::Session(SessionError::Cancelled) => Stop::Cancelled,
+            error => Stop::Failed(error.into()),
+        }
+    }
+}
+
+impl From<SessionError> for Stop {
+    fn from(error: SessionError) -> Stop {
+        Error::from(error).into()
+    }
+}
+
+impl From<ruvllm::ChatError> for Stop {
+    fn from(error: ruvllm::ChatError) -> Stop {
+        Error::from(error).into()
+    }
+}
+
+/// Where the lines typed are kept, after the XDG base directory specification.
+fn history_file() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = variable("XDG_STATE_HOME")
+        .or_else(|| variable("LOCALAPPDATA"))
+        .or_else(|| Some(variable("HOME")?.join(".local/state")))?;
+    Some(state.join("ruvllm").join("history"))
+}

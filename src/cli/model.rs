@@ -1,0 +1,160 @@
+//! Flags that name a model and say how to run it, and what comes of them.
+
+use super::output::{Failure, Progress, note, size};
+use clap::Args;
+use ruvllm::exec::{KvType, MemoryEstimate, Session, SessionOptions};
+use ruvllm::gguf::{Gguf, Header};
+use ruvllm::model::Model;
+use ruvllm::tokenizer::Tokenizer;
+use std::path::PathBuf;
+
+/// The model in `models/`, so that the first command needs no download.
+mod demo {
+    pub(super) const NAME: &str = "ruvllm-rust-6m-q8_0.gguf";
+
+    #[repr(align(64))]
+    struct Aligned<T: ?Sized>(T);
+
+    /// Aligned, so that tensors are used in place.
+    static FILE: &Aligned<[u8]> =
+        &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")));
+
+    pub(super) fn bytes() -> &'static [u8] {
+        &FILE.0
+    }
+}
+
+/// Which model.
+#[derive(Args)]
+pub(super) struct ModelArgs {
+    /// GGUF file, or any part of a split one [default: the built-in demo model]
+    #[arg(short, long, value_name = "FILE", env = "LLAMA_ARG_MODEL")]
+    pub(super) model: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// What to call it.
+    pub(super) fn label(&self) -> String {
+        match &self.model {
+            Some(path) => path.display().to_string(),
+            None => format!("built-in {}", demo::NAME),
+        }
+    }
+
+    /// Whether it is the built-in one.
+    pub(super) fn is_demo(&self) -> bool {
+        self.model.is_none()
+    }
+
+    /// The header alone.
+    pub(super) fn header(&self) -> Result<Header, Failure> {
+        match &self.model {
+            Some(path) => Ok(Header::read(path)?),
+            None => Ok(Header::parse(demo::bytes(), demo::bytes().len() as u64)?),
+        }
+    }
+
+    /// The tokenizer, from the header alone.
+    pub(super) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+        let metadata = self.header()?.metadata;
+        Tokenizer::from_metadata(&metadata).map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
+    }
+
+    /// The file.
+    pub(super) fn gguf(&self) -> Result<Gguf, Failure> {
+        match &self.model {
+            Some(path) => Ok(Gguf::open(path)?),
+            None => Ok(Gguf::from_bytes(demo::bytes())?),
+        }
+    }
+
+    /// The model, ready to run.
+    pub(super) fn open(&self) -> Result<Model, Failure> {
+        let gguf = self.gguf()?;
+        let progress = Progress::new("loading", 1000);
+        let model = Model::from_gguf(gguf, &mut |done| {
+            progress.set((done * 1000.0) as u64);
+            true
+        });
+        model.map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
+    }
+}
+
+/// Model and size of a session.
+#[derive(Args)]
+pub(super) struct SessionArgs {
+    /// Tokens the context holds; 0 is as many as the model was trained for
+    /// [default: the model's own, at most 4096]
+    #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE")]
+    pub(super) ctx_size: Option<usize>,
+    /// Most tokens of the prompt to compute at a time
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
+    /// As --batch-size; the smaller one counts [short: -ub]
+    #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    ubatch_size: u32,
+    /// Threads; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true)]
+    threads: i32,
+    /// Type of the key/value cache: f32 or f16 [default: f16; for `logits` f32] [short: -ctk]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
+    cache_type_k: Option<KvType>,
+    /// The same; keys and values have one type, so name either or both alike [short: -ctv]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
+    cache_type_v: Option<KvType>,
+}
+
+impl SessionArgs {
+    /// Options of the session, with these values where the flags are not given.
+    pub(super) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> Result<SessionOptions, Failure> {
+        let kv_type = match (self.cache_type_k, self.cache_type_v) {
+            (Some(k), Some(v)) if k != v => {
+                return Err(Failure::Usage(
+                    "keys and values have one type: give -ctk and -ctv the same, or only one".into(),
+                ));
+            }
+            (k, v) => k.or(v).unwrap_or(kv_type),
+        };
+        Ok(SessionOptions {
+            n_ctx: self.ctx_size.or(n_ctx),
+            n_batch: self.batch_size.min(self.ubatch_size) as usize,
+            kv_type,
+            n_threads: usize::try_from(self.threads).unwrap_or(0),
+            ..SessionOptions::default()
+        })
+    }
+}
+
+/// A session; warns when a full context would not fit into memory.
+pub(super) fn session<'m>(model: &'m Model, options: &SessionOptions) -> Result<Session<'m>, Failure> {
+    let session = model.session_with(options)?;
+    let need = MemoryEstimate::of(model.hparams(), options);
+    let need = need.kv_cache.saturating_add(need.compute);
+    if let Some(free) = available_memory().filter(|&free| need > free) {
+        note(format!(
+            "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",
+            session.n_ctx(),
+            size(need),
+            size(free)
+        ));
+    }
+    let trained = model.hparams().n_ctx_train;
+    if session.n_ctx() > trained {
+        note(format!("warning: a context of {} tokens, but the model was trained for {trained}", session.n_ctx()));
+    }
+    Ok(session)
+}
+
+/// A value of `/proc/meminfo` in bytes.
+pub(super) fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Memory that can be had without swapping, where the system tells.
+pub(super) fn available_memory() -> Option<u64> {
+    meminfo("MemAvailable")
+}

@@ -1,0 +1,184 @@
+//! What leaves the program: failures and their exit codes, text, progress.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::any::Any;
+use std::error::Error;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Why a subcommand did not end well.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The call was wrong.
+    Usage(String),
+    /// The work failed.
+    Work(String),
+    /// Whoever reads the output has enough of it.
+    Closed,
+    /// The user pressed Ctrl-C.
+    Interrupted,
+}
+
+impl Failure {
+    /// Says it on stderr; the exit code.
+    pub(super) fn report(self) -> ExitCode {
+        let (message, code) = match self {
+            Failure::Usage(message) => (format!("{message}\n\nFor more information, try '--help'."), 2),
+            Failure::Work(message) => (message, 1),
+            Failure::Closed => return ExitCode::SUCCESS,
+            // What a shell reports of a program that was ended by SIGINT.
+            Failure::Interrupted => return ExitCode::from(130),
+        };
+        let label = if color(&io::stderr()) { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        let _ = writeln!(io::stderr(), "{label} {message}");
+        ExitCode::from(code)
+    }
+
+    /// A file that could not be read or written.
+    pub(super) fn file(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
+        move |error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::Closed,
+            _ => Failure::Work(format!("{}: {error}", path.display())),
+        }
+    }
+}
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let broken_pipe =
+            (&error as &dyn Any).downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
+        if broken_pipe { Failure::Closed } else { Failure::Work(error.to_string()) }
+    }
+}
+
+/// Whether to use colours on a stream.
+pub(super) fn color(stream: &impl IsTerminal) -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// `text` in the colours of an ANSI code on stderr, if it has colours.
+pub(super) fn paint(code: &str, text: &str) -> String {
+    if color(&io::stderr()) { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// Writes to stdout at once.
+pub(super) fn print(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes.as_ref())?;
+    Ok(out.flush()?)
+}
+
+/// Prints a JSON value and a line end.
+pub(super) fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    print(format!("{value:#}\n"))
+}
+
+/// A line for the user on stderr.
+pub(super) fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Milliseconds to the microsecond.
+pub(super) fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
+
+/// A number of bytes for people.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
+}
+
+/// A number of parameters for people.
+pub(super) fn count(n: u64) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.1} K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+/// A bar on a terminal for work that takes over a second; nothing otherwise. It is drawn by a
+/// thread of its own, since a single step of the work may take longer than that.
+pub(super) struct Progress {
+    shared: Arc<Shared>,
+    painter: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    done: AtomicU64,
+    ended: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Progress {
+    pub(super) fn new(what: &'static str, total: u64) -> Progress {
+        let shared = Arc::<Shared>::default();
+        let painter = io::stderr().is_terminal().then(|| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.paint(what, total))
+        });
+        Progress { shared, painter }
+    }
+
+    /// One that shows nothing: what is printed tells how far the work is.
+    pub(super) fn hidden() -> Progress {
+        Progress { shared: Arc::default(), painter: None }
+    }
+
+    pub(super) fn set(&self, done: u64) {
+        self.shared.done.store(done, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn paint(&self, what: &'static str, total: u64) {
+        let mut bar = None;
+        let mut wait = Duration::from_secs(1);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*ended {
+            ended = self.wake.wait_timeout(ended, wait).unwrap_or_else(PoisonError::into_inner).0;
+            if !*ended {
+                let bar = bar.get_or_insert_with(|| new_bar(what, total));
+                bar.set_position(self.done.load(Ordering::Relaxed));
+                bar.tick();
+                wait = Duration::from_millis(200);
+            }
+        }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn new_bar(what: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {percent:>3}% {elapsed:>4}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(what);
+    bar
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.wake.notify_all();
+        if let Some(painter) = self.painter.take() {
+            // A painter that panicked has nothing to say about the work.
+            let _ = painter.join();
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Finding the special tokens that stand in a text.
+//!
+//! A longer special token wins over a shorter one wherever they are in the text, and of equally
+//! long ones the lower id does; only then does the leftmost win. So `<|im_end|>` is not torn by a
+//! `|im` before it. Each position of the text is looked up in a tree of the special texts, and the
+//! candidates are tried in that order of precedence.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+use crate::TokenizerError;
+
+/// Longest text a special token may have; bounds the work per position of a text.
+const MAX_LEN: usize = 1024;
+
+/// A stretch of the text: between special tokens, or one of them.
+#[derive(Debug, PartialEq)]
+pub(super) enum Part<'a> {
+    Text(&'a [u8]),
+    Token(u32),
+}
+
+/// The special tokens.
+pub(super) struct Specials {
+    /// Those parsed on request: control, unknown and user-defined tokens.
+    all: Trie,
+    /// Those parsed always: user-defined tokens that are neither control nor unknown.
+    user_defined: Trie,
+}
+
+/// A tree of bytes. The nodes stand in breadth-first order, so that children are neighbours.
+struct Trie {
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    /// The byte that leads here.
+    byte: u8,
+    /// The token whose text ends here.
+    token: Option<u32>,
+    children: Range<u32>,
+}
+
+impl Specials {
+    pub(super) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
+        let mut all: Vec<u32> = Vec::new();
+        for (id, attr) in (0u32..).zip(&vocab.attrs) {
+            if attr & (CONTROL | UNKNOWN | USER_DEFINED) != 0 && !vocab.text(id).is_empty() {
+                if vocab.text(id).len() > MAX_LEN {
+                    return Err(TokenizerError::SpecialTokenTooLong { id, max: MAX_LEN });
+                }
+                all.push(id);
+            }
+        }
+        all.sort_unstable_by_key(|&id| vocab.text(id));
+        let user_defined: Vec<u32> = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
+        Ok(Specials { all: Trie::new(vocab, &all), user_defined: Trie::new(vocab, &user_defined) })
+    }
+
+    /// Calls `part` with the parts of `text`, in order. White space that a token strips is in
+    /// none of them.
+    pub(super) fn partition<'a>(
+        &self,
+        vocab: &Vocab,
+        text: &'a [u8],
+        parse_special: bool,
+        mut part: impl FnMut(Part<'a>),
+    ) {
+        let specials = if parse_special { &self.all } else { &self.user_defined };
+        let mut at = 0;
+        for found in specials.matches(vocab, text) {
+            if at < found.start {
+                part(Part::Text(&text[at..found.start]));
+            }
+            part(Part::Token(found.id));
+            at = found.end;
+        }
+        if at < text.len() {
+            part(Part::Text(&text[at..]));
+        }
+    }
+}
+
+/// A special token in the text, with the white space it strips.
+struct Match {
+    id: u32,
+    start: usize,
+    end: usize,
+}
+
+impl Trie {
+    /// The tree of the texts of `ids`, which are sorted by text.
+    fn new(vocab: &Vocab, ids: &[u32]) -> Self {
+        let mut nodes = vec![Node { byte: 0, token: None, children: 0..0 }];
+        // What each node stands for: the texts that begin alike, and the length they share.
+        let mut shared = vec![(ids, 0)];
+        for i in 0.. {
+            let Some(&(mut ids, depth)) = shared.get(i) else { break };
+            if let Some((&id, rest)) = ids.split_first()
+                && vocab.text(id).len() == depth
+            {
+                nodes[i].token = Some(id);
+                ids = rest;
+            }
+            let first = nodes.len() as u32;
+            for alike in ids.chunk_by(|&a, &b| vocab.text(a)[depth] == vocab.text(b)[depth]) {
+                nodes.push(Node { byte: vocab.text(alike[0])[depth], token: None, children: 0..0 });
+                shared.push((alike, depth + 1));
+            }
+            nodes[i].children = first..nodes.len() as u32;
+        }
+        Trie { nodes }
+    }
+
+    /// The token with the longest text that `text` begins with, and that length.
+    fn longest_at(&self, text: &[u8]) -> Option<(usize, u32)> {
+        let mut best = None;
+        let mut node = &self.nodes[0];
+        for (depth, &byte) in text.iter().enumerate() {
+            let children = &self.nodes[node.children.start as usize..node.children.end as usize];
+            let Some(child) = children.get(children.partition_point(|child| child.byte < byte)) else { break };
+            if child.byte != byte {
+                break;
+            }
+            node = child;
+            best = node.token.map(|id| (depth + 1, id)).or(best);
+        }
+        best
+    }
+
+    /// The matches in `text`, by position.
+    fn matches(&self, vocab: &Vocab, text: &[u8]) -> Vec<Match> {
+        // In ascending order of precedence: the longer, then the lower id, then the leftmost.
+        type Candidate = (usize, Reverse<u32>, Reverse<usize>);
+        let candidate = |at: usize, end: usize| -> Option<Candidate> {
+            let (len, id) = self.longest_at(&text[at..end])?;
+            Some((len, Reverse(id), Reverse(at)))
+        };
+        let mut candidates: Vec<_> = (0..text.len()).rev().filter_map(|at| candidate(at, text.len())).collect();
+        candidates.sort();
+        // Shorter ones, where the longest did not fit.
+        let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
+
+        // Bytes that belong to a match already.
+        let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
+        let mut found = Vec::new();
+        loop {
+            let best = if shorter.peek() > candidates.last() { shorter.pop() } else { candidates.pop() };
+            let Some((len, Reverse(id), Reverse(at))) = best else { break };
+            if let Some(room) = taken[at..at + len].iter().position(|&t| t) {
+                shorter.extend(candidate(at, at + room));
+                continue;
+            }
+            let (mut start, mut end) = (at, at + len);
+            if vocab.is(id, LSTRIP) {
+                while start > 0 && !taken[start - 1] && is_space(text[start - 1]) {
+                    start -= 1;
+                }
+            }
+            if vocab.is(id, RSTRIP) {
+                while end < text.len() && !taken[end] && is_space(text[end]) {
+                    end += 1;
+                }
+            }
+            taken[start..end].fill(true);
+            found.push(Match { id, start, end });
+        }
+        found.sort_unstable_by_key(|m| m.start);
+        found
+    }
+}
+
+/// `isspace` of the C locale.
+fn is_space(b: u8) -> bool {
+    matches!(b, b'\t'..=b'\r' | b' ')
+}

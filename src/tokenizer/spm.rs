@@ -1,0 +1,101 @@
+//! SentencePiece-style BPE: scores instead of merges, and bytes where no token fits.
+//!
+//! Unlike byte-level BPE there is no pre-tokeniser: the whole stretch between two special tokens is
+//! merged, spaces written as `▁`. Two neighbours join if their text is a token, the one with the
+//! highest score first. In the usual vocabularies no token goes on past the end of a word; the
+//! text is then merged word by word, which gives the same tokens from small heaps.
+
+use super::SPACE;
+use super::bpe::{MAX_TEXT, NO_RANK, Scratch, Symbol, char_len};
+use super::vocab::{Vocab, byte_text};
+use crate::TokenizerError;
+
+/// The scores, as ranks: a higher score is a lower rank.
+pub(super) struct Spm {
+    ranks: Vec<u32>,
+    /// Whether no token has a `▁` after anything but a `▁`.
+    words: bool,
+    /// What a byte becomes that has no token; without it, such a byte is left out.
+    unknown: Option<u32>,
+}
+
+impl Spm {
+    pub(super) fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Result<Self, TokenizerError> {
+        let mut ranks = Vec::with_capacity(scores.len());
+        for (id, &score) in (0u32..).zip(scores) {
+            if score.is_nan() {
+                return Err(TokenizerError::Score { id });
+            }
+            ranks.push(rank_of(score));
+        }
+        let words = (0..vocab.len() as u32).all(|id| first_word(vocab.text(id)) == vocab.text(id).len());
+        Ok(Spm { ranks, words, unknown })
+    }
+
+    /// Appends the tokens of `text`, whose spaces are escaped already.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
+        let mut scratch = Scratch::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let len = if self.words { first_word(rest) } else { rest.len() };
+            let (text, after) = rest.split_at(len.min(MAX_TEXT));
+            rest = after;
+            scratch.clear();
+            let mut at = 0;
+            while at < text.len() {
+                let len = char_len(&text[at..]);
+                scratch.push(len, 0);
+                at += len;
+            }
+            let rank = |left: &Symbol, right: &Symbol| {
+                vocab.find(left.with(right, text)).map_or(NO_RANK, |id| self.ranks[id as usize])
+            };
+            for symbol in scratch.merge(rank, |_| 0) {
+                let text = symbol.of(text);
+                match vocab.find(text) {
+                    Some(id) => out.push(id),
+                    None => out.extend(text.iter().filter_map(|&b| self.byte(vocab, b))),
+                }
+            }
+        }
+    }
+
+    fn byte(&self, vocab: &Vocab, byte: u8) -> Option<u32> {
+        vocab.find(&byte_text(byte)).or_else(|| vocab.find(&[byte])).or(self.unknown)
+    }
+}
+
+/// Length of the first word of `text`, the `▁` in front of it included.
+fn first_word(text: &[u8]) -> usize {
+    let (mut at, mut in_word) = (0, false);
+    while at < text.len() {
+        let space = text[at..].starts_with(SPACE);
+        if space && in_word {
+            return at;
+        }
+        in_word |= !space;
+        at += char_len(&text[at..]);
+    }
+    text.len()
+}
+
+/// Numbers in the opposite order of the scores; `NO_RANK` is none of them.
+fn rank_of(score: f32) -> u32 {
+    // Adding zero makes -0 and 0 the same score. The bits of floats are in order once negative
+    // ones are inverted and positive ones put above them.
+    let bits = (score + 0.0).to_bits();
+    !(if bits >> 31 == 1 { !bits } else { bits | 1 << 31 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_in_the_opposite_order_of_scores() {
+        let scores = [f32::INFINITY, 3e38, 1.0, 1e-45, 0.0, -1e-45, -1.0, -2.5, -3e38, f32::NEG_INFINITY];
+        assert!(scores.is_sorted_by(|a, b| rank_of(*a) < rank_of(*b)));
+        assert_eq!(rank_of(0.0), rank_of(-0.0));
+        assert_ne!(rank_of(f32::NEG_INFINITY), NO_RANK);
+    }
+}

@@ -1,0 +1,66 @@
+//! Text from tokens, as they come.
+
+use super::Tokenizer;
+use crate::TokenizerError;
+
+/// Turns tokens into text one by one.
+///
+/// A token may end inside a character; its bytes are held back until the character is complete.
+/// Bytes that are not UTF-8 become U+FFFD. All texts joined are what
+/// [`String::from_utf8_lossy`] makes of the bytes of all tokens joined.
+///
+/// Special tokens give no text unless asked for. Unlike [`Tokenizer::decode`] nothing is done to
+/// the spaces: the text continues a prompt.
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    render_special: bool,
+    /// Bytes of a character that is not complete yet: at most three, before a token is added.
+    held: Vec<u8>,
+    text: String,
+}
+
+impl std::fmt::Debug for TextStream<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextStream").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+impl<'a> TextStream<'a> {
+    /// A stream of the tokens of `tokenizer`.
+    pub fn new(tokenizer: &'a Tokenizer, render_special: bool) -> Self {
+        TextStream { tokenizer, render_special, held: Vec::new(), text: String::new() }
+    }
+
+    /// The text that `token` completes; often that is its own, sometimes it is empty.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`] when there is no such token; the stream is as before.
+    pub fn push(&mut self, token: u32) -> Result<&str, TokenizerError> {
+        self.tokenizer.append_bytes(token, self.render_special, &mut self.held)?;
+        self.text.clear();
+        let mut kept = 0;
+        for chunk in self.held.utf8_chunks() {
+            self.text.push_str(chunk.valid());
+            let at_end = chunk.invalid().as_ptr_range().end == self.held.as_ptr_range().end;
+            if at_end && is_prefix(chunk.invalid()) {
+                kept = chunk.invalid().len();
+            } else if !chunk.invalid().is_empty() {
+                self.text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.held.drain(..self.held.len() - kept);
+        Ok(&self.text)
+    }
+
+    /// The text of the bytes held back, when no more tokens come. The stream begins anew.
+    pub fn finish(&mut self) -> &str {
+        self.text = String::from_utf8_lossy(&self.held).into_owned();
+        self.held.clear();
+        &self.text
+    }
+}
+
+/// Whether more bytes could complete `bytes`, a sequence that is not valid as it stands.
+fn is_prefix(bytes: &[u8]) -> bool {
+    matches!(str::from_utf8(bytes), Err(e) if e.error_len().is_none())
+}

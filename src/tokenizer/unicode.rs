@@ -1,0 +1,140 @@
+//! Code points with the classes that pre-tokenisers ask for.
+//!
+//! A [`Char`] carries its class from the moment it is decoded, so that a splitter looks each code
+//! point up once however many alternatives of its pattern test it.
+
+use super::unicode_table::RUNS;
+
+/// `\p{L}`: letters.
+pub(super) const L: u8 = 1;
+/// `\p{N}`: numbers.
+pub(super) const N: u8 = 2;
+/// `\p{P}`: punctuation.
+pub(super) const P: u8 = 4;
+/// `\p{S}`: symbols.
+pub(super) const S: u8 = 8;
+/// `\p{M}`: marks.
+pub(super) const M: u8 = 16;
+/// `\s`: white space. Such a code point is in no other class.
+pub(super) const WS: u8 = 32;
+
+/// A code point (low 24 bits) and its class (high 8 bits).
+#[derive(Clone, Copy)]
+pub(super) struct Char(u32);
+
+impl Char {
+    fn new(c: char) -> Self {
+        let cp = c as u32;
+        let class = if cp < 128 { ASCII[cp as usize] } else { class(cp) };
+        Char(cp | u32::from(class) << 24)
+    }
+
+    /// The code point.
+    pub(super) fn cp(self) -> u32 {
+        self.0 & 0xff_ffff
+    }
+
+    /// Whether the class is one of `classes`.
+    pub(super) fn is(self, classes: u8) -> bool {
+        (self.0 >> 24) as u8 & classes != 0
+    }
+
+    /// Whether this is the ASCII character `c`.
+    pub(super) fn eq(self, c: u8) -> bool {
+        self.cp() == u32::from(c)
+    }
+
+    /// The ASCII character, if it is one.
+    pub(super) fn ascii(self) -> Option<u8> {
+        u8::try_from(self.cp()).ok().filter(u8::is_ascii)
+    }
+
+    /// The UTF-8 bytes.
+    pub(super) fn utf8(self) -> impl Iterator<Item = u8> {
+        let c = char::from_u32(self.cp()).unwrap_or(char::REPLACEMENT_CHARACTER);
+        let mut bytes = [0; 4];
+        let len = c.encode_utf8(&mut bytes).len();
+        bytes.into_iter().take(len)
+    }
+}
+
+const fn class(cp: u32) -> u8 {
+    let (mut lo, mut hi) = (0, RUNS.len());
+    while hi - lo > 1 {
+        let mid = (lo + hi) / 2;
+        if RUNS[mid] >> 8 <= cp { lo = mid } else { hi = mid }
+    }
+    RUNS[lo] as u8
+}
+
+static ASCII: [u8; 128] = {
+    let mut table = [0; 128];
+    let mut cp = 0;
+    while cp < 128 {
+        table[cp] = class(cp as u32);
+        cp += 1;
+    }
+    table
+};
+
+/// Decodes `text`; each byte that is not part of a well-formed sequence becomes one U+FFFD.
+pub(super) fn chars(text: &[u8]) -> Vec<Char> {
+    let mut out = Vec::with_capacity(text.len());
+    for chunk in text.utf8_chunks() {
+        out.extend(chunk.valid().chars().map(Char::new));
+        out.extend(chunk.invalid().iter().map(|_| Char::new(char::REPLACEMENT_CHARACTER)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_of_known_code_points() {
+        for (c, class) in [
+            ('a', L),
+            ('Z', L),
+            ('é', L),
+            ('中', L),
+            ('ʰ', L),
+            ('ǅ', L),
+            ('\u{2ebf0}', L),
+            ('7', N),
+            ('٣', N),
+            ('Ⅷ', N),
+            ('²', N),
+            ('!', P),
+            ('、', P),
+            ('“', P),
+            ('_', P),
+            ('$', S),
+            ('+', S),
+            ('😀', S),
+            ('\u{fffd}', S),
+            ('\u{301}', M),
+            ('\u{fe0f}', M),
+            (' ', WS),
+            ('\n', WS),
+            ('\u{85}', WS),
+            ('\u{a0}', WS),
+            ('\u{3000}', WS),
+            ('\0', 0),
+            ('\u{1c}', 0),
+            ('\u{200b}', 0),
+            ('\u{10ffff}', 0),
+            ('\u{e000}', 0),
+        ] {
+            assert_eq!((Char::new(c).0 >> 24) as u8, class, "{c:?}");
+        }
+    }
+
+    #[test]
+    fn each_stray_byte_becomes_one_replacement() {
+        let cps = |b: &[u8]| chars(b).iter().map(|c| c.cp()).collect::<Vec<_>>();
+        assert_eq!(cps(b"a\xc3("), [0x61, 0xfffd, 0x28]);
+        assert_eq!(cps(b"\xe2\x82"), [0xfffd, 0xfffd]);
+        assert_eq!(cps("\u{10ffff}é".as_bytes()), [0x10ffff, 0xe9]);
+    }
+}

@@ -1,0 +1,56 @@
+//! Decoding allocates nothing: counted with an allocator of our own, alone in its process.
+
+mod tiny;
+
+use ruvllm::exec::SessionOptions;
+use ruvllm::quant::DType;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tiny::Tiny;
+
+struct Counting;
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn decoding_allocates_nothing() {
+    for tiny in Tiny::ALL {
+        for dtype in [DType::F32, DType::Q8_0] {
+            let model = tiny.model(dtype);
+            // One thread: a helper that starts is a task in its pool's queue, which is an allocation
+            // once per wake-up, not per token.
+            let options = SessionOptions { n_ctx: Some(64), n_threads: 1, ..Default::default() };
+            let mut session = model.session_with(&options).unwrap();
+            session.prefill(&[1, 2, 3, 4]).unwrap();
+            session.decode(5).unwrap();
+            let before = COUNT.load(Ordering::Relaxed);
+            for token in 0..32 {
+                session.decode(token).unwrap();
+            }
+            assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0, "{tiny:?} {dtype:?}");
+
+            // A prefill of the size seen before needs no more than three.
+            session.rewind(0).unwrap();
+            session.prefill(&[1, 2, 3, 4]).unwrap();
+            session.rewind(0).unwrap();
+            let before = COUNT.load(Ordering::Relaxed);
+            session.prefill(&[1, 2, 3, 4]).unwrap();
+            assert!(COUNT.load(Ordering::Relaxed) - before <= 3, "{tiny:?} {dtype:?}");
+        }
+    }
+}

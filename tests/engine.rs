@@ -1,0 +1,223 @@
+//! The engine on tiny models made here: logits against an independent program
+//! (`tests/reference.py`), and what sessions promise.
+
+mod tiny;
+
+use ruvllm::arch::Arch;
+use ruvllm::exec::{CancelToken, KvType, Session, SessionOptions, Team};
+use ruvllm::model::{Model, supported_architectures};
+use ruvllm::quant::DType;
+use ruvllm::{ModelError, SessionError};
+use std::sync::Arc;
+use tiny::{N_VOCAB, TOKENS, Tiny};
+
+fn options(n_batch: usize, n_threads: usize) -> SessionOptions {
+    SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, n_threads, ..Default::default() }
+}
+
+fn logits(session: &mut Session<'_>, tokens: &[u32]) -> Vec<f32> {
+    let mut all = Vec::new();
+    session.prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits)).unwrap();
+    all
+}
+
+fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).fold(0.0, |max, (a, b)| if (a - b).abs() <= max { max } else { (a - b).abs() })
+}
+
+/// `f32` arithmetic over two layers of width 64: some hundred roundings of 6e-8 on values of order
+/// 1 to 10, amplified at most tenfold by the norms.
+const TOLERANCE: f32 = 1e-4;
+
+#[test]
+fn logits_equal_the_reference_program() {
+    let text = include_str!("data/reference.txt");
+    let mut lines = text.lines();
+    for tiny in [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe] {
+        assert_eq!(lines.next(), Some(tiny.name()));
+        let expected: Vec<f32> =
+            lines.by_ref().take(TOKENS.len()).flat_map(|l| l.split(' ').map(|x| x.parse().unwrap())).collect();
+        for arch in Arch::available() {
+            let model = tiny.model(DType::F32).with_arch(arch);
+            for n_batch in [1, 5, 64] {
+                let ours = logits(&mut model.session_with(&options(n_batch, 1)).unwrap(), &TOKENS);
+                let difference = max_abs(&ours, &expected);
+                assert!(difference <= TOLERANCE, "{tiny:?} {arch:?} batch {n_batch}: {difference}");
+            }
+        }
+    }
+}
+
+/// One token at a time gives what a batch gives: to the bit where both take the same path, which the
+/// scalar level always does.
+#[test]
+fn prefill_equals_decodes() {
+    for tiny in Tiny::ALL {
+        for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0] {
+            let model = tiny.model(dtype).with_arch(Arch::scalar());
+            let batch = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+            let single = logits(&mut model.session_with(&options(1, 1)).unwrap(), &TOKENS);
+            assert_eq!(batch, single, "{tiny:?} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for tiny in Tiny::ALL {
+        for dtype in [DType::F32, DType::Q8_0, DType::Q4_0] {
+            for arch in Arch::available() {
+                let model = tiny.model(dtype).with_arch(arch);
+                for n_batch in [1, 64] {
+                    let [one, two, three] =
+                        [1, 2, 3].map(|n| logits(&mut model.session_with(&options(n_batch, n)).unwrap(), &TOKENS));
+                    assert!(one == two && two == three, "{tiny:?} {dtype:?} {arch:?} batch {n_batch}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rewinding_and_forking_leave_no_trace() {
+    for tiny in Tiny::ALL {
+        let model = tiny.model(DType::Q8_0);
+        let mut straight = model.session_with(&options(64, 2)).unwrap();
+        let expected = logits(&mut straight, &TOKENS[..6]);
+        let expected_next = straight.decode(TOKENS[6]).unwrap().to_vec();
+
+        let mut session = model.session_with(&options(64, 2)).unwrap();
+        session.prefill(&[7, 7, 7, 7]).unwrap();
+        session.clear();
+        assert_eq!(logits(&mut session, &TOKENS[..6]), expected);
+        session.prefill(&[3, 1, 4, 1, 5]).unwrap();
+        session.rewind(6).unwrap();
+        let mut fork = session.fork().unwrap();
+        assert_eq!(session.decode(TOKENS[6]).unwrap(), expected_next);
+        session.prefill(&[9, 9]).unwrap();
+        assert_eq!(fork.position(), 6);
+        assert_eq!(fork.decode(TOKENS[6]).unwrap(), expected_next);
+    }
+}
+
+#[test]
+fn half_precision_cache_is_close() {
+    let model = Tiny::Llama.model(DType::F32);
+    let exact = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+    let half = SessionOptions { kv_type: KvType::F16, ..options(64, 1) };
+    let ours = logits(&mut model.session_with(&half).unwrap(), &TOKENS);
+    // Keys and values lose 2^-11 of their size; scores and outputs are of order 1.
+    assert!(max_abs(&ours, &exact) < 2e-2, "{}", max_abs(&ours, &exact));
+    assert_ne!(ours, exact);
+}
+
+#[test]
+fn misuse_is_a_typed_error_and_changes_nothing() {
+    let model = Tiny::Llama.model(DType::F32);
+    let mut session = model.session_with(&SessionOptions { n_ctx: Some(8), ..options(64, 1) }).unwrap();
+    assert!(matches!(session.prefill(&[]), Err(SessionError::NoTokens)));
+    let outside = N_VOCAB as u32;
+    assert!(
+        matches!(session.prefill(&[1, outside]), Err(SessionError::TokenOutOfRange { token, .. }) if token == outside)
+    );
+    assert!(matches!(session.prefill(&[u32::MAX]), Err(SessionError::TokenOutOfRange { .. })));
+    session.prefill(&[1; 6]).unwrap();
+    assert!(matches!(session.prefill(&[1; 3]), Err(SessionError::ContextFull { n_ctx: 8, n_past: 6, n_new: 3 })));
+    assert!(matches!(session.rewind(7), Err(SessionError::RewindAhead { position: 7, n_past: 6 })));
+    assert_eq!(session.position(), 6);
+    session.prefill(&[1; 2]).unwrap();
+    assert!(matches!(session.decode(1), Err(SessionError::ContextFull { .. })));
+    let none = SessionOptions { n_batch: 0, ..options(1, 1) };
+    assert!(matches!(model.session_with(&none), Err(SessionError::Option { option: "n_batch", .. })));
+    let huge = SessionOptions { n_ctx: Some((1 << 31) - 1), ..options(1, 1) };
+    assert!(matches!(model.session_with(&huge), Ok(_) | Err(SessionError::OutOfMemory { .. })));
+}
+
+#[test]
+fn cancelling_ends_a_prefill_and_keeps_whole_batches() {
+    let model = Tiny::Llama.model(DType::F32);
+    let cancel = CancelToken::default();
+    let mut session = model.session_with(&options(4, 2)).unwrap();
+    session.set_cancel_token(cancel.clone());
+    let seen = session.prefill_each(&TOKENS, 0, |i, _| {
+        if i == 5 {
+            cancel.cancel();
+        }
+    });
+    assert!(matches!(seen, Err(SessionError::Cancelled)));
+    assert_eq!(session.position(), 8);
+    cancel.reset();
+    let expected = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+    assert_eq!(session.prefill(&TOKENS[8..]).unwrap(), &expected[11 * N_VOCAB..]);
+}
+
+#[test]
+fn sessions_share_a_model_and_a_team() {
+    let model = Tiny::Gemma2.model(DType::Q8_0);
+    let expected = logits(&mut model.session_with(&options(1, 1)).unwrap(), &TOKENS);
+    let team = Arc::new(Team::new(2).unwrap());
+    std::thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                let shared = SessionOptions { team: Some(Arc::clone(&team)), ..options(1, 0) };
+                for _ in 0..20 {
+                    assert_eq!(logits(&mut model.session_with(&shared).unwrap(), &TOKENS), expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_window_is_honoured_beyond_its_length() {
+    // With a window of 4, layer 0 of 2 forgets; a change of the first token must fade from the
+    // windowed layer, yet still reach the last position through the other.
+    let model = Tiny::Gemma2.model(DType::F32);
+    let mut other = TOKENS;
+    other[0] = 40;
+    let a = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+    let b = logits(&mut model.session_with(&options(64, 1)).unwrap(), &other);
+    assert!(max_abs(&a[11 * N_VOCAB..], &b[11 * N_VOCAB..]) > 1e-4);
+}
+
+#[test]
+fn what_cannot_run_is_refused_by_name() {
+    let refuse = |change: &dyn Fn(&mut tiny::Parts)| {
+        let mut parts = Tiny::Llama.parts(DType::F32);
+        change(&mut parts);
+        Model::from_gguf(parts.gguf(), &mut |_| true).map(|_| ()).unwrap_err()
+    };
+    let e = refuse(&|p| p.set("general.architecture", "mamba"));
+    assert!(matches!(&e, ModelError::UnsupportedArchitecture { arch, .. } if arch == "mamba"));
+    for arch in supported_architectures() {
+        assert!(e.to_string().contains(arch), "{e}");
+    }
+    assert!(matches!(refuse(&|p| p.set("llama.attention.head_count", 0u32)), ModelError::OutOfRange { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.attention.head_count_kv", 3u32)), ModelError::Inconsistent { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.attention.key_length", 100_000u32)), ModelError::OutOfRange { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.rope.dimension_count", 7u32)), ModelError::Inconsistent { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.rope.dimension_count", 18u32)), ModelError::Inconsistent { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.block_count", u32::MAX)), ModelError::OutOfRange { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.block_count", 3u32)), ModelError::MissingTensor { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.block_count", 1u32)), ModelError::UnknownTensor { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.context_length", 0u32)), ModelError::OutOfRange { .. }));
+    for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        assert!(matches!(
+            refuse(&|p| p.set("llama.attention.layer_norm_rms_epsilon", eps)),
+            ModelError::OutOfRange { .. }
+        ));
+        assert!(matches!(refuse(&|p| p.set("llama.rope.freq_base", eps)), ModelError::OutOfRange { .. }));
+    }
+    assert!(matches!(refuse(&|p| p.set("llama.rope.scaling.type", "dynamic")), ModelError::OutOfRange { .. }));
+    assert!(matches!(refuse(&|p| p.remove("llama.embedding_length")), ModelError::MissingKey { .. }));
+    assert!(matches!(refuse(&|p| p.set("llama.feed_forward_length", 97u32)), ModelError::TensorShape { .. }));
+    assert!(matches!(refuse(&|p| p.remove_tensor("blk.1.attn_k.weight")), ModelError::MissingTensor { .. }));
+    assert!(matches!(
+        refuse(&|p| p.rename_tensor("blk.1.attn_k.bias", "blk.1.attn_k.extra")),
+        ModelError::UnknownTensor { .. }
+    ));
+    assert!(matches!(refuse(&|p| p.set("general.type", "adapter")), ModelError::NotAModel { .. }));
+    let e = Model::from_gguf(Tiny::Llama.parts(DType::F32).gguf(), &mut |_| false).map(|_| ()).unwrap_err();
+    assert!(matches!(e, ModelError::Cancelled));
+}

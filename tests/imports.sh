@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Modules may import only from layers below their own:
+#   error, quant, arch, gguf, tokenizer, model, cache/exec, lora, cli — and sample, chat beside them.
+# `error` sits at the bottom: it names types of other layers only to wrap them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fail=0
+# module:modules it may use (besides itself)
+rules="
+error:arch
+quant:error
+arch:error quant
+gguf:error quant
+sample:error
+chat:error
+tokenizer:error gguf
+model:error quant arch gguf tokenizer
+cache:error arch exec
+exec:error quant arch gguf tokenizer model cache sample
+lora:error quant arch gguf tokenizer model cache exec sample
+"
+modules="error quant arch gguf tokenizer sample chat model cache exec lora cli bench metal"
+while IFS=: read -r module allowed; do
+    [ -n "$module" ] || continue
+    files=$(find src -path "src/$module/*" -name '*.rs' -o -path "src/$module.rs")
+    [ -n "$files" ] || continue
+    for other in $modules; do
+        [ "$other" = "$module" ] && continue
+        case " $allowed " in *" $other "*) continue ;; esac
+        # Comments and documentation may mention whom they like.
+        if grep -HnE "crate::$other\b" $files | grep -vE ':[0-9]+:\s*//'; then
+            echo "src/$module must not use $other"
+            fail=1
+        fi
+    done
+done <<<"$rules"
+exit $fail

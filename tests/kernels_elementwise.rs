@@ -1,0 +1,578 @@
+//! Every level's element-wise and attention kernels against 64-bit arithmetic or exact expectations.
+//!
+//! Error bounds count roundings: each operation adds a relative error of at most `U = 2⁻²⁴`.
+//! `k·U` bounds below are first order; `SLACK` covers the products of errors.
+
+use bytemuck::Zeroable;
+use half::f16;
+use proptest::prelude::*;
+use ruvllm::arch::{Arch, AttnParams, BlockQ16, MAX_HEAD_DIM};
+
+/// Unit roundoff of `f32`.
+const U: f64 = 1.0 / (1u64 << 24) as f64;
+/// `(1 + U)^k ≤ 1 + SLACK·k·U` for every `k` used here.
+const SLACK: f64 = 1.01;
+/// Half the smallest denormal: the absolute error of a result that underflows.
+const TINY: f64 = 1.0 / (1u128 << 75) as f64 / (1u128 << 75) as f64;
+
+/// Roundings one term of an `n`-term sum can meet: no level uses fewer than 16 partial sums, which
+/// are then added one after the other.
+fn depth(n: usize) -> f64 {
+    (n.div_ceil(16) + 17) as f64
+}
+
+/// Numbers in `−2..2`, reproducible.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..n)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        })
+        .collect()
+}
+
+/// A copy of `x` that begins `shift` values behind an allocation: kernels may assume no alignment.
+fn misaligned<T: Copy + Default>(x: &[T], shift: usize) -> (Vec<T>, std::ops::Range<usize>) {
+    let mut copy = vec![T::default(); shift + x.len()];
+    copy[shift..].copy_from_slice(x);
+    (copy, shift..shift + x.len())
+}
+
+#[track_caller]
+fn assert_close(arch: Arch, what: &str, y: f32, truth: f64, bound: f64) {
+    let error = (f64::from(y) - truth).abs();
+    assert!(error <= bound * SLACK + TINY, "{arch:?} {what}: {y:e} is {error:e} off {truth:e}, bound {bound:e}");
+}
+
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// Lengths around every vector and unrolling, and some long ones.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![8 => 1usize..200, 1 => 500usize..600, 1 => Just(4096usize), 1 => Just(11008usize)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn sums(n in length(), shift in 0usize..4, seed: u64, a in -3f32..3.0) {
+        let (x, y) = (noise(n, seed), noise(n, !seed));
+        let (x, range) = misaligned(&x, shift);
+        let x = &x[range];
+        let terms = || x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y));
+        let (truth, size): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+        for arch in Arch::available() {
+            assert_close(arch, "dot", arch.dot(x, &y), truth, depth(n) * U * size);
+
+            let mut sum = y.clone();
+            arch.add(&mut sum, x);
+            for i in 0..n {
+                prop_assert_eq!(sum[i], x[i] + y[i]);
+            }
+            let mut sum = y.clone();
+            arch.add_scaled(&mut sum, x, a);
+            for i in 0..n {
+                let product = f64::from(a) * f64::from(x[i]);
+                let truth = f64::from(y[i]) + product;
+                // One rounding of the product at most, one of the sum.
+                assert_close(arch, "add_scaled", sum[i], truth, U * product.abs() + U * truth.abs() * 1.01);
+            }
+        }
+    }
+
+    #[test]
+    fn norms(n in length(), shift in 0usize..4, seed: u64, offset in -10f32..10.0, log_eps in -7i32..-2) {
+        let x: Vec<f32> = noise(n, seed).iter().map(|x| x + offset).collect();
+        let (x, range) = misaligned(&x, shift);
+        let x = &x[range];
+        let (w, b) = (noise(n, !seed), noise(n, seed ^ 7));
+        let eps = 10f32.powi(log_eps);
+        let wide = |x: f32| f64::from(x);
+        let mean_square = x.iter().map(|&x| wide(x) * wide(x)).sum::<f64>() / n as f64;
+        let mean = x.iter().map(|&x| wide(x)).sum::<f64>() / n as f64;
+        let mean_size = x.iter().map(|&x| wide(x).abs()).sum::<f64>() / n as f64;
+        let variance = x.iter().map(|&x| (wide(x) - mean).powi(2)).sum::<f64>() / n as f64;
+        for arch in Arch::available() {
+            let mut y = vec![f32::NAN; n];
+            arch.rms_norm(&mut y, x, &w, eps);
+            for i in 0..n {
+                let truth = wide(x[i]) * wide(w[i]) / (mean_square + wide(eps)).sqrt();
+                // The root halves the error of the sum (and of its mean and eps); then a root, an
+                // inverse and two products.
+                assert_close(arch, "rms_norm", y[i], truth, (depth(n) / 2.0 + 5.0) * U * truth.abs());
+            }
+            arch.layer_norm(&mut y, x, &w, &b, eps);
+            // The mean is off by `shift`; so are all differences, besides their own rounding.
+            let shift = (depth(n) + 1.0) * U * mean_size;
+            let largest = x.iter().map(|&x| (wide(x) - mean).abs()).fold(0.0, f64::max);
+            let variance_error = shift * shift + 2.0 * U * largest * largest + (depth(n) + 3.0) * U * variance;
+            for i in 0..n {
+                let scale = 1.0 / (variance + wide(eps)).sqrt();
+                let product = (wide(x[i]) - mean) * scale * wide(w[i]);
+                let relative = variance_error * scale * scale / 2.0 + 6.0 * U;
+                let bound = relative * product.abs() + shift * scale * wide(w[i]).abs() + U * (product + wide(b[i])).abs();
+                // The second-order term of the root, for a variance near zero.
+                let bound = bound * (1.0 + variance_error * scale * scale);
+                assert_close(arch, "layer_norm", y[i], product + wide(b[i]), bound);
+            }
+        }
+    }
+
+    #[test]
+    fn softmaxes(n in length(), shift in 0usize..4, seed: u64, spread in 0f32..60.0) {
+        let x: Vec<f32> = noise(n, seed).iter().map(|x| x * spread).collect();
+        let max = x.iter().copied().fold(f32::MIN, f32::max);
+        let e: Vec<f64> = x.iter().map(|&x| (f64::from(x) - f64::from(max)).exp()).collect();
+        let sum: f64 = e.iter().sum();
+        for arch in Arch::available() {
+            let (mut y, range) = misaligned(&x, shift);
+            let y = &mut y[range];
+            arch.softmax(y);
+            for i in 0..n {
+                // The difference is rounded, which its exponential turns into a relative error;
+                // exp is within one place (2U). Of the sum, the mean of the same errors: the mean of
+                // the differences is at most ln n.
+                let difference = f64::from(max) - f64::from(x[i]);
+                let relative = difference + 2.0 + (n as f64).ln() + 2.0 + depth(n) + 1.0;
+                // Twice the smallest denormal: exp may have underflowed before the division.
+                assert_close(arch, "softmax", y[i], e[i] / sum, relative * U * e[i] / sum + 4.0 * TINY);
+            }
+        }
+    }
+
+    #[test]
+    fn angles(n in 1usize..140, shift in 0usize..4, pos in prop_oneof![8 => 0u32..200_000, 1 => 900_000u32..1_200_000, 1 => any::<u32>()], base in 100f32..1e6, factor in 0.5f32..2.0) {
+        let frequencies: Vec<f32> = (0..n).map(|i| base.powf(-(i as f32) / n as f32)).collect();
+        let (frequencies, range) = misaligned(&frequencies, shift);
+        let frequencies = &frequencies[range];
+        for arch in Arch::available() {
+            let (mut cos, mut sin) = (vec![f32::NAN; n], vec![f32::NAN; n]);
+            arch.rope_angles(&mut cos, &mut sin, frequencies, pos as f32, factor);
+            for i in 0..n {
+                let angle = f64::from(pos as f32 * frequencies[i]);
+                let factor = f64::from(factor);
+                // Two places below 1, and the factor's rounding.
+                assert_close(arch, &format!("cos {angle}"), cos[i], factor * angle.cos(), 3.0 * U * factor);
+                assert_close(arch, &format!("sin {angle}"), sin[i], factor * angle.sin(), 3.0 * U * factor);
+            }
+        }
+    }
+
+    #[test]
+    fn rotations(pairs in 1usize..130, shift in 0usize..4, seed: u64) {
+        let x = noise(2 * pairs, seed);
+        let angles = noise(pairs, !seed);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+        for arch in Arch::available() {
+            let (mut adjacent, range) = misaligned(&x, shift);
+            let adjacent = &mut adjacent[range];
+            arch.rope_norm(adjacent, &cos, &sin);
+            let mut halves = x.clone();
+            arch.rope_neox(&mut halves, &cos, &sin);
+            for i in 0..pairs {
+                let (c, s) = (f64::from(cos[i]), f64::from(sin[i]));
+                let cases = [
+                    ("rope_norm", x[2 * i], x[2 * i + 1], adjacent[2 * i], adjacent[2 * i + 1]),
+                    ("rope_neox", x[i], x[pairs + i], halves[i], halves[pairs + i]),
+                ];
+                for (what, a, b, y0, y1) in cases {
+                    let (a, b) = (f64::from(a), f64::from(b));
+                    // Each product and the sum are rounded once at most.
+                    assert_close(arch, what, y0, a * c - b * s, 2.0 * U * ((a * c).abs() + (b * s).abs()));
+                    assert_close(arch, what, y1, a * s + b * c, 2.0 * U * ((a * s).abs() + (b * c).abs()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gates_do_not_depend_on_place(n in length(), shift in 0usize..4, seed: u64) {
+        let (x, up) = (noise(n, seed), noise(n, !seed));
+        for arch in Arch::available() {
+            for kernel in [Arch::silu_mul, Arch::gelu_mul, |arch: Arch, x: &mut [f32], _: &[f32]| arch.gelu(x)] {
+                let (mut y, range) = misaligned(&x, shift);
+                let y = &mut y[range];
+                kernel(arch, y, &up);
+                for i in 0..n {
+                    let mut alone = [x[i]];
+                    kernel(arch, &mut alone, &up[i..=i]);
+                    prop_assert!(same(y[i], alone[0]), "{:?}: {} of {}", arch, i, n);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn q16_blocks_are_the_scalar_ones(blocks in 1usize..12, shift in 0usize..4, seed: u64, log in -50i32..38, odd in 0usize..12) {
+        let mut x: Vec<f32> = noise(32 * blocks, seed).iter().map(|x| x * 10f32.powi(log)).collect();
+        // One block of each kind that could go wrong.
+        let special = [0.0, -0.0, 1e-45, -1e-33, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        if let Some(&a) = special.get(odd) {
+            x[32 * (odd % blocks) + odd] = a;
+            x[32 * (odd % blocks) + 31] = -a;
+        }
+        let (x, range) = misaligned(&x, shift);
+        let x = &x[range];
+        let bits = |arch: Arch| {
+            let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(x.len())];
+            arch.quantize_q16(x, &mut blocks);
+            let bits = |x: f32| if x.is_nan() { 1 } else { x.to_bits() };
+            blocks.iter().map(|b| (b.q, b.d.map(bits), b.s.map(bits))).collect::<Vec<_>>()
+        };
+        let expected = bits(Arch::scalar());
+        for arch in Arch::available() {
+            prop_assert_eq!(&bits(arch), &expected, "{:?}", arch);
+        }
+    }
+
+    #[test]
+    fn conversions(n in length(), shift in 0usize..4, seed: u64) {
+        // Any bits: numbers of all sizes, denormals, infinities, NaN.
+        let bits: Vec<f32> = noise(n, seed).iter().map(|x| f32::from_bits(x.to_bits().wrapping_mul(0x9e37_79b9))).collect();
+        // And numbers halfway between two halves.
+        let ties = noise(n, !seed).into_iter().map(|x| f32::from_bits(x.to_bits() & !0x1fff | 0x1000));
+        let x: Vec<f32> = bits.into_iter().zip(ties).enumerate().map(|(i, (a, b))| if i % 2 == 0 { a } else { b }).collect();
+        let (x, range) = misaligned(&x, shift);
+        let x = &x[range];
+        for arch in Arch::available() {
+            let mut y = vec![f16::ZERO; n];
+            arch.f32_to_f16(x, &mut y);
+            for (x, y) in x.iter().zip(&y) {
+                let truth = f16::from_f32_const(*x);
+                prop_assert!(y.to_bits() == truth.to_bits() || y.is_nan() && x.is_nan(), "{:?}: {:e} is {}, not {}", arch, x, y, truth);
+            }
+        }
+    }
+}
+
+#[test]
+fn q16_of_zeros_tiny_and_broken_values() {
+    for arch in Arch::available() {
+        let quantized = |x: [f32; 32]| {
+            let mut block = [BlockQ16::zeroed()];
+            arch.quantize_q16(&x, &mut block);
+            let q: [i16; 32] = std::array::from_fn(|i| {
+                let (row, column) = BlockQ16::position(i);
+                block[0].q[row][column]
+            });
+            (q, block[0].d[0], [block[0].s[0], block[0].s[1]])
+        };
+        for tiny in [0.0, -0.0, 1e-45, 1e-35] {
+            assert_eq!(quantized([tiny; 32]), ([0; 32], 0.0, [0.0; 2]), "{arch:?} {tiny:e}");
+        }
+        let mut x = [1.0; 32];
+        x[5] = -4.0;
+        let (q, d, s) = quantized(x);
+        assert_eq!((q[5], q[6]), (-32767, 8192), "{arch:?}");
+        assert_eq!(d, 4.0 / 32767.0);
+        assert_eq!(s, [d * (15 * 8192 - 32767) as f32, d * (16 * 8192) as f32]);
+        for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            x[17] = broken;
+            let (_, d, _) = quantized(x);
+            assert!(!d.is_finite(), "{arch:?}: {broken} must reach the product");
+        }
+    }
+}
+
+#[test]
+fn every_half_widens_exactly() {
+    let x: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    for arch in Arch::available() {
+        for shift in 0..3 {
+            let mut y = vec![0.0; x.len() - shift];
+            arch.f16_to_f32(&x[shift..], &mut y);
+            for (x, y) in x[shift..].iter().zip(&y) {
+                assert!(same(*y, x.to_f32_const()), "{arch:?}: {x} became {y}");
+            }
+            let mut back = vec![f16::ZERO; y.len()];
+            arch.f32_to_f16(&y, &mut back);
+            for (x, y) in x[shift..].iter().zip(&back) {
+                assert!(x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan(), "{arch:?}: {x} came back as {y}");
+            }
+        }
+    }
+}
+
+/// The activations against `f64` over every 1021st number (a prime: all kinds of mantissas).
+#[test]
+fn activations_over_all_floats() {
+    let x: Vec<f32> = (0..=u32::MAX).step_by(1021).map(f32::from_bits).collect();
+    let ones = vec![1.0; x.len()];
+    let silu = |x: f64| if x < -800.0 { 0.0 } else { x / (1.0 + (-x).exp()) };
+    // Twice the argument of the tanh: x/2·(1 + tanh t) = x·σ(2t).
+    let inner = |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    let gelu = |x: f64| if x < -20.0 { 0.0 } else { x / (1.0 + (-inner(x)).exp()) };
+    for arch in Arch::available() {
+        let (mut s, mut g, mut h) = (x.clone(), x.clone(), x.clone());
+        arch.silu_mul(&mut s, &ones);
+        arch.gelu_mul(&mut g, &ones);
+        arch.gelu(&mut h);
+        for (i, &x) in x.iter().enumerate() {
+            assert!(same(g[i], h[i]), "{arch:?}: gelu({x:e}) is {:e} or {:e}", g[i], h[i]);
+            if x.is_nan() {
+                assert!(s[i].is_nan() && g[i].is_nan(), "{arch:?}: NaN must pass");
+                continue;
+            }
+            let wide = f64::from(x);
+            // exp within one place (2U), or half the smallest denormal times x; sum, product, quotient.
+            let truth = silu(wide);
+            assert_close(arch, &format!("silu({x:e})"), s[i], truth, 5.0 * U * truth.abs() + 104.0 * TINY);
+            // The argument has six roundings at most, and two constants off by half a place each; exp turns
+            // its relative error into |t| times as much.
+            let truth = gelu(wide);
+            let argument = inner(wide).abs().min(104.0);
+            let bound = (5.0 + 8.0 * argument) * U * truth.abs() + 104.0 * TINY;
+            assert_close(arch, &format!("gelu({x:e})"), g[i], truth, bound);
+        }
+    }
+}
+
+#[test]
+fn activations_at_the_limits() {
+    for arch in Arch::available() {
+        let (mut s, mut g) = ([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, f32::MAX, f32::MIN], [0.0; 6]);
+        g.copy_from_slice(&s);
+        arch.silu_mul(&mut s, &[1.0; 6]);
+        arch.gelu(&mut g);
+        for y in [s, g] {
+            assert_eq!(y[0], f32::INFINITY, "{arch:?}");
+            assert_eq!(y[1], 0.0, "{arch:?}: the limit");
+            assert!(y[2].is_nan(), "{arch:?}");
+            assert_eq!([y[3], y[4], y[5]], [0.0, f32::MAX, 0.0], "{arch:?}");
+        }
+    }
+}
+
+#[test]
+fn softmax_at_the_limits() {
+    for arch in Arch::available() {
+        let mut empty = [];
+        arch.softmax(&mut empty);
+        let mut x = [f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, 3.0, -1e30, f32::MIN];
+        arch.softmax(&mut x);
+        assert_eq!(x, [0.0, 0.5, 0.0, 0.5, 0.0, 0.0], "{arch:?}");
+        for n in [3, 40] {
+            for broken in [f32::NAN, f32::INFINITY] {
+                let mut x = vec![1.0; n];
+                x[n / 2] = broken;
+                arch.softmax(&mut x);
+                assert!(x[n / 2].is_nan(), "{arch:?}: {broken} must not vanish");
+            }
+            let mut x = vec![f32::NEG_INFINITY; n];
+            arch.softmax(&mut x);
+            assert!(x.iter().all(|x| x.is_nan()), "{arch:?}: nothing to choose from");
+        }
+    }
+}
+
+/// Operands of an attention call.
+#[derive(Clone, Debug)]
+struct Case {
+    p: AttnParams,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    ranges: Vec<(u32, u32)>,
+}
+
+impl Case {
+    fn new(dims: (usize, usize), n_kv: usize, ranges: Vec<(u32, u32)>, softcap: f32, seed: u64) -> Case {
+        let (head_dim, head_dim_v) = dims;
+        let p = AttnParams { head_dim, head_dim_v, scale: 1.0 / (head_dim as f32).sqrt(), softcap };
+        // Numbers of half precision: both kernels see the same.
+        let halves = |x: Vec<f32>| x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
+        Case {
+            p,
+            q: noise(ranges.len() * head_dim, seed),
+            k: halves(noise(n_kv * head_dim, !seed)),
+            v: halves(noise(n_kv * head_dim_v, seed ^ 3)),
+            ranges,
+        }
+    }
+
+    fn rows(&self, arch: Arch, half: bool, rows: std::ops::Range<usize>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; rows.len() * self.p.head_dim_v];
+        let q = &self.q[rows.start * self.p.head_dim..rows.end * self.p.head_dim];
+        let ranges = &self.ranges[rows];
+        if half {
+            let narrow = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+            arch.attention(&mut out, q, &narrow(&self.k), &narrow(&self.v), ranges, &self.p);
+        } else {
+            arch.attention(&mut out, q, &self.k, &self.v, ranges, &self.p);
+        }
+        out
+    }
+
+    /// Output of row `i` in `f64`, and a bound on the error of each value.
+    fn truth(&self, i: usize) -> Vec<(f64, f64)> {
+        let AttnParams { head_dim, head_dim_v, scale, softcap } = self.p;
+        let (scale, cap) = (f64::from(scale), f64::from(softcap));
+        let q = &self.q[i * head_dim..][..head_dim];
+        let keys = self.ranges[i].0 as usize..self.ranges[i].1 as usize;
+        let mut scores = Vec::new();
+        // Largest error of a score: of the dot product, of the scale, and of the cap (quotient, two
+        // places of tanh, product).
+        let mut score_error: f64 = 0.0;
+        for j in keys.clone() {
+            let terms = q.iter().zip(&self.k[j * head_dim..][..head_dim]).map(|(q, k)| f64::from(*q) * f64::from(*k));
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+            let score = scale * sum;
+            let mut error = depth(head_dim) * U * scale * size + U * score.abs();
+            if cap > 0.0 {
+                error += (1.0 + 4.0 + 1.0) * U * score.abs();
+                scores.push(cap * (score / cap).tanh());
+            } else {
+                scores.push(score);
+            }
+            score_error = score_error.max(error);
+        }
+        let max = scores.iter().copied().fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        // A weight: both scores of the difference, its rounding, exp within one place, and a
+        // rounding of the running maximum's correction (difference, exp, product) for each key at
+        // most. A sum of weights or weighted values: a rounding for each key, product and addition.
+        let n = keys.len() as f64;
+        let spread = scores.iter().map(|s| max - s).fold(0.0, f64::max);
+        let weight_error = 2.0 * score_error + (2.0 * spread + 2.0) * U;
+        let relative = 2.0 * (weight_error + 4.0 * n * U + 2.0 * n * U) + U;
+        (0..head_dim_v)
+            .map(|c| {
+                let terms = || keys.clone().zip(&weights).map(|(j, w)| w / sum * f64::from(self.v[j * head_dim_v + c]));
+                (terms().sum(), relative * terms().map(f64::abs).sum::<f64>())
+            })
+            .collect()
+    }
+}
+
+fn ranges(n_kv: usize, n_q: usize, seed: u64) -> Vec<(u32, u32)> {
+    let draw = noise(3 * n_q, seed);
+    let at = |x: f32, n: usize| (((x + 2.0) / 4.0 * n as f32) as usize).min(n - 1);
+    (0..n_q)
+        .map(|i| {
+            let end = 1 + at(draw[3 * i], n_kv);
+            // Half of the rows see everything before their end.
+            let start = if draw[3 * i + 1] < 0.0 { 0 } else { at(draw[3 * i + 2], end) };
+            (start as u32, end as u32)
+        })
+        .collect()
+}
+
+fn head_dim() -> impl Strategy<Value = usize> {
+    prop_oneof![4 => prop::sample::select(vec![16usize, 32, 48, 64, 80, 96, 128]), 1 => 1usize..70, 1 => Just(256usize), 1 => Just(MAX_HEAD_DIM)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    #[test]
+    fn attention_is_softmax_attention(
+        dims in prop_oneof![3 => head_dim().prop_map(|d| (d, d)), 1 => (head_dim(), head_dim())],
+        n_kv in 1usize..300,
+        n_q in prop_oneof![3 => 1usize..9, 1 => 9usize..70],
+        softcap in prop_oneof![3 => Just(0f32), 1 => Just(5f32)],
+        seed: u64,
+    ) {
+        let case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), softcap, seed);
+        for arch in Arch::available() {
+            for half in [false, true] {
+                let out = case.rows(arch, half, 0..n_q);
+                for i in 0..n_q {
+                    for (y, (truth, bound)) in out[i * dims.1..][..dims.1].iter().zip(case.truth(i)) {
+                        assert_close(arch, &format!("attention row {i} half {half}"), *y, truth, bound);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_attention_row_depends_on_nothing_but_itself(
+        dims in prop_oneof![3 => head_dim().prop_map(|d| (d, d)), 1 => (head_dim(), head_dim())],
+        n_kv in 1usize..300,
+        n_q in prop_oneof![3 => 2usize..9, 2 => 9usize..70],
+        seed: u64,
+        poison: bool,
+    ) {
+        let mut case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), 0.0, seed);
+        if poison {
+            // Rows that see the last key are lost, the others must not know.
+            case.k[(n_kv - 1) * dims.0..].fill(f32::INFINITY);
+            case.v[(n_kv - 1) * dims.1..].fill(f32::NAN);
+        }
+        for arch in Arch::available() {
+            for half in [false, true] {
+                let together = case.rows(arch, half, 0..n_q);
+                for i in 0..n_q {
+                    let alone = case.rows(arch, half, i..i + 1);
+                    let row = &together[i * dims.1..][..dims.1];
+                    prop_assert!(row.iter().zip(&alone).all(|(a, b)| same(*a, *b)), "{:?}, row {} of {}, half {}", arch, i, n_q, half);
+                    let sees_poison = poison && case.ranges[i].1 as usize == n_kv;
+                    prop_assert!(sees_poison || alone.iter().all(|x| x.is_finite()), "{:?}: row {}", arch, i);
+                }
+            }
+        }
+    }
+}
+
+/// A causal prefill of many tokens with grouped heads and a window equals decoding token by token,
+/// and a cache that grows behind a row's keys changes nothing.
+#[test]
+fn prefill_equals_decodes() {
+    let (tokens, group, pos, dim) = (75, 4, 131, 64);
+    for window in [u32::MAX, 50, 1] {
+        let end = |row: usize| (pos + row / group + 1) as u32;
+        let ranges = (0..tokens * group).map(|row| (end(row).saturating_sub(window), end(row))).collect();
+        let case = Case::new((dim, dim), pos + tokens, ranges, 0.0, 11);
+        for arch in Arch::available() {
+            for half in [false, true] {
+                let prefill = case.rows(arch, half, 0..tokens * group);
+                for token in 0..tokens {
+                    let rows = token * group..(token + 1) * group;
+                    let mut then = case.clone();
+                    then.k.truncate(end(rows.start) as usize * dim);
+                    then.v.truncate(end(rows.start) as usize * dim);
+                    let decode = then.rows(arch, half, rows.clone());
+                    assert_eq!(prefill[rows.start * dim..rows.end * dim], decode, "{arch:?}, token {token}");
+                }
+            }
+        }
+    }
+}
+
+/// With all scores equal the output is the mean; with one far above it is that key's value.
+#[test]
+fn attention_of_known_results() {
+    for arch in Arch::available() {
+        let n = 200;
+        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0 };
+        let v: Vec<f32> = (0..3 * n).map(|i| (i / 3) as f32).collect();
+        let mut out = [0.0; 3];
+        arch.attention(&mut out, &[0.0; 8], &vec![1.0; 8 * n], &v, &[(0, n as u32)], &p);
+        assert_eq!(out, [99.5; 3], "{arch:?}");
+        let mut k = vec![0.0; 8 * n];
+        k[8 * 77] = 1e4;
+        arch.attention(&mut out, &[1.0; 8], &k, &v, &[(3, n as u32)], &p);
+        assert_eq!(out, [77.0; 3], "{arch:?}");
+        // The maximum of every block is far above the one before.
+        for j in 0..n {
+            k[8 * j] = j as f32 * 200.0;
+        }
+        arch.attention(&mut out, &[1.0; 8], &k, &v, &[(0, n as u32)], &p);
+        assert_eq!(out, [199.0; 3], "{arch:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "attention: heads at most")]
+fn wider_heads_are_refused() {
+    let p = AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0 };
+    let q = vec![0.0; MAX_HEAD_DIM + 1];
+    Arch::scalar().attention(&mut [0.0], &q, &q, &[1.0f32], &[(0, 1)], &p);
+}

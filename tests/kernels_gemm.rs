@@ -1,0 +1,240 @@
+//! Products with many activation rows, every level and format, against the definition.
+
+use half::bf16;
+use ruvllm::arch::{Arch, ColumnsMut};
+use ruvllm::quant::{DType, FORMATS, Format};
+
+/// Knuth's MMIX generator.
+struct Lcg(u64);
+
+impl Lcg {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 32) as u32
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    /// Uniform in −1..1.
+    fn signed(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 31) as f32 - 1.0
+    }
+}
+
+/// Rows of random blocks at an odd address, and their values.
+struct Weights {
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+    n: usize,
+    k: usize,
+}
+
+impl Weights {
+    /// Blocks whose largest value is in 0.001..1000: their scales are random bytes.
+    fn random(lcg: &mut Lcg, f: &Format, n: usize, k: usize) -> Weights {
+        let (mut bytes, mut values) = (vec![0], Vec::new());
+        let mut block = vec![0u8; f.block_bytes];
+        let mut x = vec![0.0; f.block_elems];
+        while values.len() < n * k {
+            block.fill_with(|| lcg.next() as u8);
+            (f.dequantize)(&block, &mut x);
+            let largest = x.iter().fold(0.0f32, |m, x| if x.is_nan() { f32::NAN } else { m.max(x.abs()) });
+            if (1e-3..1e3).contains(&largest) {
+                bytes.extend(&block);
+                values.extend(&x);
+            }
+        }
+        Weights { bytes, values, n, k }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[1..]
+    }
+
+    fn row(&self, r: usize) -> &[f32] {
+        &self.values[r * self.k..][..self.k]
+    }
+}
+
+fn pack(arch: Arch, dtype: DType, x: &[f32], m: usize, k: usize) -> Vec<u32> {
+    let group = arch.pack_group(dtype);
+    let mut packed = vec![0u32; arch.packed_len(dtype, m, k) / 4];
+    let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, k));
+    for (x, packed) in x.chunks(group * k).zip(groups) {
+        arch.pack(dtype, x, x.len() / k, k, packed);
+    }
+    packed
+}
+
+fn gemm(arch: Arch, dtype: DType, w: &[u8], n: usize, x: &[f32], m: usize) -> Vec<f32> {
+    let k = x.len() / m;
+    let packed = pack(arch, dtype, x, m, k);
+    let mut y = vec![f32::NAN; m * n];
+    arch.gemm(dtype, &mut ColumnsMut::new(&mut y, m, n), w, bytemuck::cast_slice(&packed), k);
+    y
+}
+
+/// Whether the level rounds weights and activations of `f` to bf16.
+fn rounds(arch: Arch, f: &Format) -> bool {
+    let f32_panels = arch.packed_len(f.dtype, 1, 256) == arch.packed_len(DType::F32, 1, 256);
+    assert!(f32_panels || f.block_elems > 1, "{}: plain weights are multiplied as they are", f.name);
+    !f32_panels
+}
+
+/// Shortest row that makes sense for a format: blocks of one value need not come in pairs.
+fn step(f: &Format) -> usize {
+    if f.block_elems == 1 { 37 } else { f.block_elems }
+}
+
+/// Times one-hot activations, a product is the weights themselves, in every place.
+#[test]
+fn unpacking_is_exact() {
+    let mut lcg = Lcg(1);
+    for f in FORMATS {
+        for blocks in [1, 2, 3] {
+            let k = blocks * step(f);
+            let w = Weights::random(&mut lcg, f, 37, k);
+            let mut identity = vec![0.0; k * k];
+            for i in 0..k {
+                identity[i * k + i] = 1.0;
+            }
+            for arch in Arch::available() {
+                let y = gemm(arch, f.dtype, w.bytes(), w.n, &identity, k);
+                let bf16 = rounds(arch, f);
+                for r in 0..w.n {
+                    for i in 0..k {
+                        let w = w.row(r)[i];
+                        let expected = if bf16 { bf16::from_f32(w).to_f32() } else { w };
+                        assert_eq!(y[i * 37 + r], expected, "{} {} k {k} row {r} value {i}", arch.name(), f.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Each of `k` additions rounds to 2⁻²⁴ of a partial sum, which is at most `Σ|w·x|`. bf16 has eight
+/// significant bits, so that it rounds each factor by at most 2⁻⁸ of itself; errors of `δ_w + δ_x`
+/// per product, each uniform within that bound, have a root mean square below `2⁻⁸·√⅔·√Σ(w·x)²`.
+#[test]
+fn products_are_within_rounding() {
+    let mut lcg = Lcg(2);
+    for f in FORMATS {
+        let (mut squares, mut allowed) = ([0.0; 8], [0.0; 8]);
+        for m in [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 33, 40, 47, 48, 49, 97] {
+            let k = step(f) * (1 + lcg.below(1024 / step(f))).min(1 + 2 * lcg.below(5));
+            let n = 1 + lcg.below(70);
+            let w = Weights::random(&mut lcg, f, n, k);
+            let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
+            for (a, arch) in Arch::available().enumerate() {
+                let y = gemm(arch, f.dtype, w.bytes(), n, &x, m);
+                let bf16 = rounds(arch, f);
+                let factors = if bf16 { 2f64.powi(-7) + 2f64.powi(-16) } else { 0.0 };
+                for (i, x) in x.chunks(k).enumerate() {
+                    for r in 0..n {
+                        let products = w.row(r).iter().zip(x).map(|(&w, &x)| w as f64 * x as f64);
+                        let (mut sum, mut sum_abs, mut sum_squares) = (0.0, 0.0, 0.0);
+                        for p in products {
+                            sum += p;
+                            sum_abs += p.abs();
+                            sum_squares += p * p;
+                        }
+                        let error = (y[i * n + r] as f64 - sum).abs();
+                        let bound = (factors + 1.01 * k as f64 * 2f64.powi(-24)) * sum_abs;
+                        let at = format!("{} {} m {m} n {n} k {k}, y[{i}][{r}]", arch.name(), f.name);
+                        assert!(error <= bound, "{at}: off by {error}, {bound} is allowed");
+                        if bf16 {
+                            squares[a] += error * error;
+                            allowed[a] += sum_squares * 2f64.powi(-16) * 2.0 / 3.0;
+                        }
+                    }
+                }
+            }
+        }
+        for (square, allowed) in squares.iter().zip(allowed) {
+            assert!(*square <= allowed, "{}: mean square of errors {square}, {allowed} is allowed", f.name);
+        }
+    }
+}
+
+/// The bits of a result do not depend on what else is computed with it.
+#[test]
+fn neighbours_do_not_matter() {
+    let mut lcg = Lcg(3);
+    for f in FORMATS {
+        let (m, n, k) = (101, 70, 3 * step(f));
+        let w = Weights::random(&mut lcg, f, n, k);
+        let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
+        let row_bytes = w.bytes().len() / n;
+        for arch in Arch::available() {
+            let all = gemm(arch, f.dtype, w.bytes(), n, &x, m);
+            for _ in 0..8 {
+                let (i, r) = (lcg.below(m), lcg.below(n));
+                let (rows, cols) = (1 + lcg.below(m - i), 1 + lcg.below(n - r));
+                let some = gemm(
+                    arch,
+                    f.dtype,
+                    &w.bytes()[r * row_bytes..][..cols * row_bytes],
+                    cols,
+                    &x[i * k..][..rows * k],
+                    rows,
+                );
+                for (j, some) in some.chunks(cols).enumerate() {
+                    assert_eq!(
+                        some,
+                        &all[(i + j) * n + r..][..cols],
+                        "{} {}: {i}+{rows}, {r}+{cols}",
+                        arch.name(),
+                        f.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A tile of the output leaves the other columns alone; more activations than are summed at a time.
+#[test]
+fn tiles_of_a_large_output() {
+    let f = DType::Q8_0.float_format();
+    let mut lcg = Lcg(4);
+    let (m, n, k) = (1100, 50, 64);
+    let w = Weights::random(&mut lcg, f, n, k);
+    let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
+    let row_bytes = w.bytes().len() / n;
+    for arch in Arch::available() {
+        let all = gemm(arch, f.dtype, w.bytes(), n, &x, m);
+        let packed = pack(arch, f.dtype, &x, m, k);
+        let mut y = vec![7.0; m * n];
+        let view = ColumnsMut::new(&mut y, m, n);
+        // SAFETY: the only tile.
+        let mut tile = unsafe { view.tile(9, 40) };
+        let w = &w.bytes()[9 * row_bytes..][..40 * row_bytes];
+        arch.gemm(f.dtype, &mut tile, w, bytemuck::cast_slice(&packed), k);
+        for (y, all) in y.chunks(n).zip(all.chunks(n)) {
+            assert_eq!(&y[9..49], &all[9..49], "{}", arch.name());
+            assert!(y[..9].iter().chain(&y[49..]).all(|&y| y == 7.0), "{}", arch.name());
+        }
+    }
+}
+
+/// Whatever bytes a file holds, and whatever activations come of that.
+#[test]
+fn any_bytes() {
+    let mut lcg = Lcg(5);
+    for f in FORMATS {
+        let (m, n, k) = (19, 33, 2 * step(f));
+        for _ in 0..20 {
+            let mut w = vec![0; n * k / f.block_elems * f.block_bytes];
+            w.fill_with(|| lcg.next() as u8);
+            let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE / 2.0, 0.0, 1.0];
+            let x: Vec<f32> = (0..m * k).map(|_| odd[lcg.below(odd.len())]).collect();
+            for arch in Arch::available() {
+                let y = gemm(arch, f.dtype, &w, n, &x, m);
+                assert!(y.iter().any(|y| !y.is_finite()), "{} {}", arch.name(), f.name);
+            }
+        }
+    }
+}
