@@ -7,12 +7,13 @@ mod matmul;
 pub(super) mod unpack;
 
 use super::{Kernels, scalar};
-pub(super) use matmul::{padded, prefetch};
+pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
     matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,

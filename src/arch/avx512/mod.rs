@@ -11,6 +11,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
     supported,
     matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
