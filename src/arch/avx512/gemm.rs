@@ -374,7 +374,7 @@ mod tests {
             let (n, k) = (33, 512);
             // No byte of a scale above 0x37: finite f16 numbers below 1.
             let w: Vec<u8> =
-                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 >> 5) as u8 & 0x37).collect();
+                (0..n * k / f.block_elems * f.block_bytes).map(|i| ((i * 40503) >> 5) as u8 & 0x37).collect();
             let mut values = vec![0.0; n * k];
             (f.dequantize)(&w, &mut values);
             let mut identity = vec![0.0; k * k];
