@@ -45,7 +45,8 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
-    let inherited = std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_string_lossy().starts_with("LLAMA_ARG_"));
+    let inherited =
+        std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_string_lossy().starts_with("LLAMA_ARG_"));
     inherited.for_each(|name| drop(command.env_remove(name)));
     command.args(args).stdin(Stdio::null());
     command
@@ -56,8 +57,7 @@ fn run(args: &[&str]) -> Output {
 }
 
 fn run_with_input(args: &[&str], input: &[u8]) -> Output {
-    let mut child =
-        command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -189,7 +189,18 @@ fn bytes_of(rows: &[Vec<f32>]) -> Vec<u8> {
 #[test]
 fn help_and_version() {
     let help = text(&run(&["--help"]));
-    for name in ["generate", "chat", "inspect", "tokenize", "detokenize", "logits", "perplexity", "quantize", "template", "doctor"] {
+    for name in [
+        "generate",
+        "chat",
+        "inspect",
+        "tokenize",
+        "detokenize",
+        "logits",
+        "perplexity",
+        "quantize",
+        "template",
+        "doctor",
+    ] {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in {help}");
         let own = text(&run(&[name, "--help"]));
         assert!(own.contains("Examples:"), "{name} has no examples");
@@ -260,7 +271,8 @@ fn logits() {
     assert_eq!(read(), bytes_of(&expected));
     stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "--last", "1", "-c", "4", "-o", &out]));
     assert_eq!(read(), bytes_of(&expected[3..]));
-    let piped = stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "--last", "9", "-ub", "4", "-o", "-"]));
+    let piped =
+        stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "--last", "9", "-ub", "4", "-o", "-"]));
     assert_eq!(piped, bytes_of(&expected));
     // Half the precision of the cache is another result.
     let half = stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "-ctk", "f16", "-o", "-"]));
@@ -473,7 +485,8 @@ fn perplexity() {
     let folder = Folder::new();
     let model = tiny(&folder);
     let input = folder.file("input.txt", "the cat sat on the mat and the rat sat on the cat\n".repeat(2));
-    let ids: Vec<u32> = serde_json::from_value(parsed(&run(&["tokenize", "-m", &model, "--json", "-f", &input]))).unwrap();
+    let ids: Vec<u32> =
+        serde_json::from_value(parsed(&run(&["tokenize", "-m", &model, "--json", "-f", &input]))).unwrap();
     let n_ctx = 16;
     // The last line end is not part of the text.
     let (ppl, error) = reference_perplexity(&Model::open(&model).unwrap(), &ids[..ids.len() - 1], n_ctx);
@@ -514,7 +527,8 @@ fn quantize() {
     assert_eq!(q.dims, [96, 64]);
     let mut expected = vec![0; q.n_bytes as usize];
     let source = before.tensor("blk.1.ffn_down.weight").unwrap();
-    let values: Vec<f32> = before.data(source).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let values: Vec<f32> =
+        before.data(source).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     ruvllm::quant::quantize_row(DType::Q4_0, &values, None, &mut expected).unwrap();
     assert_eq!(after.data(q), expected);
     assert!(!parsed(&run(&["-m", &out, "-p", "the", "-n", "4", "--json"]))["ids"].as_array().unwrap().is_empty());
@@ -538,7 +552,11 @@ fn quantize_refuses_damaged_weights() {
     let mut writer = tiny_model(None);
     writer.tensor("blk.0.damaged.weight", &[32, 2], DType::F32, [[0u8; 4], f32::NAN.to_le_bytes()].concat().repeat(32));
     writer.write(folder.path("nan.gguf")).unwrap();
-    fails(&["quantize", &folder.name("nan.gguf"), &folder.name("out.gguf"), "Q8_0"], 1, &["blk.0.damaged.weight", "NaN"]);
+    fails(
+        &["quantize", &folder.name("nan.gguf"), &folder.name("out.gguf"), "Q8_0"],
+        1,
+        &["blk.0.damaged.weight", "NaN"],
+    );
     assert!(!folder.path("out.gguf").exists());
 }
 
@@ -548,7 +566,10 @@ fn inspect() {
     let model = tiny(&folder);
     let whole = parsed(&run(&["inspect", &model, "--json"]));
     assert_eq!(whole["architecture"], json!("llama"));
-    assert_eq!((&whole["runnable"], &whole["complete"], &whole["chat_template"]), (&json!(true), &json!(true), &json!(true)));
+    assert_eq!(
+        (&whole["runnable"], &whole["complete"], &whole["chat_template"]),
+        (&json!(true), &json!(true), &json!(true))
+    );
     assert_eq!((&whole["n_layer"], &whole["n_ctx_train"]), (&json!(2), &json!(128)));
     assert_eq!(whole["tokenizer"]["n_vocab"], json!(N_VOCAB));
     let n_params = 2 * 64 * N_VOCAB + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96);

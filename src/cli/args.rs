@@ -47,7 +47,10 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token"], DOWNLOAD),
     (&["-mu", "--model-url", "-dr", "--docker-repo", "--offline"], DOWNLOAD),
     (&["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"], FROM_FILE),
-    (&["--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"], FROM_FILE),
+    (
+        &["--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"],
+        FROM_FILE,
+    ),
     (&["--override-kv", "--check-tensors"], FROM_FILE),
     (&["--lora", "--lora-scaled", "--lora-base", "--control-vector", "--control-vector-scaled"], NOT_YET),
     (&["-md", "--model-draft", "--draft", "--draft-max", "--draft-min", "--draft-n", "-ngld"], NOT_YET),
@@ -66,7 +69,10 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["--log-colors", "--log-prefix", "--log-timestamps", "--log-new", "--log-test"], LOGS),
     (&["-bf", "--binary-file"], "use -f FILE"),
     (&["--memory-f32"], "use -ctk f32"),
-    (&["--tfs", "--tfs-z", "--penalize-nl", "--no-penalize-nl", "-lcs", "-lcd"], "llama.cpp has removed it; leave it out"),
+    (
+        &["--tfs", "--tfs-z", "--penalize-nl", "--no-penalize-nl", "-lcs", "-lcd"],
+        "llama.cpp has removed it; leave it out",
+    ),
     (&["--imatrix", "--pure", "--leave-output-tensor"], NOT_YET),
     (&["--include-weights", "--exclude-weights", "--output-tensor-type", "--token-embedding-type"], NOT_YET),
     (&["--hellaswag", "--winogrande", "--multiple-choice", "--kl-divergence", "--kl-divergence-base"], NOT_YET),
@@ -115,7 +121,9 @@ pub(super) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
             None => flag.to_owned(),
         };
         let known = subcommand.get_arguments().find(|arg| is_called(arg, &flag));
-        if known.is_none() && let Some((_, advice)) = UNSUPPORTED.iter().find(|(names, _)| names.contains(&&*flag)) {
+        if known.is_none()
+            && let Some((_, advice)) = UNSUPPORTED.iter().find(|(names, _)| names.contains(&&*flag))
+        {
             return Err(Failure::Usage(format!("`{flag}` does not exist: {advice}")));
         }
         out.push(value.map_or(flag.clone(), |value| format!("{flag}={value}")).into());

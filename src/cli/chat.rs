@@ -10,13 +10,13 @@ use super::model::{ModelArgs, SessionArgs, session};
 use super::output::{Failure, note, paint, print};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -93,11 +93,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Some(path), _) => ChatTemplate::parse(&read_text(path)?)?,
         (None, Some(source)) => ChatTemplate::parse(source)?,
         (None, None) => {
-            note(paint("33", &format!(
-                "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
                  \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
-                args.model.label()
-            )));
+                    args.model.label()
+                ),
+            ));
             stop.push(TRANSCRIPT_STOP.into());
             ChatTemplate::parse(TRANSCRIPT)?
         }
@@ -119,7 +122,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages: system.map(Message::system).into_iter().collect(),
     };
     if stdin_is_terminal() {
-        note(paint("2", &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx())));
+        note(paint(
+            "2",
+            &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
+        ));
     }
     if let Some(first) = &args.prompt {
         note(format!("> {first}"));
@@ -193,7 +199,8 @@ impl Chat<'_> {
             }
         }
         if let Some(path) = &history {
-            let saved = path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+            let saved =
+                path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
             if !saved {
                 note(format!("The history could not be saved to {}.", path.display()));
             }
@@ -275,15 +282,20 @@ impl Chat<'_> {
                 answer.push('\n');
             }
             let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
-            note(paint("2", &format!(
-                "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
-                per_second(n, decode),
-                self.session.position(),
-                self.session.n_ctx()
-            )));
+            note(paint(
+                "2",
+                &format!(
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    per_second(n, decode),
+                    self.session.position(),
+                    self.session.n_ctx()
+                ),
+            ));
         }
         match reason {
-            Some(StopReason::ContextFull) => note(paint("33", "\n[the context is full: /clear, or start with a larger -c]")),
+            Some(StopReason::ContextFull) => {
+                note(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
+            }
             Some(StopReason::MaxTokens) => note(paint("2", "\n[-n reached]")),
             _ => {}
         }

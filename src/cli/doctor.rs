@@ -63,7 +63,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     line("level used", format!("{used}{}", if forced.is_some() { ", as RUVLLM_ARCH asks" } else { "" }));
     line("threads", format!("{} by default", default_threads()));
     match (total, available) {
-        (Some(total), Some(available)) => line("memory", format!("{}, {} of it available", size(total), size(available))),
+        (Some(total), Some(available)) => {
+            line("memory", format!("{}, {} of it available", size(total), size(available)))
+        }
         _ => line("memory", "not told by this system".into()),
     }
     line("architectures", architectures.join(", "));

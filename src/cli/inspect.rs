@@ -64,11 +64,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("no file".into()));
     };
     let findings = examine(path)?;
-    if args.json {
-        print_json(&as_json(path, &findings, args))
-    } else {
-        print(as_text(path, &findings, args))
-    }
+    if args.json { print_json(&as_json(path, &findings, args)) } else { print(as_text(path, &findings, args)) }
 }
 
 fn examine(path: &Path) -> Result<Findings, Failure> {
@@ -102,7 +98,9 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
     let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
     let obstacle = match (&hparams, &tokenizer, unusable) {
         // Parts know nothing of each other's tensors.
-        (Err(_), ..) if part.is_some_and(|(no, _)| no > 1) => Some("the first part of the model tells; it was not found".into()),
+        (Err(_), ..) if part.is_some_and(|(no, _)| no > 1) => {
+            Some("the first part of the model tells; it was not found".into())
+        }
         (Err(error), ..) => Some(error.to_string()),
         (_, Err(error), _) => Some(error.to_string()),
         (.., Some(t)) => Some(format!("tensor {} is of type {}, which is not supported", t.name, t.dtype)),
@@ -171,7 +169,8 @@ fn memory(hparams: &Hparams) -> (usize, MemoryEstimate) {
 fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
     let Header { metadata: m, tensors, .. } = &f.header;
     let (n_params, tensor_bytes) = sums(tensors);
-    let key = |name: &str| m.opt_u64(&format!("{}.{name}", text(m, "general.architecture").unwrap_or(""))).ok().flatten();
+    let key =
+        |name: &str| m.opt_u64(&format!("{}.{name}", text(m, "general.architecture").unwrap_or(""))).ok().flatten();
     let mut value = json!({
         "file": path.display().to_string(),
         "file_size": f.file_size,
@@ -214,7 +213,8 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
         }),
     });
     if args.metadata {
-        value["metadata"] = m.iter().map(|(key, value)| (key.to_owned(), value_json(value))).collect::<serde_json::Map<_, _>>().into();
+        value["metadata"] =
+            m.iter().map(|(key, value)| (key.to_owned(), value_json(value))).collect::<serde_json::Map<_, _>>().into();
     }
     if args.tensors {
         value["tensors"] = tensors
@@ -283,7 +283,10 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     if !tensors.is_empty() {
         line("parameters", format!("{} in {} tensors", count(n_params), tensors.len()));
         let stated = file_type(m).map_or(String::new(), |t| format!("{t}, "));
-        line("type", format!("{stated}{} bits per weight, {}", bits_per_weight(n_params, tensor_bytes), size(tensor_bytes)));
+        line(
+            "type",
+            format!("{stated}{} bits per weight, {}", bits_per_weight(n_params, tensor_bytes), size(tensor_bytes)),
+        );
         for (dtype, n, elems, bytes) in types(tensors) {
             line("", format!("{dtype:<8} {n:>5} tensors {:>10} parameters {:>12}", count(elems), size(bytes)));
         }
@@ -303,7 +306,11 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
         let (n_ctx, estimate) = memory(h);
         line(
             "memory",
-            format!("{} for weights, {} for a context of {n_ctx}", size(tensor_bytes), size(estimate.kv_cache + estimate.compute)),
+            format!(
+                "{} for weights, {} for a context of {n_ctx}",
+                size(tensor_bytes),
+                size(estimate.kv_cache + estimate.compute)
+            ),
         );
     }
     match text(m, "tokenizer.ggml.model") {
@@ -342,7 +349,9 @@ fn shortened(value: &Value) -> String {
     let text = match value {
         Value::Array(array) => {
             let start = match array {
-                Array::Strings(v) => v.iter().take(8).map(|s| format!("{:?}", String::from_utf8_lossy(s))).collect::<Vec<_>>().join(", "),
+                Array::Strings(v) => {
+                    v.iter().take(8).map(|s| format!("{:?}", String::from_utf8_lossy(s))).collect::<Vec<_>>().join(", ")
+                }
                 other => format!("{other:?}"),
             };
             format!("{} values: {start}", array.len())

@@ -126,7 +126,9 @@ impl SessionArgs {
     pub(super) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> Result<SessionOptions, Failure> {
         let kv_type = match (self.cache_type_k, self.cache_type_v) {
             (Some(k), Some(v)) if k != v => {
-                return Err(Failure::Usage("keys and values have one type: give -ctk and -ctv the same, or only one".into()));
+                return Err(Failure::Usage(
+                    "keys and values have one type: give -ctk and -ctv the same, or only one".into(),
+                ));
             }
             (k, v) => k.or(v).unwrap_or(kv_type),
         };

@@ -48,7 +48,8 @@ impl Failure {
 
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
-        let broken_pipe = (&error as &dyn Any).downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
+        let broken_pipe =
+            (&error as &dyn Any).downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
         if broken_pipe { Failure::Closed } else { Failure::Work(error.to_string()) }
     }
 }

@@ -108,7 +108,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Some(failure), _) => return Err(failure),
         (None, written) => written?,
     }
-    let (before, after) = (gguf.file_size(), std::fs::metadata(&args.output).map_err(Failure::file(&args.output))?.len());
+    let (before, after) =
+        (gguf.file_size(), std::fs::metadata(&args.output).map_err(Failure::file(&args.output))?.len());
     note(format!(
         "{}: {} parameters, {} -> {} ({:.2} bits per weight) in {:.1} s",
         args.output.display(),

@@ -203,7 +203,13 @@ mod tests {
 
     #[test]
     fn seeds() {
-        for (text, seed) in [("-1", Some(None)), ("0", Some(Some(0))), ("18446744073709551615", Some(Some(u64::MAX))), ("-2", None), ("x", None)] {
+        for (text, seed) in [
+            ("-1", Some(None)),
+            ("0", Some(Some(0))),
+            ("18446744073709551615", Some(Some(u64::MAX))),
+            ("-2", None),
+            ("x", None),
+        ] {
             assert_eq!(text.parse::<Seed>().ok().map(|s| s.0), seed, "{text}");
         }
     }

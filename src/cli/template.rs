@@ -60,12 +60,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let source = match (&args.template, &metadata) {
         (Some(path), _) => read_text(path)?,
         (None, Some(metadata)) => metadata.opt_str("tokenizer.chat_template")?.map(str::to_owned).ok_or_else(|| {
-            Failure::Work(format!("{}: the model has no chat template; give one with --template FILE", args.model.label()))
+            Failure::Work(format!(
+                "{}: the model has no chat template; give one with --template FILE",
+                args.model.label()
+            ))
         })?,
         (None, None) => String::new(),
     };
     let tokenizer = match &metadata {
-        Some(metadata) if args.bos_token.is_none() || args.eos_token.is_none() => Some(Tokenizer::from_metadata(metadata)?),
+        Some(metadata) if args.bos_token.is_none() || args.eos_token.is_none() => {
+            Some(Tokenizer::from_metadata(metadata)?)
+        }
         _ => None,
     };
     let inputs = ChatInputs {
