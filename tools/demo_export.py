@@ -37,6 +37,11 @@ def main():
     w.add_rope_dimension_count(c["head_dim"])
     w.add_rope_freq_base(c["theta"])
 
+    # What the card recommends; programs that know the keys use it unless told otherwise.
+    w.add_float32("general.sampling.temp", 0.7)
+    w.add_float32("general.sampling.top_p", 0.9)
+    w.add_float32("general.sampling.penalty_repeat", 1.05)
+
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     w.add_token_list(tokens)

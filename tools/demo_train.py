@@ -107,6 +107,7 @@ def main():
     a.add_argument("--flat", type=float, default=0.4, help="share of the time before the rate falls")
     a.add_argument("--eval-every", type=int, default=200)
     a.add_argument("--seed", type=int, default=1)
+    a.add_argument("--init", type=Path, help="weights to go on from, a model.pt of an earlier run")
     a.add_argument("--max-steps", type=int, default=10**9)
     a = a.parse_args()
     torch.manual_seed(a.seed)
@@ -127,6 +128,8 @@ def main():
     probe = data["heldout"][:30000]
 
     model = Model(c, a.drop)
+    if a.init:
+        model.load_state_dict(torch.load(a.init, weights_only=False)["model"])
     matrices = [p for b in model.blk for p in b.parameters() if p.ndim == 2]
     rest = [p for n, p in model.named_parameters() if p.ndim == 1 or n.startswith("token_embd")]
     muon = Muon(matrices, a.decay)
