@@ -7,9 +7,10 @@
 //! of each token and rotates one head. "KV append" rounds one 128-wide head row of keys and one of
 //! values per token to half precision.
 
+use bytemuck::Zeroable;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
-use ruvllm::arch::{Arch, AttnParams, KvElement};
+use ruvllm::arch::{Arch, AttnParams, BlockQ16, KvElement};
 
 const HEAD_DIM: usize = 128;
 
@@ -168,8 +169,8 @@ fn activations(c: &mut Criterion) {
     group.bench_function("gelu_mul", |b| b.iter(|| arch.gelu_mul(&mut x, &up)));
     x.copy_from_slice(&up);
     group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
-    let (mut hi, mut lo, mut d, mut s) = (vec![0; n], vec![0; n], vec![0.0; n / 32], vec![0.0; n / 16]);
-    group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut hi, &mut lo, &mut d, &mut s)));
+    let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
+    group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
 }
 
 criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations);

@@ -101,14 +101,9 @@ unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
     unsafe { P::pack(x, k, bytemuck::cast_slice_mut(packed)) }
 }
 
-/// A task's working memory, on its stack.
+/// Working memory of a task, on its stack.
 #[repr(C, align(64))]
-struct Scratch {
-    /// Row-major.
-    panel: [u32; TILE * BLOCK],
-    /// `[register of activations][weight row][lane]`.
-    sums: [f32; TILE * SUMS],
-}
+struct Aligned<T>(T);
 
 unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     let format = dtype.float_format();
@@ -119,10 +114,12 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
     let panel_stride = BLOCK / P::PER_WORD;
     let n_vecs = y.rows().div_ceil(P::LANES);
 
-    let mut scratch = MaybeUninit::<Scratch>::uninit();
-    let scratch = scratch.as_mut_ptr();
-    // SAFETY: fields of memory that is there; nothing is read that was not written before.
-    let (panel, sums) = unsafe { (&raw mut (*scratch).panel as *mut u32, &raw mut (*scratch).sums as *mut f32) };
+    // Row-major.
+    let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
+    let panel = panel.as_mut_ptr().cast::<u32>();
+    // `[register of activations][weight row][lane]`
+    let mut sums = MaybeUninit::<Aligned<[f32; TILE * SUMS]>>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
 
     for (t, w) in w.chunks(TILE * row_bytes.max(1)).enumerate() {
         let n_rows = w.len() / row_bytes;
@@ -138,12 +135,12 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                 let n_words = (k - k0).min(BLOCK) / P::PER_WORD;
                 for r in 0..n_rows {
                     // SAFETY: rows of the panel have room for a block.
-                    unsafe { P::unpack(dtype, blocks(r, k0), panel.add(r * panel_stride)) };
+                    unsafe { P::unpack(dtype, blocks(r, k0), panel.wrapping_add(r * panel_stride)) };
                 }
                 // Register tiles are multiplied whole: rows that are not there count as 0.
                 for r in n_rows..n_rows.next_multiple_of(P::rows(1)) {
                     // SAFETY: a row of the panel.
-                    unsafe { panel.add(r * panel_stride).write_bytes(0, n_words) };
+                    unsafe { panel.wrapping_add(r * panel_stride).write_bytes(0, n_words) };
                 }
                 if k0 + BLOCK < k {
                     for r in 0..n_rows {
@@ -158,12 +155,10 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                         let x = &x[..depth * vecs * P::LANES];
                         for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
                             let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
+                            let w = panel.wrapping_add(r * panel_stride + word);
+                            let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe {
-                                let w = panel.add(r * panel_stride + word);
-                                let sums = sums.add((v * TILE + r) * P::LANES);
-                                P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + word == 0, ahead);
-                            }
+                            unsafe { P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + word == 0, ahead) };
                         }
                     }
                 }
@@ -172,12 +167,10 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                 let row = (first_vec + v) * P::LANES;
                 let (n, stride) = ((y.rows() - row).min(P::LANES), y.stride());
                 for r in (0..n_rows).step_by(P::LANES) {
+                    let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
+                    let y = y.as_mut_ptr().wrapping_add(row * stride + t * TILE + r);
                     // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `y`.
-                    unsafe {
-                        let sums = sums.add((v * TILE + r) * P::LANES);
-                        let y = y.as_mut_ptr().add(row * stride + t * TILE + r);
-                        P::transpose(sums, y, stride, n, (n_rows - r).min(P::LANES));
-                    }
+                    unsafe { P::transpose(sums, y, stride, n, (n_rows - r).min(P::LANES)) };
                 }
             }
         }

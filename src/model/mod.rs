@@ -144,6 +144,9 @@ impl Hparams {
                 arch: arch.to_owned(),
                 supported: supported_architectures().collect(),
             })?;
+        if tensors.is_empty() {
+            return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
+        }
         let mut hparams = (family.hparams)(&hparams::Keys { arch, metadata })?;
         let embd = tensors.iter().find(|t| t.name == "token_embd.weight");
         hparams.n_vocab = match embd {
@@ -154,9 +157,6 @@ impl Hparams {
                     found: t.dims.clone(),
                     expected: vec![hparams.n_embd as u64, hparams.n_vocab as u64],
                 });
-            }
-            None if tensors.is_empty() => {
-                return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
             }
             None => return Err(ModelError::MissingTensor { name: "token_embd.weight".into() }),
         };

@@ -51,14 +51,13 @@ impl Panels for F32 {
         ahead: *const u32,
     ) {
         let (w, x) = (w.cast(), x.cast());
+        let tile = match vecs {
+            1 => tile::<1, 8>,
+            2 => tile::<2, 4>,
+            _ => tile::<3, 4>,
+        };
         // SAFETY: the caller's promise.
-        unsafe {
-            match vecs {
-                1 => tile::<1, 8>(w, x, words, sums, first, ahead),
-                2 => tile::<2, 4>(w, x, words, sums, first, ahead),
-                _ => tile::<3, 4>(w, x, words, sums, first, ahead),
-            }
-        }
+        unsafe { tile(w, x, words, sums, first, ahead) }
     }
 
     unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
@@ -82,7 +81,7 @@ unsafe fn tile<const VECS: usize, const ROWS: usize>(
         for r in 0..ROWS {
             for v in 0..VECS {
                 // SAFETY: the sums of register `v` and row `r`.
-                acc[r][v] = unsafe { _mm256_loadu_ps(sums.add((v * TILE + r) * LANES)) };
+                acc[r][v] = unsafe { _mm256_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
             }
         }
     }
@@ -91,11 +90,11 @@ unsafe fn tile<const VECS: usize, const ROWS: usize>(
         let mut xs = [_mm256_setzero_ps(); VECS];
         for v in 0..VECS {
             // SAFETY: word `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm256_loadu_ps(x.add((i * VECS + v) * LANES)) };
+            xs[v] = unsafe { _mm256_loadu_ps(x.wrapping_add((i * VECS + v) * LANES)) };
         }
         for r in 0..ROWS {
             // SAFETY: word `i` of row `r`.
-            let w = _mm256_set1_ps(unsafe { *w.add(r * BLOCK + i) });
+            let w = _mm256_set1_ps(unsafe { w.wrapping_add(r * BLOCK + i).read() });
             for v in 0..VECS {
                 acc[r][v] = _mm256_fmadd_ps(w, xs[v], acc[r][v]);
             }
@@ -104,7 +103,7 @@ unsafe fn tile<const VECS: usize, const ROWS: usize>(
     for r in 0..ROWS {
         for v in 0..VECS {
             // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(sums.add((v * TILE + r) * LANES), acc[r][v]) };
+            unsafe { _mm256_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
         }
     }
 }
@@ -134,11 +133,11 @@ unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: u
     let mut tile = [_mm256_setzero_ps(); LANES];
     for (r, row) in tile.iter_mut().enumerate().take(cols) {
         // SAFETY: a row of the sums.
-        *row = unsafe { _mm256_loadu_ps(sums.add(r * LANES)) };
+        *row = unsafe { _mm256_loadu_ps(sums.wrapping_add(r * LANES)) };
     }
     for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
         // SAFETY: `cols` values of row `i`.
-        let y = unsafe { std::slice::from_raw_parts_mut(y.add(i * stride), cols) };
+        let y = unsafe { std::slice::from_raw_parts_mut(y.wrapping_add(i * stride), cols) };
         y.copy_from_slice(&array(row)[..cols]);
     }
 }
@@ -230,11 +229,10 @@ where
 fn dequantized(dtype: DType, bytes: &[u8], out: *mut f32) {
     let format = dtype.float_format();
     let n = bytes.len() / format.block_bytes * format.block_elems;
-    // SAFETY: the panel has room for the values that are unpacked, and nobody else looks at it.
-    let out = unsafe {
-        out.write_bytes(0, n);
-        std::slice::from_raw_parts_mut(out, n)
-    };
+    // SAFETY: the panel has room for the values that are unpacked.
+    unsafe { out.write_bytes(0, n) };
+    // SAFETY: they were just initialised, and nobody else looks at the panel.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
     (format.dequantize)(bytes, out);
 }
 

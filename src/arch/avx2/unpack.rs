@@ -1,5 +1,6 @@
 //! Block formats as 32 signed bytes with a scale and an offset for each 16: what panels are filled
-//! from, at this level and at those above.
+//! from, at this level and at those above. Scales have so few bits that one multiply-add gives the
+//! very values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;

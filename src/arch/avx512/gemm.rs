@@ -15,11 +15,13 @@ use bytemuck::Pod;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
+/// The number of activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => const { table::<F32>(MIN_ROWS) },
-        _ if fast_bf16() => const { table::<Bf16>(MIN_ROWS) },
-        _ => const { table::<F32>(MIN_ROWS) },
+        DType::F32 => const { table::<F32>(22) },
+        DType::F16 | DType::BF16 => const { table::<F32>(32) },
+        _ if fast_bf16() => const { table::<Bf16>(10) },
+        _ => const { table::<F32>(18) },
     }
 }
 
@@ -34,9 +36,6 @@ fn fast_bf16() -> bool {
         [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() != b"GenuineIntel"
     })
 }
-
-/// From here on panels beat the integer products of `matmul.rs`.
-const MIN_ROWS: usize = 16;
 
 /// Panels of bf16 pairs.
 enum Bf16 {}
@@ -75,14 +74,13 @@ macro_rules! panels {
                 first: bool,
                 ahead: *const u32,
             ) {
+                let tile = match vecs {
+                    1 => tile::<$bf16, 1, 16>,
+                    2 => tile::<$bf16, 2, 8>,
+                    _ => tile::<$bf16, 3, 8>,
+                };
                 // SAFETY: the caller's promise.
-                unsafe {
-                    match vecs {
-                        1 => tile::<$bf16, 1, 16>(w, x, words, sums, first, ahead),
-                        2 => tile::<$bf16, 2, 8>(w, x, words, sums, first, ahead),
-                        _ => tile::<$bf16, 3, 8>(w, x, words, sums, first, ahead),
-                    }
-                }
+                unsafe { tile(w, x, words, sums, first, ahead) }
             }
 
             unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
@@ -117,22 +115,20 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
         for r in 0..ROWS {
             for v in 0..VECS {
                 // SAFETY: the sums of register `v` and row `r`.
-                acc[r][v] = unsafe { _mm512_loadu_ps(sums.add((v * TILE + r) * LANES)) };
+                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
             }
         }
     }
     for i in 0..words {
-        if VECS == 3 {
-            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
-        }
+        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
         let mut xs = [_mm512_setzero_si512(); VECS];
         for v in 0..VECS {
             // SAFETY: word `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm512_loadu_si512(x.add((i * VECS + v) * LANES).cast()) };
+            xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
         }
         for r in 0..ROWS {
             // SAFETY: word `i` of row `r`.
-            let w = _mm512_set1_epi32(unsafe { *w.add(r * row_words(BF16) + i) } as i32);
+            let w = _mm512_set1_epi32(unsafe { w.wrapping_add(r * row_words(BF16) + i).read() } as i32);
             for v in 0..VECS {
                 acc[r][v] = multiply_add::<BF16>(w, xs[v], acc[r][v]);
             }
@@ -141,7 +137,7 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
     for r in 0..ROWS {
         for v in 0..VECS {
             // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(sums.add((v * TILE + r) * LANES), acc[r][v]) };
+            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
         }
     }
 }
@@ -150,13 +146,17 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn multiply_add<const BF16: bool>(a: __m512i, b: __m512i, sum: __m512) -> __m512 {
     if BF16 {
-        // SAFETY: all three are 512 bits.
-        let (a, b) =
-            unsafe { (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) };
-        _mm512_dpbf16_ps(sum, a, b)
+        _mm512_dpbf16_ps(sum, bf16(a), bf16(b))
     } else {
         _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16(x: __m512i) -> __m512bh {
+    // SAFETY: the same bits.
+    unsafe { std::mem::transmute(x) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -185,19 +185,20 @@ fn pack<const BF16: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn load_f32(x: &[f32]) -> [__m512; 2] {
     let mask = ((1u64 << x.len().min(32)) - 1) as u32;
-    // SAFETY: the masks leave out what lies behind `x`.
-    unsafe {
-        let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16));
-        [_mm512_maskz_loadu_ps(mask as u16, x.as_ptr()), high]
-    }
+    // SAFETY: the mask leaves out what lies behind `x`.
+    let low = unsafe { _mm512_maskz_loadu_ps(mask as u16, x.as_ptr()) };
+    // SAFETY: as above.
+    let high = unsafe { _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16)) };
+    [low, high]
 }
 
 /// Rounds to nearest even.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn bf16_pairs(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: both are 512 bits.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+    let pairs = _mm512_cvtne2ps_pbh(high, low);
+    // SAFETY: the same bits.
+    unsafe { std::mem::transmute(pairs) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -205,12 +206,13 @@ unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: u
     let mut tile = [_mm512_setzero_si512(); LANES];
     for (r, row) in tile.iter_mut().enumerate().take(cols) {
         // SAFETY: a row of the sums.
-        *row = unsafe { _mm512_loadu_si512(sums.add(r * LANES).cast()) };
+        *row = unsafe { _mm512_loadu_si512(sums.wrapping_add(r * LANES).cast()) };
     }
     let mask = ((1u32 << cols) - 1) as u16;
     for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
+        let y = y.wrapping_add(i * stride).cast();
         // SAFETY: `cols` values of row `i`.
-        unsafe { _mm512_mask_storeu_ps(y.add(i * stride), mask, _mm512_castsi512_ps(row)) };
+        unsafe { _mm512_mask_storeu_epi32(y, mask, row) };
     }
 }
 
@@ -263,14 +265,15 @@ impl<const BF16: bool> Out<BF16> {
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn put(self, g: usize, [low, high]: [__m512; 2]) {
         let out = self.0.wrapping_add(g * Self::GROUP);
-        // SAFETY: the panel has room for the blocks that are unpacked.
-        unsafe {
-            if BF16 {
-                _mm512_storeu_si512(out.cast(), bf16_pairs(low, high));
-            } else {
-                _mm512_storeu_ps(out.cast(), low);
-                _mm512_storeu_ps(out.wrapping_add(16).cast(), high);
-            }
+        if BF16 {
+            let pairs = bf16_pairs(low, high);
+            // SAFETY: the panel has room for the blocks that are unpacked.
+            unsafe { _mm512_storeu_si512(out.cast(), pairs) };
+        } else {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(out.cast(), low) };
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(out.wrapping_add(16).cast(), high) };
         }
     }
 }
@@ -374,7 +377,7 @@ mod tests {
             let (n, k) = (33, 512);
             // No byte of a scale above 0x37: finite f16 numbers below 1.
             let w: Vec<u8> =
-                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 >> 5) as u8 & 0x37).collect();
+                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 / 32) as u8 & 0x37).collect();
             let mut values = vec![0.0; n * k];
             (f.dequantize)(&w, &mut values);
             let mut identity = vec![0.0; k * k];
@@ -386,10 +389,9 @@ mod tests {
                 unsafe { (gemm.pack)(x, x.len() / k, k, packed) };
             }
             let mut y = vec![0.0; k * n];
+            let mut view = ColumnsMut::new(&mut y, k, n);
             // SAFETY: the CPU has this level, and the lengths are right.
-            unsafe {
-                (gemm.kernel)(&mut ColumnsMut::new(&mut y, k, n), f.dtype, &w, bytemuck::cast_slice(&packed), k);
-            }
+            unsafe { (gemm.kernel)(&mut view, f.dtype, &w, bytemuck::cast_slice(&packed), k) };
             for r in 0..n {
                 for i in 0..k {
                     assert_eq!(y[i * n + r], values[r * k + i], "{} row {r} value {i}", f.name);

@@ -29,7 +29,6 @@ pub(crate) const KERNELS: Kernels = Kernels {
     f16_to_f32: elementwise::f16_to_f32,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    ..avx2::KERNELS
 };
 
 fn supported() -> bool {
