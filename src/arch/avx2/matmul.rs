@@ -5,6 +5,10 @@
 //! signed weights and activations of any size without overflow, where the byte form would need the
 //! activations in two planes, two instructions for each and care with signs. The two 128-bit lanes
 //! hold two blocks of 32, so that one conversion to `f32` and one multiply-add serve 64 weights.
+//!
+//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–41 GB/s (rows of 2,048, GB/s of
+//! weights from memory, in brackets from L2): Q4_K 19 (21), Q6_K 21 (21), Q8_0 28 (35), Q4_0 18 (19),
+//! F16 28 (41), F32 33 (81). Four activation rows cost 1.6 (F16) to 2.7 times one (Q4_K).
 
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
@@ -63,7 +67,7 @@ trait Weights<const N: usize>: Pod {
 const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
-/// How far ahead of their use weights are prefetched, in bytes, at least.
+/// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
 
 #[target_feature(enable = "avx2,fma,f16c")]
