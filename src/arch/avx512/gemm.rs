@@ -46,10 +46,13 @@ enum F32 {}
 macro_rules! panels {
     ($name:ident, $bf16:literal, $per_word:literal) => {
         impl Panels for $name {
-            const PER_WORD: usize = $per_word;
             const LANES: usize = LANES;
             const VECS: usize = 3;
-            const DEPTH: usize = 128;
+            const DEPTH: usize = 128 * $per_word;
+
+            fn words(k: usize) -> usize {
+                k / $per_word
+            }
 
             fn rows(vecs: usize) -> usize {
                 if vecs == 1 { 16 } else { 8 }
@@ -69,7 +72,7 @@ macro_rules! panels {
                 vecs: usize,
                 w: *const u32,
                 x: *const u32,
-                words: usize,
+                k: usize,
                 sums: *mut f32,
                 first: bool,
                 ahead: *const u32,
@@ -80,7 +83,7 @@ macro_rules! panels {
                     _ => tile::<$bf16, 3, 8>,
                 };
                 // SAFETY: the caller's promise.
-                unsafe { tile(w, x, words, sums, first, ahead) }
+                unsafe { tile(w, x, Self::words(k), sums, first, ahead) }
             }
 
             unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
