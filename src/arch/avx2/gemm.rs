@@ -438,7 +438,13 @@ fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
-    let largest = x.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
+    let x = x.as_chunks::<8>().0;
+    let x = [load(&x[0]), load(&x[1]), load(&x[2]), load(&x[3])];
+    let absolute = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
+    // Bits of positive numbers are in the order of the numbers, NaN last.
+    let max = |a, b| _mm256_max_epi32(a, b);
+    let largest = int_array(max(max(absolute[0], absolute[1]), max(absolute[2], absolute[3])));
+    let largest = largest.into_iter().fold(0, i32::max) as u32;
     let exponent = largest >> 23;
     // Activations below 2⁻¹⁰⁰ count as 0.
     let (d, inverse) = match exponent {
@@ -447,24 +453,35 @@ fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
         _ if BYTES => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
         _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
     };
-    let x = if inverse == 0.0 { &[0.0; 32] } else { x };
-    // Adding 1.5·2²³ leaves no bits for a fraction: it rounds to nearest even.
-    const ROUND: f32 = 12582912.0;
-    let q = x.map(|x| (x * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32);
+    // 0 also where infinity times 0 would be NaN.
+    let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
+    let q = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x, finite), _mm256_set1_ps(inverse))));
+    let halves = [_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])];
+    let [first, second] = halves.map(|half| int_array(half).iter().sum::<i32>());
+    let sums = [first, second, first + second].map(|sum| d * sum as f32);
+
+    // Packing works in each 128-bit half.
+    let (low, high) = (_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     let mut record = [0; 3 * LANES];
     if BYTES {
-        for (word, q) in record.iter_mut().zip(q.as_chunks::<4>().0) {
-            *word = u32::from_le_bytes(q.map(|q| q as u8));
-        }
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let words = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+        record[..8].copy_from_slice(&int_array(words).map(|word| word as u32));
     } else {
-        for (word, q) in record.iter_mut().zip(q.as_chunks::<2>().0) {
-            *word = q[0] as u32 & 0xffff | (q[1] as u32) << 16;
+        for (record, words) in record.as_chunks_mut::<8>().0.iter_mut().zip([low, high]) {
+            *record = int_array(_mm256_permute4x64_epi64::<0b11_01_10_00>(words)).map(|word| word as u32);
         }
     }
-    let sums = [&q[..16], &q[16..], &q].map(|q| d * q.iter().sum::<i32>() as f32);
     let factors = [d, sums[0], sums[1], sums[2]].map(f32::to_bits);
     record[int_words(BYTES)..][..4].copy_from_slice(&factors);
     bytemuck::cast(record)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn int_array(x: __m256i) -> [i32; 8] {
+    // SAFETY: the same values.
+    unsafe { std::mem::transmute(x) }
 }
 
 /// Records of a weight row.
