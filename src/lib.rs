@@ -1,4 +1,58 @@
-//! Large-language-model inference inside your own process.
+//! Large-language-model inference inside your own process: open a GGUF file, get text.
+//!
+//! ```
+//! use ruvllm::{Model, Sampler};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+//! let mut session = model.session()?;
+//! let mut sampler = Sampler::builder().temperature(0.0).build()?;
+//! let mut text = String::new();
+//! for piece in session.generate("Ownership is", &mut sampler)?.max_tokens(16) {
+//!     text += &piece?;
+//! }
+//! assert!(!text.is_empty());
+//! # Ok(()) }
+//! ```
+//!
+//! Below that, token by token:
+//!
+//! ```
+//! # use ruvllm::Model;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+//! let tokens = model.tokenizer().unwrap().encode("Ownership is", true, false);
+//! let mut session = model.session()?;
+//! let logits = session.prefill(&tokens)?;
+//! assert_eq!(logits.len(), model.hparams().n_vocab);
+//! let mut other = session.fork()?; // continues from the same point, independently
+//! other.decode(7)?;
+//! session.rewind(1)?; // as if only the first token had been seen
+//! # Ok(()) }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `cli` | yes | the `ruvllm` program |
+//! | `chat` | with `cli` | chat templates |
+//! | `demo-model` | with `cli` | the model of `models/` inside the program |
+//!
+//! Without any, the crate has five dependencies.
+//!
+//! # Promise
+//!
+//! No file, prompt, template or token id causes undefined behaviour, a panic or an abort; memory is
+//! bounded by the size of the file and the context asked for. What is not understood is an error, never
+//! ignored. One exception the operating system makes: a mapped file that someone truncates while it is
+//! in use ends the process ([`gguf`] tells how to avoid it).
+//!
+//! # Reading order
+//!
+//! [`model`] (what is run), [`exec`] (how), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
+//! kernels), [`tokenizer`], [`sample`]. In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
+//! has the map.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -11,10 +65,18 @@ pub mod chat;
 mod error;
 pub mod exec;
 pub mod gguf;
-pub mod lora;
 pub mod model;
 pub mod quant;
 pub mod sample;
 pub mod tokenizer;
 
 pub use error::*;
+pub use exec::{CancelToken, Generation, KvType, Session, SessionOptions, StopReason};
+pub use model::Model;
+pub use sample::Sampler;
+pub use tokenizer::Tokenizer;
+
+/// The README's examples run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

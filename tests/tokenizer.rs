@@ -201,7 +201,7 @@ fn bos_and_eos_follow_the_flags() {
     let t = file.set("add_bos_token", false).set("add_eos_token", true).open().unwrap();
     assert_eq!(t.encode("a", true, false), [97, 257]);
     let t = small_spm().set("add_bos_token", false).open().unwrap();
-    assert_eq!(t.encode("", true, false), []);
+    assert_eq!(t.encode("", true, false), [0u32; 0]);
 }
 
 #[test]

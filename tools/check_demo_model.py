@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Check the demo model's GGUF against the network it was trained as.
 
-    python3 tools/check_demo_model.py models/ruvllm-rust-6m-q8_0.gguf [WORKDIR]
+    python3 tools/check_demo_model.py models/ruvllm-rust-6m-q8_0.gguf [WORKDIR [CORPUS.jsonl]]
 
 Runs the file in NumPy by llama.cpp's rules, from what the file says alone, and compares logits with
 the torch network of demo_model.py carrying the same dequantised weights; with WORKDIR also with the
 weights before quantisation. Then measures loss on models/demo-heldout.txt: BOS and 255 tokens at a
-time, each token predicted once. Needs gguf, numpy, tokenizers and torch.
+time, each token predicted once; with CORPUS.jsonl also on all held-out pages and on as many training
+ones. Needs gguf, numpy, tokenizers and torch.
 """
 import json
 import sys
@@ -116,6 +117,13 @@ def main():
         nats = loss(forward, ids)
         print(f"demo-heldout.txt, {name}: {len(ids)} tokens, {len(text.encode())} bytes, "
               f"{nats:.4f} nats/token, {nats * len(ids) / len(text.encode()):.4f} nats/byte, perplexity {np.exp(nats):.2f}")
+    if len(sys.argv) > 3:
+        docs = [json.loads(line) for line in open(sys.argv[3])]
+        for split in ("heldout", "train"):
+            pages = [d["text"] for d in docs if d["split"] == split]
+            text = "\n".join(pages if split == "heldout" else pages[:: len(pages) // 100])
+            ids = tok.encode(text).ids
+            print(f"{split} pages: {len(text.encode())} bytes, {loss(same, ids) * len(ids) / len(text.encode()):.4f} nats/byte")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,15 @@ impl BlockQ16 {
         let (b, j) = (i / 32, i % 32);
         (b % 2 * 4 + j / 16 * 2 + j % 2, b / 2 * 8 + j % 16 / 2)
     }
+
+    /// `(d, 1/d)` for 32 values, from the largest bits of their magnitudes: compared as integers,
+    /// because NaN then is the largest, and must reach `d` and with it the result.
+    pub(super) fn scale(max_bits: u32) -> (f32, f32) {
+        let max = f32::from_bits(max_bits);
+        let d = max / 32767.0;
+        // Below the normal numbers the inverse would overflow; so little is nothing.
+        if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, 32767.0 / max) }
+    }
 }
 
 /// Activation rows for [`super::Arch::matvec`].

@@ -9,6 +9,8 @@
 //! across levels: `matmul.rs` (products with weights), `attention.rs`, `elementwise.rs`.
 
 #![allow(unsafe_code)] // the kernels: intrinsics and their proof token
+#![allow(clippy::type_complexity)] // signatures are spelt out where they are read
+#![allow(clippy::multiple_unsafe_ops_per_block)] // a load at an offset is two operations with one reason
 
 mod acts;
 #[cfg(target_arch = "x86_64")]

@@ -17,6 +17,7 @@ use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -107,8 +108,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let session = session(&model, &options)?;
     let cancel = session.cancel_token();
-    let handler = cancel.clone();
-    ctrlc::set_handler(move || handler.cancel())?;
+    let interactive = stdin_is_terminal() && io::stdout().is_terminal();
+    let editor = DefaultEditor::new()?;
+    if interactive {
+        // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+        let cancel = cancel.clone();
+        ctrlc::set_handler(move || cancel.cancel())?;
+    }
 
     let mut chat = Chat {
         args,
@@ -119,9 +125,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         session,
         sampler,
         cancel,
+        interactive,
         messages: system.map(Message::system).into_iter().collect(),
     };
-    if stdin_is_terminal() {
+    if interactive {
         note(paint(
             "2",
             &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
@@ -131,7 +138,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         note(format!("> {first}"));
         chat.say(first)?;
     }
-    chat.converse()
+    chat.converse(editor)
 }
 
 struct Chat<'a> {
@@ -143,14 +150,15 @@ struct Chat<'a> {
     session: Session<'a>,
     sampler: Sampler,
     cancel: CancelToken,
+    /// Someone types and reads; otherwise lines come from a pipe or go to one.
+    interactive: bool,
     messages: Vec<Message>,
 }
 
 impl Chat<'_> {
     /// Reads lines until there are no more.
-    fn converse(&mut self) -> Result<(), Failure> {
-        let mut editor = DefaultEditor::new()?;
-        let history = history_file().filter(|_| stdin_is_terminal());
+    fn converse(&mut self, mut editor: DefaultEditor) -> Result<(), Failure> {
+        let history = history_file().filter(|_| self.interactive);
         if let Some(path) = &history {
             // The first time there is none.
             let _ = editor.load_history(path);
@@ -158,7 +166,7 @@ impl Chat<'_> {
         let mut text = String::new();
         let mut warned = false;
         loop {
-            let prompt = match (stdin_is_terminal(), text.is_empty()) {
+            let prompt = match (self.interactive, text.is_empty()) {
                 (false, _) => "",
                 (true, true) => "> ",
                 (true, false) => "… ",
@@ -237,7 +245,7 @@ impl Chat<'_> {
             Err(stop) => {
                 self.messages.pop();
                 match stop {
-                    Stop::Failed(Failure::Work(message)) if stdin_is_terminal() => note(format!("error: {message}")),
+                    Stop::Failed(Failure::Work(message)) if self.interactive => note(format!("error: {message}")),
                     Stop::Failed(failure) => return Err(failure),
                     Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
                 }

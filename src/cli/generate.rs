@@ -19,7 +19,10 @@ Examples:
   ruvllm -m model.gguf -f prompt.txt > text.txt       the prompt goes to stderr, the text to stdout
   ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
-  git diff | ruvllm -m model.gguf                     the prompt from a pipe";
+  git diff | ruvllm -m model.gguf                     the prompt from a pipe
+
+Special tokens written in the prompt count as such. Sampling defaults give way to what the model
+file recommends (general.sampling.*), and flags win over both.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -105,6 +108,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             session.n_ctx()
         )));
     }
+    let start = Instant::now();
+    let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
+    let mut generation = begin(&mut session, &prompt_ids, &mut sampler, options.n_batch)?
+        .stop(stop)
+        .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
+    let prefill = start.elapsed();
+
+    // Only now, so that a progress bar does not paint over it.
     if !args.json {
         if args.model.is_demo() && io::stderr().is_terminal() {
             note(paint("2", &format!("{}; -m FILE runs another model", args.model.label())));
@@ -113,13 +124,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             eprint_text(&prompt);
         }
     }
-
-    let start = Instant::now();
-    let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
-    let mut generation = begin(&mut session, &prompt_ids, &mut sampler, options.n_batch)?
-        .stop(stop)
-        .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
-    let prefill = start.elapsed();
 
     let start = Instant::now();
     let mut text = String::new();
@@ -198,7 +202,7 @@ pub(super) fn begin<'s, 'm>(
     sampler: &'s mut Sampler,
     n_batch: usize,
 ) -> Result<Generation<'s, 'm>, ruvllm::Error> {
-    let mut progress = Progress::new("reading the prompt", ids.len() as u64);
+    let progress = Progress::new("reading the prompt", ids.len() as u64);
     let last = ids.len().saturating_sub(1) / n_batch * n_batch;
     for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
         session.prefill(batch)?;

@@ -156,9 +156,31 @@ fn text<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a str> {
     metadata.opt_str(key).ok().flatten()
 }
 
+/// File types that can be run but not made, numbered as in llama.cpp.
+const READ_ONLY_TYPES: &[(u32, &str)] = &[
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4_MOE"),
+];
+
 fn file_type(metadata: &Metadata) -> Option<String> {
     let id = metadata.opt_u32("general.file_type").ok().flatten()?;
-    Some(FileType::from_id(id).map_or_else(|| format!("number {id}"), |t| t.to_string()))
+    let read_only = || READ_ONLY_TYPES.iter().find(|(known, _)| *known == id).map(|(_, name)| (*name).to_owned());
+    let name = FileType::from_id(id).map(|t| t.to_string()).or_else(read_only);
+    Some(name.unwrap_or_else(|| format!("number {id}")))
 }
 
 fn memory(hparams: &Hparams) -> (usize, MemoryEstimate) {
@@ -267,7 +289,7 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     let (n_params, tensor_bytes) = sums(tensors);
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
-        let _ = writeln!(out, "{label:<14} {value}");
+        let _ = writeln!(out, "{label:<14} {}", printable(&value));
     };
     line("file", format!("{} ({}, GGUF version {})", path.display(), size(f.file_size), f.header.version));
     if let Some(expected) = f.expected_size {
@@ -331,16 +353,21 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     if args.metadata {
         let _ = writeln!(out, "\nmetadata");
         for (key, value) in m.iter() {
-            let _ = writeln!(out, "  {key}: {} = {}", value.type_name(), shortened(value));
+            let _ = writeln!(out, "  {}: {} = {}", printable(key), value.type_name(), printable(&shortened(value)));
         }
     }
     if args.tensors {
         let _ = writeln!(out, "\ntensors");
         for t in tensors {
-            let _ = writeln!(out, "  {:<40} {:<8} {:?}", t.name, t.dtype.to_string(), t.dims);
+            let _ = writeln!(out, "  {:<40} {:<8} {:?}", printable(&t.name), t.dtype.to_string(), t.dims);
         }
     }
     out
+}
+
+/// Texts of a file could otherwise command the terminal.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
 
 /// A value on one line.

@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         )));
     }
     let first = args.last.map_or(0, |last| tokens.len().saturating_sub(last as usize));
-    let mut progress = Progress::new("computing", tokens.len() as u64);
+    let progress = Progress::new("computing", tokens.len() as u64);
     // Opened with the first row, so that a call that fails leaves an older file alone.
     let mut file: Option<Box<dyn Write>> = None;
     let mut written: io::Result<()> = Ok(());

@@ -5,6 +5,7 @@
 //! call was wrong.
 
 mod args;
+mod bench;
 mod chat;
 mod detokenize;
 mod doctor;
@@ -41,7 +42,7 @@ Exit codes: 0 done, 1 the work failed, 2 the call was wrong.";
 
 /// Runs large language models from GGUF files, inside one process.
 #[derive(Parser)]
-#[command(name = "ruvllm", version, about, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "ruvllm", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -67,6 +68,8 @@ enum Command {
     Quantize(quantize::Args),
     /// Render messages with a chat template
     Template(template::Args),
+    /// Measure speed, and what it means for the machine
+    Bench(Box<bench::Args>),
     /// Tell what this build and this machine can do
     Doctor(doctor::Args),
 }
@@ -107,6 +110,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Template(args) => template::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

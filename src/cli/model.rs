@@ -9,7 +9,6 @@ use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 /// The model in `models/`, so that the first command needs no download.
-#[cfg(feature = "demo-model")]
 mod demo {
     pub(super) const NAME: &str = "ruvllm-rust-6m-q8_0.gguf";
 
@@ -38,10 +37,7 @@ impl ModelArgs {
     pub(super) fn label(&self) -> String {
         match &self.model {
             Some(path) => path.display().to_string(),
-            #[cfg(feature = "demo-model")]
             None => format!("built-in {}", demo::NAME),
-            #[cfg(not(feature = "demo-model"))]
-            None => String::new(),
         }
     }
 
@@ -54,10 +50,7 @@ impl ModelArgs {
     pub(super) fn header(&self) -> Result<Header, Failure> {
         match &self.model {
             Some(path) => Ok(Header::read(path)?),
-            #[cfg(feature = "demo-model")]
             None => Ok(Header::parse(demo::bytes(), demo::bytes().len() as u64)?),
-            #[cfg(not(feature = "demo-model"))]
-            None => Err(no_model()),
         }
     }
 
@@ -71,28 +64,20 @@ impl ModelArgs {
     pub(super) fn gguf(&self) -> Result<Gguf, Failure> {
         match &self.model {
             Some(path) => Ok(Gguf::open(path)?),
-            #[cfg(feature = "demo-model")]
             None => Ok(Gguf::from_bytes(demo::bytes())?),
-            #[cfg(not(feature = "demo-model"))]
-            None => Err(no_model()),
         }
     }
 
     /// The model, ready to run.
     pub(super) fn open(&self) -> Result<Model, Failure> {
         let gguf = self.gguf()?;
-        let mut progress = Progress::new("loading", 1000);
+        let progress = Progress::new("loading", 1000);
         let model = Model::from_gguf(gguf, &mut |done| {
             progress.set((done * 1000.0) as u64);
             true
         });
         model.map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
     }
-}
-
-#[cfg(not(feature = "demo-model"))]
-fn no_model() -> Failure {
-    Failure::Usage("no model: give one with -m FILE (this build has no demo model)".into())
 }
 
 /// Model and size of a session.

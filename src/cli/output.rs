@@ -7,7 +7,10 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Why a subcommand did not end well.
 #[derive(Debug)]
@@ -107,37 +110,75 @@ pub(super) fn count(n: u64) -> String {
     }
 }
 
-/// A bar on a terminal for work that takes over a second; nothing otherwise.
+/// A bar on a terminal for work that takes over a second; nothing otherwise. It is drawn by a
+/// thread of its own, since a single step of the work may take longer than that.
 pub(super) struct Progress {
-    what: &'static str,
-    total: u64,
-    start: Instant,
-    bar: Option<ProgressBar>,
+    shared: Arc<Shared>,
+    painter: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    done: AtomicU64,
+    ended: Mutex<bool>,
+    wake: Condvar,
 }
 
 impl Progress {
     pub(super) fn new(what: &'static str, total: u64) -> Progress {
-        Progress { what, total, start: Instant::now(), bar: None }
+        let shared = Arc::<Shared>::default();
+        let painter = io::stderr().is_terminal().then(|| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.paint(what, total))
+        });
+        Progress { shared, painter }
     }
 
-    pub(super) fn set(&mut self, done: u64) {
-        if self.bar.is_none() && self.start.elapsed() > Duration::from_secs(1) && io::stderr().is_terminal() {
-            let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{prefix} {wide_bar} {percent:>3}% {eta:>4}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_prefix(self.what);
-            self.bar = Some(bar);
+    /// One that shows nothing: what is printed tells how far the work is.
+    pub(super) fn hidden() -> Progress {
+        Progress { shared: Arc::default(), painter: None }
+    }
+
+    pub(super) fn set(&self, done: u64) {
+        self.shared.done.store(done, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn paint(&self, what: &'static str, total: u64) {
+        let mut bar = None;
+        let mut wait = Duration::from_secs(1);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*ended {
+            ended = self.wake.wait_timeout(ended, wait).unwrap_or_else(PoisonError::into_inner).0;
+            if !*ended {
+                let bar = bar.get_or_insert_with(|| new_bar(what, total));
+                bar.set_position(self.done.load(Ordering::Relaxed));
+                bar.tick();
+                wait = Duration::from_millis(200);
+            }
         }
-        if let Some(bar) = &self.bar {
-            bar.set_position(done);
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
         }
     }
 }
 
+fn new_bar(what: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {percent:>3}% {elapsed:>4}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(what);
+    bar
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.wake.notify_all();
+        if let Some(painter) = self.painter.take() {
+            // A painter that panicked has nothing to say about the work.
+            let _ = painter.join();
         }
     }
 }

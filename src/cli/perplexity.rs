@@ -11,6 +11,7 @@ use super::model::{ModelArgs, SessionArgs, session};
 use super::output::{Failure, Progress, milliseconds, note, print, print_json};
 use ruvllm::exec::KvType;
 use serde_json::json;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -20,7 +21,8 @@ Examples:
   ruvllm perplexity -m model.gguf -f wiki.test.raw -c 2048 --chunks 20
   ruvllm perplexity -m model.gguf -f wiki.test.raw --json
 
-Lower is better. Numbers are comparable for the same text, -c, and vocabulary only.";
+Lower is better. Numbers are comparable for the same text, -c and vocabulary only; -c is 512 unless
+given, as in llama.cpp.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -66,7 +68,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 
     let start = Instant::now();
-    let mut progress = Progress::new("perplexity", (n_chunks * n_ctx) as u64);
+    let progress = match !args.json && io::stdout().is_terminal() {
+        true => Progress::hidden(),
+        false => Progress::new("perplexity", (n_chunks * n_ctx) as u64),
+    };
     let first = n_ctx / 2;
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     let mut score = Score::default();

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
 use ruvllm::quant::{DType, FileType, ModelShape, dequantize_row, quantize_row};
 use ruvllm::{GgufError, QuantError};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,7 +84,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         gguf: &gguf,
         pool: &pool,
         interrupted: &interrupted,
-        progress: RefCell::new((Progress::new("quantising", total), 0)),
+        progress: Progress::new("quantising", total),
+        done: Cell::new(0),
         failure: RefCell::new(None),
     };
     let mut writer = Writer::new();
@@ -159,8 +160,9 @@ struct Job<'a> {
     gguf: &'a Gguf,
     pool: &'a rayon::ThreadPool,
     interrupted: &'a AtomicBool,
-    /// And elements done.
-    progress: RefCell<(Progress, u64)>,
+    progress: Progress,
+    /// Elements converted.
+    done: Cell<u64>,
     failure: RefCell<Option<Failure>>,
 }
 
@@ -202,9 +204,8 @@ impl Job<'_> {
                 }
                 out.write_all(converted)?;
             }
-            let (progress, done) = &mut *self.progress.borrow_mut();
-            *done += (n * row) as u64;
-            progress.set(*done);
+            self.done.set(self.done.get() + (n * row) as u64);
+            self.progress.set(self.done.get());
         }
         Ok(())
     }

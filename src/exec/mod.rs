@@ -24,6 +24,9 @@ pub use team::{Crew, Team};
 /// Context length of a session unless told otherwise (the model's own, if that is shorter).
 pub const DEFAULT_CTX: usize = 4096;
 
+/// Most threads a session takes: more are a slip of the finger that would stall the machine.
+pub const MAX_THREADS: usize = 1024;
+
 /// How a session runs. `..Default::default()` fills what you do not care about.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
@@ -146,6 +149,10 @@ impl Model {
         }
         if options.n_batch == 0 {
             return Err(SessionError::Option { option: "n_batch", value: 0, expected: "at least 1".into() });
+        }
+        if options.n_threads > MAX_THREADS {
+            let expected = format!("at most {MAX_THREADS}, 0 for as many as the process may use");
+            return Err(SessionError::Option { option: "n_threads", value: options.n_threads, expected });
         }
         let team = match &options.team {
             Some(team) => Arc::clone(team),

@@ -349,7 +349,7 @@ impl Hparams {
 
     /// Whether layer `layer` rotates queries and keys.
     pub fn has_rope(&self, layer: usize) -> bool {
-        self.no_rope_step == 0 || (layer + 1) % self.no_rope_step != 0
+        self.no_rope_step == 0 || !(layer + 1).is_multiple_of(self.no_rope_step)
     }
 }
 

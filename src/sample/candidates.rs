@@ -10,7 +10,7 @@ pub struct Candidate {
     pub id: u32,
     /// The logit, as changed by the filters that ran so far. Never NaN.
     pub logit: f32,
-    /// The probability among the candidates; valid right after [`Candidates::softmax`].
+    /// The probability among the candidates; valid right after `softmax`.
     pub p: f32,
 }
 

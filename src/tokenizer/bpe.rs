@@ -1,6 +1,6 @@
 //! Byte-pair merging, and byte-level BPE on top of it.
 //!
-//! [`merge`] is the one algorithm of both tokenizer models: join the neighbours of the best rank,
+//! `merge` is the one algorithm of both tokenizer models: join the neighbours of the best rank,
 //! leftmost first, until no two neighbours have a rank. Symbols are a linked list over the text
 //! and the ranks wait in a heap, so a word of a million letters costs n log n.
 
@@ -46,7 +46,7 @@ impl Symbol {
     }
 }
 
-/// Buffers of [`merge`], kept between words.
+/// Buffers of `merge`, kept between words.
 #[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,

@@ -1,9 +1,9 @@
 //! Text to tokens and back, from the GGUF file alone.
 //!
-//! Two models cover the supported families: SentencePiece-style BPE ([`spm`], `llama`) and
-//! byte-level BPE ([`bpe`], `gpt2` and `gemma4`), the latter behind one of the pre-tokenisers of
-//! [`split`]. Everything that concerns the ids follows llama.cpp exactly, because that is what GGUF
-//! files are tested with: special tokens ([`special`]), defaults of the flags, the clean-up of
+//! Two models cover the supported families: SentencePiece-style BPE (`spm`, `llama`) and
+//! byte-level BPE (`bpe`, `gpt2` and `gemma4`), the latter behind one of the pre-tokenisers of
+//! `split`. Everything that concerns the ids follows llama.cpp exactly, because that is what GGUF
+//! files are tested with: special tokens (`special`), defaults of the flags, the clean-up of
 //! spaces. Nothing is guessed: a tokenizer model or pre-tokeniser that is not known is refused by
 //! name.
 //!

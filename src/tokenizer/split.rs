@@ -12,6 +12,9 @@
 use super::unicode::{Char, L, M, N, P, S, WS};
 use crate::TokenizerError;
 
+/// Takes the pieces of a text.
+type Sink<'a> = &'a mut dyn FnMut(&[Char]);
+
 /// One step of a pre-tokeniser. Steps refine: each is applied to every piece of the one before.
 #[derive(Clone, Copy)]
 enum Stage {
@@ -19,7 +22,7 @@ enum Stage {
     /// does each stretch between two of them.
     Find(fn(&[Char]) -> Option<usize>),
     /// Cuts the slice into pieces itself.
-    Cut(fn(&[Char], &mut dyn FnMut(&[Char]))),
+    Cut(fn(&[Char], Sink<'_>)),
 }
 use Stage::{Cut, Find};
 
@@ -146,12 +149,12 @@ impl PreTokenizer {
     }
 
     /// Calls `word` with the words of `text`, in order; joined they are `text`.
-    pub(super) fn split(&self, text: &[Char], word: &mut dyn FnMut(&[Char])) {
+    pub(super) fn split(&self, text: &[Char], word: Sink<'_>) {
         refine(self.stages, text, word);
     }
 }
 
-fn refine(stages: &[Stage], text: &[Char], word: &mut dyn FnMut(&[Char])) {
+fn refine(stages: &[Stage], text: &[Char], word: Sink<'_>) {
     let Some((stage, rest)) = stages.split_first() else {
         if !text.is_empty() {
             word(text);
@@ -557,7 +560,7 @@ fn deepseek_marks(t: &[Char]) -> Option<usize> {
 }
 
 /// `\s+$`
-fn trailing_space(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
+fn trailing_space(t: &[Char], piece: Sink<'_>) {
     let n = t.iter().rposition(|c| !c.is(WS)).map_or(0, |i| i + 1);
     piece(&t[..n]);
     piece(&t[n..]);
@@ -609,7 +612,7 @@ fn bloom(t: &[Char]) -> Option<usize> {
 
 /// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in
 /// llama.cpp a piece ends after each group, but what stands before a run stays with its first one.
-fn digit_groups(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
+fn digit_groups(t: &[Char], piece: Sink<'_>) {
     let (mut start, mut at) = (0, 0);
     while at < t.len() {
         at += star(&t[at..], |c| !c.is(N));
@@ -624,7 +627,7 @@ fn digit_groups(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
 }
 
 /// `(?=(\d{3})+(?!\d))`: a cut before each group of three ASCII digits, counted from the right.
-fn ascii_digit_groups(t: &[Char], piece: &mut dyn FnMut(&[Char])) {
+fn ascii_digit_groups(t: &[Char], piece: Sink<'_>) {
     let digit = |c: Char| c.ascii().is_some_and(|c| c.is_ascii_digit());
     let (mut start, mut at) = (0, 0);
     while at < t.len() {

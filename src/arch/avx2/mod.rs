@@ -3,13 +3,17 @@
 mod attention;
 mod elementwise;
 mod gemm;
+mod matmul;
 pub(super) mod unpack;
 
-use super::{Kernels, scalar};
+use super::Kernels;
+pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
+    matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
@@ -27,7 +31,6 @@ pub(crate) const KERNELS: Kernels = Kernels {
     f16_to_f32: elementwise::f16_to_f32,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    ..scalar::KERNELS
 };
 
 fn supported() -> bool {

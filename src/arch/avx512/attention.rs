@@ -2,7 +2,7 @@
 
 use super::elementwise::zero;
 use crate::arch::AttnParams;
-use crate::arch::lanes::attention::{self, WIDEN_ROWS};
+use crate::arch::lanes::attention;
 use half::f16;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -12,16 +12,5 @@ pub(super) fn attention_f32(out: &mut [f32], q: &[f32], k: &[f32], v: &[f32], ra
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
-    if ranges.len() < WIDEN_ROWS {
-        attention::attention(zero(), out, q, k, v, ranges, p);
-    } else {
-        widened(out, q, k, v, ranges, p);
-    }
-}
-
-/// Not inlined: only this one should pay for the buffer on the stack.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn widened(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
-    attention::attention_widened(zero(), out, q, k, v, ranges, p);
+    attention::attention(zero(), out, q, k, v, ranges, p);
 }

@@ -11,6 +11,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
     supported,
     matvec: matmul::matvec_for,
+    quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     dot: elementwise::dot,
     add: elementwise::add,
@@ -28,7 +29,6 @@ pub(crate) const KERNELS: Kernels = Kernels {
     f16_to_f32: elementwise::f16_to_f32,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    ..avx2::KERNELS
 };
 
 fn supported() -> bool {

@@ -184,7 +184,7 @@ pub(in crate::arch) fn silu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
 /// `x/2·(1 + tanh t) = x·σ(2t)`, with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
 #[inline(always)]
 fn gelu_tanh<V: Lanes>(x: V) -> V {
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
     let cubic = (x * x).mul_add(x.splat(0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
     times_sigmoid(x, x * cubic)
 }

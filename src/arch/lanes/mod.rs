@@ -69,6 +69,8 @@ pub(super) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
+    /// Asks for the cache line of `p`, which need not be valid, to be brought to the first level.
+    fn prefetch(self, p: *const u8);
     /// `self·a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of both; `other` if either is NaN.
@@ -129,7 +131,7 @@ pub(super) fn exp<V: Lanes>(x: V) -> V {
     // e⁻¹⁰⁴ is below half the smallest denormal, e⁸⁹ above the largest number. NaN passes.
     let x = x.splat(89.0).min(x.splat(-104.0).max(x));
     let n = (x * x.splat(std::f32::consts::LOG2_E)).round();
-    let r = n.mul_add(x.splat(-0.693_147_2), x); // ln 2 in two parts
+    let r = n.mul_add(x.splat(-std::f32::consts::LN_2), x); // in two parts
     let r = n.mul_add(x.splat(1.904_654_2e-9), r);
     let p = x.splat(1.382_066_2e-3);
     let p = p.mul_add(r, x.splat(8.368_675e-3));

@@ -92,7 +92,7 @@ fn silu(x: f32) -> f32 {
 
 /// `x/2·(1 + tanh t) = x·σ(2t)` with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
 fn gelu_tanh(x: f32) -> f32 {
-    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     times_sigmoid(x, 2.0 * SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x))
 }
 

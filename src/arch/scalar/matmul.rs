@@ -42,18 +42,12 @@ pub(super) fn gemm(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8]
     product(y, dtype.float_format(), w, bytemuck::cast_slice(packed), k);
 }
 
-/// Largest magnitude of a [`BlockQ16`] integer.
-const Q16_MAX: f32 = 32767.0;
-
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
         *block = BlockQ16::zeroed();
         for (b, x) in x.chunks(32).enumerate() {
-            // As integers, because NaN then is the largest: it must reach `d`, and with it the result.
-            let max = f32::from_bits(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
-            let d = max / Q16_MAX;
-            // Below the normal numbers the inverse would overflow; so little is nothing.
-            let (d, inverse) = if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, Q16_MAX / max) };
+            let (d, inverse) = BlockQ16::scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
+            block.d[2 * b..][..2].fill(d);
             for (h, x) in x.chunks(16).enumerate() {
                 let mut sum = 0;
                 for (i, x) in x.iter().enumerate() {
@@ -62,7 +56,6 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
                     block.q[row][column] = q as i16;
                     sum += q;
                 }
-                block.d[2 * b + h] = d;
                 block.s[2 * b + h] = d * sum as f32;
             }
         }

@@ -1,0 +1,177 @@
+//! The design notes' rows for attention, norms, rotations and the KV append, one thread, on the
+//! level that `RUVLLM_ARCH` names or the best there is.
+//!
+//! How the rows are read where the notes leave it open: heads are 128 wide and `f32`. "Attention"
+//! and "flash attention" are one query row of one head (here the same kernel, since no score is ever
+//! stored); "grouped" is one token of 32 query heads. "RoPE computed" includes the cosines and sines
+//! of each token and rotates one head. "KV append" rounds one 128-wide head row of keys and one of
+//! values per token to half precision.
+
+use bytemuck::Zeroable;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::f16;
+use ruvllm::arch::{Arch, AttnParams, BlockQ16, KvElement};
+
+const HEAD_DIM: usize = 128;
+
+fn noise(n: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    (0..n)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        })
+        .collect()
+}
+
+fn arch() -> Arch {
+    Arch::detect().expect("RUVLLM_ARCH names a level this CPU has")
+}
+
+/// One token's attention: `n_group` query heads on each of `n_head_kv`.
+fn attend<T: KvElement>(
+    c: &mut Criterion,
+    group: &str,
+    n_kv: usize,
+    (n_head_kv, n_group): (usize, usize),
+    narrow: fn(f32) -> T,
+) {
+    let arch = arch();
+    let p = AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0 };
+    let (n_q, n_head) = (n_group * HEAD_DIM, n_kv * HEAD_DIM);
+    let cache: Vec<T> = noise(n_head_kv * n_head).into_iter().map(narrow).collect();
+    let (k, v) = (cache.clone(), cache);
+    let q = noise(n_head_kv * n_q);
+    let mut out = vec![0.0; q.len()];
+    let ranges = vec![(0, n_kv as u32); n_group];
+    let mut group = c.benchmark_group(group);
+    group.throughput(Throughput::Bytes(2 * size_of_val(&*k) as u64));
+    group.bench_function(BenchmarkId::from_parameter(n_kv), |b| {
+        b.iter(|| {
+            let heads = out.chunks_exact_mut(n_q).zip(q.chunks_exact(n_q));
+            for ((out, q), (k, v)) in heads.zip(k.chunks_exact(n_head).zip(v.chunks_exact(n_head))) {
+                arch.attention(out, q, k, v, &ranges, &p);
+            }
+        });
+    });
+}
+
+fn attention(c: &mut Criterion) {
+    for n in [128, 256, 512, 4096] {
+        attend(c, "attention", n, (1, 1), |x| x);
+        attend(c, "attention f16", n, (1, 1), f16::from_f32);
+    }
+    for n in [128, 256, 512] {
+        attend(c, "grouped attention ratio 4", n, (8, 4), |x| x);
+        attend(c, "grouped attention ratio 8", n, (4, 8), |x| x);
+        attend(c, "grouped attention ratio 4 f16", n, (8, 4), f16::from_f32);
+        attend(c, "grouped attention ratio 8 f16", n, (4, 8), f16::from_f32);
+    }
+}
+
+/// A task of a prefill: 64 query rows at the end of a context.
+fn prefill(c: &mut Criterion) {
+    let arch = arch();
+    let (rows, n) = (64, 4096);
+    for dim in [64, 128, 256] {
+        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0 };
+        let kv: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
+        let q = noise(rows * dim);
+        let mut out = vec![0.0; q.len()];
+        let ranges: Vec<_> = (n - rows + 1..=n).map(|end| (0, end as u32)).collect();
+        let mut group = c.benchmark_group("prefill attention f16");
+        group.throughput(Throughput::Elements((4 * rows * n * dim) as u64)); // operations
+        group.bench_function(BenchmarkId::from_parameter(dim), |b| {
+            b.iter(|| arch.attention(&mut out, &q, &kv, &kv, &ranges, &p));
+        });
+    }
+}
+
+fn norms(c: &mut Criterion) {
+    let arch = arch();
+    for n in [768, 1024, 2048, 4096, 8192] {
+        let (x, w, b) = (noise(n), noise(n), noise(n));
+        let mut y = vec![0.0; n];
+        c.benchmark_group("RMSNorm").bench_function(BenchmarkId::from_parameter(n), |bench| {
+            bench.iter(|| arch.rms_norm(&mut y, &x, &w, 1e-5));
+        });
+        if n <= 4096 {
+            c.benchmark_group("LayerNorm").bench_function(BenchmarkId::from_parameter(n), |bench| {
+                bench.iter(|| arch.layer_norm(&mut y, &x, &w, &b, 1e-5));
+            });
+        }
+    }
+}
+
+fn rope(c: &mut Criterion) {
+    let arch = arch();
+    let frequencies: Vec<f32> = (0..HEAD_DIM / 2).map(|i| 10000f32.powf(-(i as f32) / 64.0)).collect();
+    for tokens in [1, 8, 32, 128] {
+        let mut x = noise(tokens * HEAD_DIM);
+        let (mut cos, mut sin) = ([0.0; HEAD_DIM / 2], [0.0; HEAD_DIM / 2]);
+        c.benchmark_group("RoPE computed").bench_function(BenchmarkId::new("128", tokens), |b| {
+            b.iter(|| {
+                for (pos, x) in x.chunks_exact_mut(HEAD_DIM).enumerate() {
+                    arch.rope_angles(&mut cos, &mut sin, &frequencies, pos as f32, 1.0);
+                    arch.rope_norm(x, &cos, &sin);
+                }
+            });
+        });
+    }
+    for (dim, tokens) in [(64, 1), (128, 32)] {
+        let mut x = noise(tokens * dim);
+        let angles = noise(tokens * dim / 2);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+        for (name, kernel) in
+            [("norm", Arch::rope_norm as fn(_, &mut [f32], &[f32], &[f32])), ("neox", Arch::rope_neox)]
+        {
+            c.benchmark_group("RoPE tables").bench_function(BenchmarkId::new(format!("{name} {dim}"), tokens), |b| {
+                b.iter(|| {
+                    let angles = cos.chunks_exact(dim / 2).zip(sin.chunks_exact(dim / 2));
+                    for (x, (cos, sin)) in x.chunks_exact_mut(dim).zip(angles) {
+                        kernel(arch, x, cos, sin);
+                    }
+                });
+            });
+        }
+    }
+}
+
+fn kv_append(c: &mut Criterion) {
+    let arch = arch();
+    for tokens in [256, 512, 1024, 2048] {
+        let (k, v) = (noise(tokens * HEAD_DIM), noise(tokens * HEAD_DIM));
+        let (mut k_cache, mut v_cache) = (vec![f16::ZERO; k.len()], vec![f16::ZERO; v.len()]);
+        c.benchmark_group("KV append").bench_function(BenchmarkId::from_parameter(tokens), |b| {
+            b.iter(|| {
+                for (rows, cache) in [(&k, &mut k_cache), (&v, &mut v_cache)] {
+                    for (row, place) in rows.chunks_exact(HEAD_DIM).zip(cache.chunks_exact_mut(HEAD_DIM)) {
+                        arch.f32_to_f16(row, place);
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// Rows the notes do not have: what else runs over every activation.
+fn activations(c: &mut Criterion) {
+    let arch = arch();
+    let n = 8192;
+    let (up, mut x) = (noise(n), noise(n));
+    let mut group = c.benchmark_group("activations");
+    group.throughput(Throughput::Elements(n as u64));
+    group.bench_function("silu_mul", |b| b.iter(|| arch.silu_mul(&mut x, &up)));
+    x.copy_from_slice(&up);
+    group.bench_function("gelu_mul", |b| b.iter(|| arch.gelu_mul(&mut x, &up)));
+    x.copy_from_slice(&up);
+    group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
+    let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
+    group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
+}
+
+criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations);
+criterion_main!(benches);

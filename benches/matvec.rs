@@ -1,0 +1,133 @@
+//! Products of weights with 1 to 16 activation rows, against the bandwidth of plain reading in the
+//! same run: `cargo bench --bench matvec -- 'Q4_K/avx512'`.
+//!
+//! Each line that this prints says how many bytes of weights went through per second, at best, which
+//! part that is of reading them, and what `m` rows cost in units of one. `memory` is 256 MiB of
+//! weights, `L2` 256 KiB.
+
+use criterion::Criterion;
+use ruvllm::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
+use ruvllm::quant::{DType, FORMATS};
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Values per row.
+const N: usize = 2048;
+const MEMORY: usize = 256 << 20;
+const L2: usize = 256 << 10;
+/// Bytes per call, as the engine splits products into tasks.
+const TASK: usize = 48 << 10;
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(50))
+        .measurement_time(Duration::from_millis(300))
+        .without_plots()
+        .configure_from_args();
+    // Every f16 among these bytes is between 0.04 and 2: no denormal slows a format down.
+    let mut state = 1u32;
+    let weights: Vec<u8> = (0..MEMORY)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            0x2A | (state >> 24) as u8 & 0x15
+        })
+        .collect();
+    let mut best = HashMap::new();
+    for format in FORMATS {
+        for arch in Arch::available() {
+            for (place, bytes, threads) in [("memory", MEMORY, 1), ("memory-2-threads", MEMORY, 2), ("L2", L2, 1)] {
+                let row = N / format.block_elems * format.block_bytes;
+                let w = &weights[..bytes / row * row];
+                for m in [1, 2, 4, 8, 16] {
+                    let name = format!("{}/{}/{place}/m={m}", format.name, arch.name());
+                    let mut read = Duration::MAX;
+                    let mut product = Duration::MAX;
+                    criterion.bench_function(&name, |b| {
+                        b.iter_custom(|iterations| {
+                            let start = Instant::now();
+                            for _ in 0..iterations {
+                                product = product.min(time(|| multiply(arch, format.dtype, w, m, threads)));
+                            }
+                            let elapsed = start.elapsed();
+                            if m == 1 && bytes == MEMORY {
+                                read = read.min(time(|| read_all(w, threads)));
+                            }
+                            elapsed
+                        });
+                    });
+                    if product == Duration::MAX {
+                        continue; // filtered out
+                    }
+                    let one = *best.entry((format.name, arch.name(), place)).or_insert(product);
+                    let rate = |time: Duration| w.len() as f64 / time.as_secs_f64() / 1e9;
+                    print!("{name}: {:.1} GB/s", rate(product));
+                    if read != Duration::MAX {
+                        print!(", {:.2} of {:.1} GB/s", rate(product) / rate(read), rate(read));
+                    }
+                    if m > 1 {
+                        print!(", {:.2} times one row", product.as_secs_f64() / one.as_secs_f64());
+                    }
+                    println!();
+                }
+            }
+        }
+    }
+    criterion.final_summary();
+}
+
+fn time(f: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    f();
+    start.elapsed()
+}
+
+/// Calls `f` with equal parts of `w` on as many threads.
+fn split(w: &[u8], unit: usize, threads: usize, f: impl Fn(&[u8]) + Sync) {
+    let part = (w.len() / unit).div_ceil(threads) * unit;
+    std::thread::scope(|scope| {
+        let mut parts = w.chunks(part);
+        let first = parts.next().unwrap_or_default();
+        for part in parts {
+            scope.spawn(|| f(part));
+        }
+        f(first);
+    });
+}
+
+fn read_all(w: &[u8], threads: usize) {
+    split(w, 1 << 12, threads, |w| {
+        let mut sums = [0u64; 32];
+        for chunk in w.as_chunks::<256>().0 {
+            for (sum, x) in sums.iter_mut().zip(chunk.as_chunks().0) {
+                *sum ^= u64::from_le_bytes(*x);
+            }
+        }
+        black_box(sums);
+    });
+}
+
+fn multiply(arch: Arch, dtype: DType, w: &[u8], m: usize, threads: usize) {
+    let format = dtype.float_format();
+    let row = N / format.block_elems * format.block_bytes;
+    let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
+    let mut blocks = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
+    for (x, blocks) in x.chunks_exact(N).zip(blocks.chunks_exact_mut(BlockQ16::per_row(N))) {
+        arch.quantize_q16(x, blocks);
+    }
+    split(w, row, threads, |w| {
+        let acts = match arch.act_form(dtype) {
+            ActForm::F32 => Acts::F32 { x: &x, n: N },
+            ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
+        };
+        let task_rows = (TASK / row).next_multiple_of(8);
+        let mut y = vec![0.0; m * task_rows];
+        for w in w.chunks(task_rows * row) {
+            let rows = w.len() / row;
+            let y = &mut y[..m * rows];
+            arch.matvec(dtype, &mut ColumnsMut::new(y, m, rows), w, &acts);
+            black_box(y);
+        }
+    });
+}

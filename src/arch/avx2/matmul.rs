@@ -1,0 +1,920 @@
+//! Products of weights with few activation rows.
+//!
+//! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
+//! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpmaddwd` takes
+//! signed weights and activations of any size without overflow, where the byte form would need the
+//! activations in two planes, two instructions for each and care with signs. The two 128-bit lanes
+//! hold two blocks of 32, so that one conversion to `f32` and one multiply-add serve 64 weights.
+
+use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::quant::*;
+use bytemuck::Pod;
+use std::arch::x86_64::*;
+
+pub(super) fn matvec_for(dtype: DType) -> Matvec {
+    let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
+    let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
+    match dtype {
+        DType::F32 => f32(matvec_float::<F32, 64>),
+        DType::F16 => f32(matvec_float::<F16, 32>),
+        DType::BF16 => f32(matvec_float::<Bf16, 32>),
+        DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
+        DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
+        DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
+        DType::Q5_1 => q16(matvec::<BlockQ5_1, 8>),
+        DType::Q8_0 => q16(matvec::<BlockQ8_0, 8>),
+        DType::Q2_K => q16(matvec::<BlockQ2K, 1>),
+        DType::Q3_K => q16(matvec::<BlockQ3K, 1>),
+        DType::Q4_K => q16(matvec::<BlockQ4K, 1>),
+        DType::Q5_K => q16(matvec::<BlockQ5K, 1>),
+        DType::Q6_K => q16(matvec::<BlockQ6K, 1>),
+        DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
+        DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
+        DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
+        _ => f32(matvec_any),
+    }
+}
+
+/// 256 weights, `scale·w + offset`, in two halves.
+struct Unpacked {
+    /// Byte `j % 16` of lane `b % 4 / 2` of register `2·(b % 2) + j / 16` of half `b / 4` is value `j`
+    /// of block `b` of 32.
+    w: [[__m256i; 4]; 2],
+    /// Of each 16 weights.
+    scale: [__m256; 2],
+    /// Of each 16 weights.
+    offset: [__m256; 2],
+}
+
+/// A format whose `N` blocks hold 256 weights.
+trait Weights<const N: usize>: Pod {
+    /// Whether each 16 weights have a scale of their own; else each 32 share one.
+    const SCALE_PER_16: bool = false;
+    /// Whether the bytes are signed.
+    const SIGNED: bool = false;
+
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
+}
+
+/// Weight rows at a time when there are several activation rows, so that these come from the L2 cache
+/// once for all.
+const ROWS: usize = 8;
+/// Activation rows at a time.
+const COLUMNS: usize = 16;
+/// How far ahead of their use weights are prefetched, in bytes, at least.
+const AHEAD: usize = 8192;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
+    let (w, blocks) = (bytemuck::cast_slice(w), n * N / BlockQ16::VALUES);
+    for (c, x) in x.chunks(COLUMNS * BlockQ16::per_row(n)).enumerate() {
+        if x.len() == BlockQ16::per_row(n) {
+            columns::<B, N, 1, 1>(y, w, blocks, c * COLUMNS, x);
+        } else {
+            columns::<B, N, ROWS, COLUMNS>(y, w, blocks, c * COLUMNS, x);
+        }
+    }
+}
+
+/// The products of weight rows, of `blocks` blocks each, with up to `M` activation rows, the first of
+/// them row `i`; `R` weight rows at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn columns<B: Weights<N>, const N: usize, const R: usize, const M: usize>(
+    y: &mut ColumnsMut<'_>,
+    w: &[B],
+    blocks: usize,
+    i: usize,
+    x: &[BlockQ16],
+) {
+    let groups = blocks.div_ceil(N);
+    let m = (x.len() / groups).min(M);
+    for (t, rows) in w.chunks(R * blocks).enumerate() {
+        let mut totals = [[_mm256_setzero_ps(); M]; R];
+        let mut ahead = rows.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(rows)));
+        for g in 0..groups {
+            let x = &x[g..];
+            for (row, totals) in rows.chunks_exact(blocks).zip(&mut totals) {
+                let blocks = &row[g * N..];
+                ahead = prefetch(ahead, N * size_of::<B>());
+                match blocks.first_chunk() {
+                    Some(blocks) => accumulate(&mut totals[..m], blocks, x, groups),
+                    None => {
+                        let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
+                        accumulate(&mut totals[..m], &padded, x, groups);
+                    }
+                }
+            }
+        }
+        for (r, totals) in totals.iter().enumerate().take(rows.len() / blocks) {
+            for (j, total) in totals[..m].iter().enumerate() {
+                y.row(i + j)[t * R + r] = sum(*total);
+            }
+        }
+    }
+}
+
+/// Asks for `bytes` from `p` on; returns where they end.
+#[inline(always)]
+pub(in crate::arch) fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a hint; it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line * 64)) };
+    }
+    p.wrapping_add(bytes)
+}
+
+/// Adds the products of 256 weights with each activation row; their blocks are `stride` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn accumulate<B: Weights<N>, const N: usize>(totals: &mut [__m256], blocks: &[B; N], x: &[BlockQ16], stride: usize) {
+    // SAFETY: this function has the features.
+    let weights = unsafe { B::unpack(blocks) };
+    for half in 0..2 {
+        let [a, b, c, d] = weights.w[half];
+        let w = if B::SIGNED {
+            [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
+        } else {
+            [words(a), words(b), words(c), words(d)]
+        };
+        for (i, total) in totals.iter_mut().enumerate() {
+            let product = product::<B, N>(&w, weights.scale[half], weights.offset[half], &x[i * stride], half);
+            *total = _mm256_add_ps(*total, product);
+        }
+    }
+}
+
+/// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn product<B: Weights<N>, const N: usize>(
+    w: &[[__m256i; 2]; 4],
+    scale: __m256,
+    offset: __m256,
+    x: &BlockQ16,
+    half: usize,
+) -> __m256 {
+    let (d, s) = (&halves_of(&x.d)[half], &halves_of(&x.s)[half]);
+    let sums = [
+        dot_words::<0>(&w[0], x, half),
+        dot_words::<1>(&w[1], x, half),
+        dot_words::<2>(&w[2], x, half),
+        dot_words::<3>(&w[3], x, half),
+    ];
+    let scale = _mm256_mul_ps(scale, load_f32(d));
+    let total = _mm256_mul_ps(offset, load_f32(s));
+    if B::SCALE_PER_16 {
+        let total = scaled::<0b00_00_00_00>(total, sums[0], scale);
+        let total = scaled::<0b01_01_01_01>(total, sums[1], scale);
+        let total = scaled::<0b10_10_10_10>(total, sums[2], scale);
+        scaled::<0b11_11_11_11>(total, sums[3], scale)
+    } else {
+        let total = scaled::<0b00_00_00_00>(total, _mm256_add_epi32(sums[0], sums[1]), scale);
+        scaled::<0b10_10_10_10>(total, _mm256_add_epi32(sums[2], sums[3]), scale)
+    }
+}
+
+/// `Σ w·x` over the four words of each lane, with half of `x.q[2J]` and `x.q[2J + 1]`.
+///
+/// |w| ≤ 128 and |x| ≤ 32767: two such sums stay below 2²⁵.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_words<const J: usize>(w: &[__m256i; 2], x: &BlockQ16, half: usize) -> __m256i {
+    let even: &[[i16; 16]; 2] = bytemuck::cast_ref(&x.q[2 * J]);
+    let odd: &[[i16; 16]; 2] = bytemuck::cast_ref(&x.q[2 * J + 1]);
+    _mm256_add_epi32(_mm256_madd_epi16(w[0], load_i16(&even[half])), _mm256_madd_epi16(w[1], load_i16(&odd[half])))
+}
+
+/// `total + sum·scale`, where each 128-bit lane uses the one of its scales that `WHICH` names four
+/// times.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scaled<const WHICH: i32>(total: __m256, sum: __m256i, scale: __m256) -> __m256 {
+    _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_permute_ps::<WHICH>(scale), total)
+}
+
+/// The sum of all lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum(x: __m256) -> f32 {
+    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+}
+
+/// Bytes 0, 2, 4… and bytes 1, 3, 5… as words.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn words(bytes: __m256i) -> [__m256i; 2] {
+    [_mm256_and_si256(bytes, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16::<8>(bytes)]
+}
+
+/// As [`words`], signed.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed_words(bytes: __m256i) -> [__m256i; 2] {
+    [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)]
+}
+
+/// References to a field of each of eight blocks. Not `map`: its closures would stay calls, because `map` is not
+/// compiled for this level.
+macro_rules! each {
+    ($blocks:ident.$field:ident) => {
+        [
+            &$blocks[0].$field,
+            &$blocks[1].$field,
+            &$blocks[2].$field,
+            &$blocks[3].$field,
+            &$blocks[4].$field,
+            &$blocks[5].$field,
+            &$blocks[6].$field,
+            &$blocks[7].$field,
+        ]
+    };
+}
+pub(in crate::arch) use each;
+
+impl Weights<8> for BlockQ4_0 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let scale = halves(each!(blocks.d));
+        let offset = scaled_by(scale, -8.0);
+        Unpacked { w: nibbles(each!(blocks.qs)), scale, offset }
+    }
+}
+
+impl Weights<8> for BlockQ4_1 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = nibbles(each!(blocks.qs));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
+    }
+}
+
+impl Weights<8> for BlockQ5_0 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
+        let scale = halves(each!(blocks.d));
+        let offset = scaled_by(scale, -16.0);
+        Unpacked { w, scale, offset }
+    }
+}
+
+impl Weights<8> for BlockQ5_1 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
+    }
+}
+
+impl Weights<8> for BlockQ8_0 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        Unpacked {
+            w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
+            scale: halves(each!(blocks.d)),
+            offset: [_mm256_setzero_ps(); 2],
+        }
+    }
+}
+
+impl Weights<8> for BlockIq4Nl {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: [_mm256_setzero_ps(); 2] }
+    }
+}
+
+impl Weights<8> for BlockMxfp4 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
+        let [e0, e1] = widened(twice(joined(each!(blocks.e))));
+        Unpacked { w, scale: [half_scale(e0), half_scale(e1)], offset: [_mm256_setzero_ps(); 2] }
+    }
+}
+
+impl Weights<1> for BlockQ2K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scales = load_16(&block.scales);
+        let nibble = _mm_set1_epi8(15);
+        let mins = _mm_and_si128(_mm_srli_epi16::<4>(scales), nibble);
+        Unpacked {
+            w: bit_pairs(&block.qs),
+            scale: times(widened(_mm_and_si128(scales, nibble)), half(block.d)),
+            offset: times(widened(mins), negated(half(block.dmin))),
+        }
+    }
+}
+
+impl Weights<1> for BlockQ3K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scales = unpack_scales_q3_k(&block.scales);
+        let scale = times(widened_signed(&scales), half(block.d));
+        let (low, high) = (bit_pairs(&block.qs), block_bits(&block.hmask));
+        Unpacked { w: merge::<2>(low, high), scale, offset: scaled_by(scale, -4.0) }
+    }
+}
+
+impl Weights<1> for BlockQ4K {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
+        Unpacked { w: nibble_pairs(&block.qs), scale, offset }
+    }
+}
+
+impl Weights<1> for BlockQ5K {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
+        Unpacked { w: merge::<4>(nibble_pairs(&block.qs), block_bits(&block.qh)), scale, offset }
+    }
+}
+
+impl Weights<1> for BlockQ6K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scale = times(widened_signed(&block.scales), half(block.d));
+        let [ql0, ql1]: &[[[u8; 16]; 4]; 2] = bytemuck::cast_ref(&block.ql);
+        let low = [both_nibbles(ql0), both_nibbles(ql1)];
+        Unpacked { w: merge::<4>(low, bit_pairs(&block.qh)), scale, offset: scaled_by(scale, -32.0) }
+    }
+}
+
+impl Weights<1> for BlockIq4Xs {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let low = _mm256_set1_epi32(i32::from_le_bytes(block.scales_l));
+        let high = _mm256_set1_epi32(u16::from_le_bytes(block.scales_h).into());
+        let scales = [
+            six_bits(low, high, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+            six_bits(low, high, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)),
+        ];
+        let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(&block.qs);
+        Unpacked {
+            w: look_up(&IQ4_VALUES, nibbles(qs.each_ref())),
+            scale: times(scales, half(block.d)),
+            offset: [_mm256_setzero_ps(); 2],
+        }
+    }
+}
+
+/// The bytes of eight blocks; two times 16 each.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bytes(qs: [&[[u8; 16]; 2]; 8]) -> [[__m256i; 4]; 2] {
+    [
+        [
+            lanes(&qs[0][0], &qs[2][0]),
+            lanes(&qs[0][1], &qs[2][1]),
+            lanes(&qs[1][0], &qs[3][0]),
+            lanes(&qs[1][1], &qs[3][1]),
+        ],
+        [
+            lanes(&qs[4][0], &qs[6][0]),
+            lanes(&qs[4][1], &qs[6][1]),
+            lanes(&qs[5][0], &qs[7][0]),
+            lanes(&qs[5][1], &qs[7][1]),
+        ],
+    ]
+}
+
+/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
+/// half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(qs: [&[u8; 16]; 8]) -> [[__m256i; 4]; 2] {
+    let [a, b] = split_nibbles(lanes(qs[0], qs[2]));
+    let [c, d] = split_nibbles(lanes(qs[1], qs[3]));
+    let [e, f] = split_nibbles(lanes(qs[4], qs[6]));
+    let [g, h] = split_nibbles(lanes(qs[5], qs[7]));
+    [[a, b, c, d], [e, f, g, h]]
+}
+
+/// Nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibble_pairs(qs: &[u8; 128]) -> [[__m256i; 4]; 2] {
+    let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(qs);
+    let [a, c] = split_nibbles(lanes(&qs[0], &qs[2]));
+    let [b, d] = split_nibbles(lanes(&qs[1], &qs[3]));
+    let [e, g] = split_nibbles(lanes(&qs[4], &qs[6]));
+    let [f, h] = split_nibbles(lanes(&qs[5], &qs[7]));
+    [[a, b, c, d], [e, f, g, h]]
+}
+
+/// Low and high nibbles.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn split_nibbles(x: __m256i) -> [__m256i; 2] {
+    let nibble = _mm256_set1_epi8(15);
+    [_mm256_and_si256(x, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(x), nibble)]
+}
+
+/// The low nibbles of each 16 bytes in the low lane, the high ones in the high lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn both_nibbles(qs: &[[u8; 16]; 4]) -> [__m256i; 4] {
+    let (by, nibble) = (each_lane(0, 4), _mm256_set1_epi8(15));
+    [
+        shifted(load_twice(&qs[0]), by, nibble),
+        shifted(load_twice(&qs[1]), by, nibble),
+        shifted(load_twice(&qs[2]), by, nibble),
+        shifted(load_twice(&qs[3]), by, nibble),
+    ]
+}
+
+/// Bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bit_pairs(qs: &[u8; 64]) -> [[__m256i; 4]; 2] {
+    let qs: &[[u8; 16]; 4] = bytemuck::cast_ref(qs);
+    let (even, odd, mask) = (each_lane(0, 4), each_lane(2, 6), _mm256_set1_epi8(3));
+    let [a, b, c, d] = [load_twice(&qs[0]), load_twice(&qs[1]), load_twice(&qs[2]), load_twice(&qs[3])];
+    [
+        [shifted(a, even, mask), shifted(b, even, mask), shifted(a, odd, mask), shifted(b, odd, mask)],
+        [shifted(c, even, mask), shifted(d, even, mask), shifted(c, odd, mask), shifted(d, odd, mask)],
+    ]
+}
+
+/// Bit `b` of byte `i` for value `i` of block `b`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn block_bits(qs: &[u8; 32]) -> [[__m256i; 4]; 2] {
+    let qs: &[[u8; 16]; 2] = bytemuck::cast_ref(qs);
+    let [a, b] = [load_twice(&qs[0]), load_twice(&qs[1])];
+    let by = [each_lane(0, 2), each_lane(1, 3), each_lane(4, 6), each_lane(5, 7)];
+    let bit = _mm256_set1_epi8(1);
+    [
+        [shifted(a, by[0], bit), shifted(b, by[0], bit), shifted(a, by[1], bit), shifted(b, by[1], bit)],
+        [shifted(a, by[2], bit), shifted(b, by[2], bit), shifted(a, by[3], bit), shifted(b, by[3], bit)],
+    ]
+}
+
+/// `x >> by & mask`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shifted(x: __m256i, by: __m256i, mask: __m256i) -> __m256i {
+    _mm256_and_si256(_mm256_srlv_epi32(x, by), mask)
+}
+
+/// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn with_fifth_bits(low: [[__m256i; 4]; 2], qh: [&[u8; 4]; 8]) -> [[__m256i; 4]; 2] {
+    // Each byte looks at the byte of `qh` that holds its bit.
+    let first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
+    let second = _mm256_broadcastsi128_si256(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let mut w = low;
+    for half in 0..2 {
+        for odd in 0..2 {
+            let b = 4 * half + odd;
+            let qh = each_lane(i32::from_le_bytes(*qh[b]), i32::from_le_bytes(*qh[b + 2]));
+            for (w, bytes) in w[half][2 * odd..][..2].iter_mut().zip([first, second]) {
+                let bits = _mm256_and_si256(_mm256_shuffle_epi8(qh, bytes), bit);
+                let high = _mm256_and_si256(_mm256_cmpeq_epi8(bits, bit), _mm256_set1_epi8(16));
+                *w = _mm256_or_si256(*w, high);
+            }
+        }
+    }
+    w
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(values: &[i8; 16], codes: [[__m256i; 4]; 2]) -> [[__m256i; 4]; 2] {
+    let values = load_twice(bytemuck::cast_ref(values));
+    let mut w = codes;
+    for w in w.as_flattened_mut() {
+        *w = _mm256_shuffle_epi8(values, *w);
+    }
+    w
+}
+
+/// `low | high << AT`, of bytes whose `high` is small enough.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn merge<const AT: i32>(low: [[__m256i; 4]; 2], high: [[__m256i; 4]; 2]) -> [[__m256i; 4]; 2] {
+    let mut w = low;
+    for (w, high) in w.as_flattened_mut().iter_mut().zip(high.as_flattened()) {
+        *w = _mm256_or_si256(*w, _mm256_slli_epi16::<AT>(*high));
+    }
+    w
+}
+
+/// The scales of IQ4_XS for the blocks in `b`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn six_bits(low: __m256i, high: __m256i, b: __m256i) -> __m256i {
+    let low = shifted(low, _mm256_slli_epi32::<2>(b), _mm256_set1_epi32(15));
+    let high = shifted(high, _mm256_slli_epi32::<1>(b), _mm256_set1_epi32(3));
+    _mm256_sub_epi32(_mm256_or_si256(low, _mm256_slli_epi32::<4>(high)), _mm256_set1_epi32(32))
+}
+
+/// [`BlockMxfp4::half_scale`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn half_scale(e: __m256i) -> __m256 {
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+    let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+    let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small))
+}
+
+/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> ([__m256; 2], [__m256; 2]) {
+    let [a, b, c]: [[u8; 4]; 3] = bytemuck::cast(*packed);
+    let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
+    let scale = low_six_bits(a, c & 0x0F0F_0F0F | a >> 2 & 0x3030_3030);
+    let min = low_six_bits(b, c >> 4 & 0x0F0F_0F0F | b >> 2 & 0x3030_3030);
+    (times(scale, half(d)), times(min, negated(half(dmin))))
+}
+
+/// The low six bits of four bytes, then four more bytes; each twice.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn low_six_bits(low: u32, high: u32) -> [__m256i; 2] {
+    widened(twice(u64::from(low & 0x3F3F_3F3F) | u64::from(high) << 32))
+}
+
+/// Each byte twice.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice(x: u64) -> __m128i {
+    let x = _mm_cvtsi64_si128(x.cast_signed());
+    _mm_unpacklo_epi8(x, x)
+}
+
+/// Eight bytes in one word. Not `from_le_bytes`, which here goes through memory and waits for it.
+#[inline(always)]
+pub(in crate::arch) fn joined(x: [&u8; 8]) -> u64 {
+    let [a, b, c, d, e, f, g, h] = x;
+    let low = u32::from(*a) | u32::from(*b) << 8 | u32::from(*c) << 16 | u32::from(*d) << 24;
+    let high = u32::from(*e) | u32::from(*f) << 8 | u32::from(*g) << 16 | u32::from(*h) << 24;
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// Unsigned bytes as integers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn widened(x: __m128i) -> [__m256i; 2] {
+    [_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))]
+}
+
+/// Signed bytes as integers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn widened_signed(x: &[i8; 16]) -> [__m256i; 2] {
+    let x = load_16(bytemuck::cast_ref(x));
+    [_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn times(x: [__m256i; 2], factor: __m256) -> [__m256; 2] {
+    [_mm256_mul_ps(_mm256_cvtepi32_ps(x[0]), factor), _mm256_mul_ps(_mm256_cvtepi32_ps(x[1]), factor)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn scaled_by(x: [__m256; 2], factor: f32) -> [__m256; 2] {
+    [_mm256_mul_ps(x[0], _mm256_set1_ps(factor)), _mm256_mul_ps(x[1], _mm256_set1_ps(factor))]
+}
+
+/// Each f16 twice.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn halves(x: [&[u8; 2]; 8]) -> [__m256; 2] {
+    let x = load_16(bytemuck::cast_ref(&x.map(|x| *x)));
+    [_mm256_cvtph_ps(_mm_unpacklo_epi16(x, x)), _mm256_cvtph_ps(_mm_unpackhi_epi16(x, x))]
+}
+
+/// An f16 in all lanes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn half(x: [u8; 2]) -> __m256 {
+    _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(x).into())))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn negated(x: __m256) -> __m256 {
+    _mm256_sub_ps(_mm256_setzero_ps(), x)
+}
+
+/// A value for each 128-bit lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn each_lane(a: i32, b: i32) -> __m256i {
+    _mm256_setr_epi32(a, a, a, a, b, b, b, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lanes(a: &[u8; 16], b: &[u8; 16]) -> __m256i {
+    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(load_16(a)), load_16(b))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_twice(x: &[u8; 16]) -> __m256i {
+    _mm256_broadcastsi128_si256(load_16(x))
+}
+
+fn halves_of(x: &[f32; 16]) -> &[[f32; 8]; 2] {
+    bytemuck::cast_ref(x)
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn load_16(x: &[u8; 16]) -> __m128i {
+    // SAFETY: 16 readable bytes; the load asks for no alignment.
+    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+fn load_32(x: &[u8; 32]) -> __m256i {
+    // SAFETY: 32 readable bytes; the load asks for no alignment.
+    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+fn load_i16(x: &[i16; 16]) -> __m256i {
+    load_32(bytemuck::cast_ref(x))
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+fn load_f32(x: &[f32; 8]) -> __m256 {
+    // SAFETY: 32 readable bytes; the load asks for no alignment.
+    unsafe { _mm256_loadu_ps(x.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn store_i16(to: &mut [i16; 8], x: __m128i) {
+    // SAFETY: 16 writable bytes; the store asks for no alignment.
+    unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
+}
+
+/// A plain format: `BYTES` bytes hold 16 weights.
+trait Floats<const BYTES: usize> {
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn widen(bytes: &[u8; BYTES]) -> [__m256; 2];
+}
+
+struct F32;
+struct F16;
+struct Bf16;
+
+impl Floats<64> for F32 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn widen(bytes: &[u8; 64]) -> [__m256; 2] {
+        let [a, b]: &[[u8; 32]; 2] = bytemuck::cast_ref(bytes);
+        [_mm256_castsi256_ps(load_32(a)), _mm256_castsi256_ps(load_32(b))]
+    }
+}
+
+impl Floats<32> for F16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn widen(bytes: &[u8; 32]) -> [__m256; 2] {
+        let [a, b]: &[[u8; 16]; 2] = bytemuck::cast_ref(bytes);
+        [_mm256_cvtph_ps(load_16(a)), _mm256_cvtph_ps(load_16(b))]
+    }
+}
+
+impl Floats<32> for Bf16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn widen(bytes: &[u8; 32]) -> [__m256; 2] {
+        let [a, b]: &[[u8; 16]; 2] = bytemuck::cast_ref(bytes);
+        let [a, b] = [_mm256_cvtepu16_epi32(load_16(a)), _mm256_cvtepu16_epi32(load_16(b))];
+        [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b))]
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+    // Some weight rows stay in the L2 cache, some activation rows in L1.
+    for (t, w) in w.chunks(ROWS * n * BYTES / 16).enumerate() {
+        for (c, x) in x.chunks(2 * n).enumerate() {
+            if x.len() == 2 * n {
+                rows_float::<F, BYTES, 2, 2>(y, t * ROWS, w, c * 2, x, n);
+            } else {
+                for (i, x) in (c * 2..).zip(x.chunks_exact(n)) {
+                    rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n);
+                }
+            }
+        }
+    }
+}
+
+/// The products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight
+/// rows at a time, of `n` values.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
+    y: &mut ColumnsMut<'_>,
+    r: usize,
+    w: &[u8],
+    i: usize,
+    x: &[f32],
+    n: usize,
+) {
+    let row_bytes = n * BYTES / 16;
+    let mut r = r;
+    for w in w.chunks(R * row_bytes) {
+        if w.len() == R * row_bytes {
+            tile_float::<F, BYTES, R, M>(y, r, w, i, x, n);
+        } else {
+            rows_float::<F, BYTES, 1, M>(y, r, w, i, x, n);
+        }
+        r += R;
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
+    y: &mut ColumnsMut<'_>,
+    r: usize,
+    w: &[u8],
+    i: usize,
+    x: &[f32],
+    n: usize,
+) {
+    let row_bytes = w.len() / R;
+    let w: [_; R] = std::array::from_fn(|r| w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>());
+    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<16>());
+    // Two sums each, because one would wait for its last addition.
+    let mut totals = [[[_mm256_setzero_ps(); 2]; M]; R];
+    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
+    for k in 0..n / 16 {
+        ahead = prefetch(ahead, R * BYTES);
+        let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
+        let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
+        accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
+    }
+    if !n.is_multiple_of(16) {
+        let w: [_; R] = std::array::from_fn(|r| padded(w[r].1));
+        let x: [_; M] = std::array::from_fn(|i| padded(x[i].1));
+        accumulate_float::<F, BYTES, R, M>(&mut totals, w.each_ref(), x.each_ref());
+    }
+    for j in 0..M {
+        for k in 0..R {
+            y.row(i + j)[r + k] = sum(_mm256_add_ps(totals[k][j][0], totals[k][j][1]));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn accumulate_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
+    totals: &mut [[[__m256; 2]; M]; R],
+    w: [&[u8; BYTES]; R],
+    x: [&[f32; 16]; M],
+) {
+    for r in 0..R {
+        // SAFETY: this function has the features.
+        let w = unsafe { F::widen(w[r]) };
+        for i in 0..M {
+            let [a, b] = halves_of(x[i]);
+            totals[r][i][0] = _mm256_fmadd_ps(w[0], load_f32(a), totals[r][i][0]);
+            totals[r][i][1] = _mm256_fmadd_ps(w[1], load_f32(b), totals[r][i][1]);
+        }
+    }
+}
+
+/// The values, then zeros.
+pub(in crate::arch) fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
+    let mut all = [T::default(); N];
+    all[..values.len()].copy_from_slice(values);
+    all
+}
+
+/// Any format: expands 256 weights at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn matvec_any(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+    let format = dtype.float_format();
+    let row_bytes = n / format.block_elems * format.block_bytes;
+    let mut values = [0.0; 256];
+    for (r, row) in w.chunks_exact(row_bytes).enumerate() {
+        for (c, x) in x.chunks(COLUMNS * n).enumerate() {
+            let mut totals = [_mm256_setzero_ps(); COLUMNS];
+            for (k, blocks) in row.chunks(256 / format.block_elems * format.block_bytes).enumerate() {
+                let values = &mut values[..blocks.len() / format.block_bytes * format.block_elems];
+                (format.dequantize)(blocks, values);
+                for (x, total) in x.chunks_exact(n).zip(&mut totals) {
+                    for (w, x) in values.as_chunks().0.iter().zip(x[256 * k..].as_chunks().0) {
+                        *total = _mm256_fmadd_ps(load_f32(w), load_f32(x), *total);
+                    }
+                }
+            }
+            for (i, total) in (c * COLUMNS..y.rows()).zip(totals) {
+                y.row(i)[r] = sum(total);
+            }
+        }
+    }
+}
+
+/// Rounds a row of activations, with the very results of the scalar level.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
+        match x.first_chunk() {
+            Some(x) => quantize_256(x, block),
+            None => quantize_256(&padded(x), block),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
+    // Evens, then odds, of each 128-bit lane's words.
+    let evens_odds = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    let magnitude = _mm256_set1_epi32(i32::MAX);
+    let x: &[[[f32; 8]; 4]; 8] = bytemuck::cast_ref(x);
+    for (b, x) in x.iter().enumerate() {
+        let x = [load_f32(&x[0]), load_f32(&x[1]), load_f32(&x[2]), load_f32(&x[3])];
+        let mut max = _mm256_setzero_si256();
+        for x in x {
+            max = _mm256_max_epu32(max, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+        }
+        let max = _mm_max_epu32(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
+        let max = _mm_max_epu32(max, _mm_unpackhi_epi64(max, max));
+        let max = _mm_max_epu32(max, _mm_shuffle_epi32::<1>(max));
+        let (d, inverse) = BlockQ16::scale(_mm_cvtsi128_si32(max).cast_unsigned());
+        for (h, x) in [[x[0], x[1]], [x[2], x[3]]].into_iter().enumerate() {
+            let (low, high) = (rounded(x[0], inverse), rounded(x[1], inverse));
+            // Words of the low and high eight values, in lanes (low 4, high 4 | low 4, high 4).
+            let words = _mm256_shuffle_epi8(_mm256_packs_epi32(low, high), evens_odds);
+            // Quarters of words: (0 2, 8 10, 1 3, 9 11 | 4 6, 12 14, 5 7, 13 15).
+            let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            let (row, column) = BlockQ16::position(32 * b + 16 * h);
+            store_i16(block.q[row][column..].first_chunk_mut().expect("8 of 32"), _mm256_castsi256_si128(words));
+            store_i16(
+                block.q[row + 1][column..].first_chunk_mut().expect("8 of 32"),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            let sum = _mm256_add_epi32(low, high);
+            let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+            let sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
+            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<1>(sum));
+            block.d[2 * b + h] = d;
+            block.s[2 * b + h] = d * _mm_cvtsi128_si32(sum) as f32;
+        }
+    }
+}
+
+/// `x·inverse` to the nearest integer; NaN becomes 0.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn rounded(x: __m256, inverse: f32) -> __m256i {
+    let x = _mm256_mul_ps(x, _mm256_set1_ps(inverse));
+    let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(x, x));
+    _mm256_and_si256(_mm256_cvtps_epi32(x), is_number)
+}
