@@ -14,21 +14,22 @@ use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
+/// The numbers are the activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
+    macro_rules! integers {
+        ($block:ident) => {
+            const { table::<Ints<false, 32>>(14) }
+        };
+    }
     match dtype {
-        DType::Q4_K => const { table::<Ints<true, 32>>(MIN_ROWS) },
-        DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<Ints<true, 16>>(MIN_ROWS) },
-        DType::Q6_K => const { table::<Ints<false, 16>>(MIN_ROWS) },
-        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => {
-            const { table::<Ints<false, 32>>(MIN_ROWS) }
-        }
-        DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 | DType::TQ2_0 => const { table::<Ints<false, 32>>(MIN_ROWS) },
-        _ => const { table::<F32>(MIN_ROWS) },
+        DType::F32 => const { table::<F32>(14) },
+        DType::F16 | DType::BF16 => const { table::<F32>(32) },
+        DType::Q4_K => const { table::<Ints<true, 32>>(6) },
+        DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<Ints<true, 16>>(6) },
+        DType::Q6_K => const { table::<Ints<false, 16>>(14) },
+        _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
     }
 }
-
-/// From here on panels beat the products of `matmul.rs`.
-const MIN_ROWS: usize = 16;
 
 /// Words of a register.
 const LANES: usize = 8;
@@ -276,12 +277,12 @@ fn array(x: __m256) -> [f32; 8] {
 enum Ints<const BYTES: bool, const SPAN: usize> {}
 
 /// Words with the integers of a record.
-const fn int_words(bytes: bool) -> usize {
+pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
     if bytes { 8 } else { 16 }
 }
 
 /// Words of a record.
-const fn record(bytes: bool) -> usize {
+pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
 
@@ -295,7 +296,7 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
     }
 
     fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 4 } else { 2 }
+        if vecs == 3 { 2 } else { 4 }
     }
 
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
@@ -324,7 +325,7 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
     ) {
         let tile = match vecs {
             1 => int_tile::<BYTES, SPAN, 1, 4>,
-            2 => int_tile::<BYTES, SPAN, 2, 2>,
+            2 => int_tile::<BYTES, SPAN, 2, 4>,
             _ => int_tile::<BYTES, SPAN, 3, 2>,
         };
         // If the compiler knew, it would unroll the inner loop and turn the sums into trees that need
@@ -437,7 +438,7 @@ fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
 /// products with it are exact; with 8 bits, `|q| ≤ 127`.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
+pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
     let x = x.as_chunks::<8>().0;
     let x = [load(&x[0]), load(&x[1]), load(&x[2]), load(&x[3])];
     let absolute = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
@@ -486,7 +487,7 @@ fn int_array(x: __m256i) -> [i32; 8] {
 
 /// Records of a weight row.
 #[target_feature(enable = "avx2,f16c")]
-fn int_blocks<B: Groups, const BYTES: bool>(bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool>(bytes: &[u8], out: *mut u32) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
