@@ -76,11 +76,35 @@ fn gemm(arch: Arch, dtype: DType, w: &[u8], n: usize, x: &[f32], m: usize) -> Ve
     y
 }
 
-/// Whether the level rounds weights and activations of `f` to bf16.
-fn rounds(arch: Arch, f: &Format) -> bool {
-    let f32_panels = arch.packed_len(f.dtype, 1, 256) == arch.packed_len(DType::F32, 1, 256);
-    assert!(f32_panels || f.block_elems > 1, "{}: plain weights are multiplied as they are", f.name);
-    !f32_panels
+/// How a level multiplies a format. That shows in the room that its packed activations take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Panels {
+    F32,
+    /// Weights and activations rounded to bf16.
+    Bf16,
+    /// Integers, and activations rounded to `d·q` with `|q| ≤ 2¹⁴` and `d` a power of two.
+    I16,
+    /// Integers, and activations rounded to `d·q` with `|q| ≤ 127`.
+    I8,
+}
+
+fn panels(arch: Arch, f: &Format) -> Panels {
+    let group = arch.pack_group(f.dtype);
+    let panels = match arch.packed_len(f.dtype, group, 32) / group {
+        128 => Panels::F32,
+        64 => Panels::Bf16,
+        80 => Panels::I16,
+        48 => Panels::I8,
+        bytes => panic!("{} {}: 32 activations in {bytes} bytes", arch.name(), f.name),
+    };
+    assert!(panels == Panels::F32 || f.block_elems > 1, "{}: plain weights are multiplied as they are", f.name);
+    panels
+}
+
+/// Bound on the integer part of a block's weights and on their offset, which may both be larger
+/// than their sum: these random blocks have values that are not a fourth of it.
+fn reach(weights: &[f32]) -> f32 {
+    4.0 * weights.iter().fold(0.0, |m, w| w.abs().max(m))
 }
 
 /// Shortest row that makes sense for a format: blocks of one value need not come in pairs.
@@ -88,9 +112,10 @@ fn step(f: &Format) -> usize {
     if f.block_elems == 1 { 37 } else { f.block_elems }
 }
 
-/// Times one-hot activations, a product is the weights themselves, in every place.
+/// Times one-hot activations, a product is the weights themselves, in every place. Only 8-bit
+/// activations have a scale that is no power of two, so that three operations round.
 #[test]
-fn unpacking_is_exact() {
+fn every_weight_in_its_place() {
     let mut lcg = Lcg(1);
     for f in FORMATS {
         for blocks in [1, 2, 3] {
@@ -102,12 +127,20 @@ fn unpacking_is_exact() {
             }
             for arch in Arch::available() {
                 let y = gemm(arch, f.dtype, w.bytes(), w.n, &identity, k);
-                let bf16 = rounds(arch, f);
+                let panels = panels(arch, f);
                 for r in 0..w.n {
-                    for i in 0..k {
-                        let w = w.row(r)[i];
-                        let expected = if bf16 { bf16::from_f32(w).to_f32() } else { w };
-                        assert_eq!(y[i * 37 + r], expected, "{} {} k {k} row {r} value {i}", arch.name(), f.name);
+                    for (b, block) in w.row(r).chunks(f.block_elems.max(32)).enumerate() {
+                        for (i, &w) in block.iter().enumerate() {
+                            let i = b * f.block_elems.max(32) + i;
+                            let (expected, off) = match panels {
+                                Panels::F32 | Panels::I16 => (w, 0.0),
+                                Panels::Bf16 => (bf16::from_f32(w).to_f32(), 0.0),
+                                Panels::I8 => (w, 3.0 * 2f32.powi(-24) * reach(block)),
+                            };
+                            let y = y[i * 37 + r];
+                            let at = format!("{} {} k {k} row {r} value {i}", arch.name(), f.name);
+                            assert!((y - expected).abs() <= off, "{at}: {y} instead of {expected}");
+                        }
                     }
                 }
             }
@@ -115,9 +148,12 @@ fn unpacking_is_exact() {
     }
 }
 
-/// Each of `k` additions rounds to 2⁻²⁴ of a partial sum, which is at most `Σ|w·x|`. bf16 has eight
-/// significant bits, so that it rounds each factor by at most 2⁻⁸ of itself; errors of `δ_w + δ_x`
-/// per product, each uniform within that bound, have a root mean square below `2⁻⁸·√⅔·√Σ(w·x)²`.
+/// Each of `k` additions rounds to 2⁻²⁴ of a partial sum, which is at most `Σ|w·x|`, or what the
+/// parts of block weights reach.
+///
+/// bf16 has eight significant bits, so that it rounds each factor by at most 2⁻⁸ of itself; errors
+/// of `δ_w + δ_x` per product, each uniform within that bound, have a root mean square below
+/// `2⁻⁸·√⅔·√Σ(w·x)²`. Integers round activations by half a step, for 32 of them at a time.
 #[test]
 fn products_are_within_rounding() {
     let mut lcg = Lcg(2);
@@ -130,22 +166,31 @@ fn products_are_within_rounding() {
             let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
             for (a, arch) in Arch::available().enumerate() {
                 let y = gemm(arch, f.dtype, w.bytes(), n, &x, m);
-                let bf16 = rounds(arch, f);
-                let factors = if bf16 { 2f64.powi(-7) + 2f64.powi(-16) } else { 0.0 };
+                let panels = panels(arch, f);
                 for (i, x) in x.chunks(k).enumerate() {
                     for r in 0..n {
-                        let products = w.row(r).iter().zip(x).map(|(&w, &x)| w as f64 * x as f64);
-                        let (mut sum, mut sum_abs, mut sum_squares) = (0.0, 0.0, 0.0);
-                        for p in products {
-                            sum += p;
-                            sum_abs += p.abs();
-                            sum_squares += p * p;
+                        let (mut sum, mut sum_abs, mut sum_squares, mut rounding) = (0.0, 0.0, 0.0, 0.0);
+                        for (w, x) in w.row(r).chunks(32).zip(x.chunks(32)) {
+                            let (reach, largest) = (reach(w) as f64, reach(x) as f64 / 4.0);
+                            for (&w, &x) in w.iter().zip(x) {
+                                let (w, x) = (w as f64, x as f64);
+                                sum += w * x;
+                                sum_squares += w * x * w * x;
+                                let (abs, error) = match panels {
+                                    Panels::F32 => ((w * x).abs(), 0.0),
+                                    Panels::Bf16 => ((w * x).abs(), (w * x).abs() * (2f64.powi(-7) + 2f64.powi(-16))),
+                                    Panels::I16 => (reach * x.abs(), w.abs() * largest * 2f64.powi(-14)),
+                                    Panels::I8 => (reach * x.abs(), w.abs() * largest / 254.0),
+                                };
+                                sum_abs += abs;
+                                rounding += error;
+                            }
                         }
                         let error = (y[i * n + r] as f64 - sum).abs();
-                        let bound = (factors + 1.01 * k as f64 * 2f64.powi(-24)) * sum_abs;
+                        let bound = rounding + 1.01 * k as f64 * 2f64.powi(-24) * sum_abs;
                         let at = format!("{} {} m {m} n {n} k {k}, y[{i}][{r}]", arch.name(), f.name);
                         assert!(error <= bound, "{at}: off by {error}, {bound} is allowed");
-                        if bf16 {
+                        if panels == Panels::Bf16 {
                             squares[a] += error * error;
                             allowed[a] += sum_squares * 2f64.powi(-16) * 2.0 / 3.0;
                         }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! for each TILE of weight rows, for each SUMS activation rows
-//!     for each BLOCK of k                      panel: TILE × BLOCK (16 or 32 KiB)
+//!     for each BLOCK of k                      panel: TILE × BLOCK (at most 32 KiB)
 //!         unpack the panel, prefetch the next one's blocks
 //!         for each VECS · LANES activations    their block of k stays in L1
 //!             for each few rows of the panel   register tile: sums += w · x
@@ -29,16 +29,22 @@ pub(super) const BLOCK: usize = 256;
 /// Activation rows whose sums are kept at a time; more of them unpack the weights again.
 const SUMS: usize = 528;
 
-/// What a level does with words of 32 bits: one `f32` each, or two bf16.
+/// What a level does with words of 32 bits: one `f32` each, or two narrower values.
 pub(super) trait Panels {
-    /// Values per word.
-    const PER_WORD: usize;
     /// Words of a register.
     const LANES: usize;
     /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
     const VECS: usize;
-    /// Words of the panel's rows that one register tile goes over, so that its activations fit L1.
+    /// Values that one register tile goes over, so that its activations fit the L1 cache.
     const DEPTH: usize;
+
+    /// Words that `k` values of an activation row take.
+    fn words(k: usize) -> usize;
+
+    /// Words that `k` values of a weight row take.
+    fn panel_words(k: usize) -> usize {
+        Self::words(k)
+    }
 
     /// Weight rows of a register tile with `vecs` registers of activations, a divisor of [`TILE`].
     fn rows(vecs: usize) -> usize;
@@ -56,22 +62,14 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `out` room for the words.
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
 
-    /// `sums[v][r][lane] (+)= Σ_i w[r][i]·x[i][v][lane]` for `vecs` registers of activations and
-    /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for `words` lines of
-    /// memory that lie `VECS` lines apart from `ahead` on.
+    /// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values, for `vecs` registers of activations and
+    /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for some of the memory
+    /// from `ahead` on, where the next activations are.
     ///
     /// # Safety
-    /// The CPU must have the level's features. Rows of `w` lie [`BLOCK`]` / PER_WORD` words apart and
-    /// have `words`; registers of `sums` lie [`TILE`] registers apart.
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        words: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    );
+    /// The CPU must have the level's features. Rows of `w` lie `panel_words(`[`BLOCK`]`)` apart and have
+    /// the values; registers of `sums` lie [`TILE`] registers apart.
+    unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
 
     /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
     ///
@@ -93,7 +91,7 @@ pub(super) const fn table<P: Panels>(min_rows: usize) -> Gemm {
 }
 
 fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
-    m.next_multiple_of(P::LANES) * (k / P::PER_WORD) * size_of::<u32>()
+    m.next_multiple_of(P::LANES) * P::words(k) * size_of::<u32>()
 }
 
 unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
@@ -110,8 +108,8 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
-    let vec_words = k / P::PER_WORD * P::LANES;
-    let panel_stride = BLOCK / P::PER_WORD;
+    let vec_words = P::words(k) * P::LANES;
+    let panel_stride = P::panel_words(BLOCK);
     let n_vecs = y.rows().div_ceil(P::LANES);
 
     // Row-major.
@@ -132,7 +130,7 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
         for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
             let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
             for k0 in (0..k).step_by(BLOCK) {
-                let n_words = (k - k0).min(BLOCK) / P::PER_WORD;
+                let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {
                     // SAFETY: rows of the panel have room for a block.
                     unsafe { P::unpack(dtype, blocks(r, k0), panel.wrapping_add(r * panel_stride)) };
@@ -140,25 +138,25 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                 // Register tiles are multiplied whole: rows that are not there count as 0.
                 for r in n_rows..n_rows.next_multiple_of(P::rows(1)) {
                     // SAFETY: a row of the panel.
-                    unsafe { panel.wrapping_add(r * panel_stride).write_bytes(0, n_words) };
+                    unsafe { panel.wrapping_add(r * panel_stride).write_bytes(0, P::panel_words(n)) };
                 }
                 if k0 + BLOCK < k {
                     for r in 0..n_rows {
                         prefetch(blocks(r, k0 + BLOCK));
                     }
                 }
-                for word in (0..n_words).step_by(P::DEPTH) {
-                    let depth = (n_words - word).min(P::DEPTH);
+                for k1 in (0..n).step_by(P::DEPTH) {
+                    let depth = (n - k1).min(P::DEPTH);
                     for v in (0..n_vecs).step_by(P::VECS) {
                         let vecs = (n_vecs - v).min(P::VECS);
-                        let x = &x[(first_vec + v) * vec_words + (k0 / P::PER_WORD + word) * vecs * P::LANES..];
-                        let x = &x[..depth * vecs * P::LANES];
+                        let x = &x[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
+                        let x = &x[..P::words(depth) * vecs * P::LANES];
                         for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
                             let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = panel.wrapping_add(r * panel_stride + word);
+                            let w = panel.wrapping_add(r * panel_stride + P::panel_words(k1));
                             let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe { P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + word == 0, ahead) };
+                            unsafe { P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
                         }
                     }
                 }

@@ -1,13 +1,19 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! Block-quantised weights are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32`
-//! multiply-add. Rounding both factors to eight bits of mantissa makes an error of about 0.0023 of
-//! a typical product (at most 2⁻⁷), half of what activations rounded to 8-bit integers cost.
-//! Intel's cores run the instruction at a quarter of the rate of `f32` multiply-adds (measured on
-//! Sapphire Rapids), so there the same weights go through `f32` panels, as do F32, F16 and BF16
-//! weights everywhere, to stay exact.
+//! K-quants are multiplied as the integers that they are, with 8-bit activations, by `vpdpbusd`: it
+//! does four times the products of an `f32` multiply-add. With a scale per 32 activations the logits
+//! are off by two thirds of what llama.cpp's, with one per 256, are.
+//!
+//! Formats of 32 values have activations of that kind there, and no room for a second rounding; here
+//! they are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32` multiply-add, and
+//! rounding both factors to eight significant bits makes 0.4 of that error. Intel's cores run the
+//! instruction at a quarter of the rate of `f32` multiply-adds (measured on Sapphire Rapids), so
+//! there these formats take 16-bit activations and `vpdpwssd`.
+//!
+//! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
 use crate::arch::Gemm;
+use crate::arch::avx2::gemm::{int_blocks, int_words, record, round};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
 use crate::arch::gemm::{BLOCK, Panels, TILE, table};
 use crate::quant::*;
@@ -15,14 +21,30 @@ use bytemuck::Pod;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// The number of activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
+/// The numbers are the activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
+    macro_rules! bf16 {
+        ($block:ident) => {
+            const { table::<Bf16>(11) }
+        };
+    }
     match dtype {
         DType::F32 => const { table::<F32>(22) },
         DType::F16 | DType::BF16 => const { table::<F32>(32) },
-        _ if fast_bf16() => const { table::<Bf16>(10) },
-        _ => const { table::<F32>(18) },
+        DType::Q4_K | DType::Q5_K => const { table::<Ints<true, 32>>(8) },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<Ints<true, 16>>(8) },
+        _ if fast_bf16() => with_groups!(dtype, bf16, const { table::<Bf16>(5) }),
+        _ => without_bf16(dtype),
     }
+}
+
+fn without_bf16(dtype: DType) -> Gemm {
+    macro_rules! integers {
+        ($block:ident) => {
+            const { table::<Ints<false, 32>>(11) }
+        };
+    }
+    with_groups!(dtype, integers, const { table::<F32>(5) })
 }
 
 /// Whether `vdpbf16ps` issues as often as an `f32` multiply-add. By vendor instead of by timing, so
@@ -46,10 +68,13 @@ enum F32 {}
 macro_rules! panels {
     ($name:ident, $bf16:literal, $per_word:literal) => {
         impl Panels for $name {
-            const PER_WORD: usize = $per_word;
             const LANES: usize = LANES;
             const VECS: usize = 3;
-            const DEPTH: usize = 128;
+            const DEPTH: usize = 128 * $per_word;
+
+            fn words(k: usize) -> usize {
+                k / $per_word
+            }
 
             fn rows(vecs: usize) -> usize {
                 if vecs == 1 { 16 } else { 8 }
@@ -69,7 +94,7 @@ macro_rules! panels {
                 vecs: usize,
                 w: *const u32,
                 x: *const u32,
-                words: usize,
+                k: usize,
                 sums: *mut f32,
                 first: bool,
                 ahead: *const u32,
@@ -80,7 +105,7 @@ macro_rules! panels {
                     _ => tile::<$bf16, 3, 8>,
                 };
                 // SAFETY: the caller's promise.
-                unsafe { tile(w, x, words, sums, first, ahead) }
+                unsafe { tile(w, x, Self::words(k), sums, first, ahead) }
             }
 
             unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
@@ -138,6 +163,156 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
         for v in 0..VECS {
             // SAFETY: as above.
             unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
+/// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make.
+enum Ints<const BYTES: bool, const SPAN: usize> {}
+
+impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
+    const LANES: usize = LANES;
+    const VECS: usize = 3;
+    const DEPTH: usize = BLOCK;
+
+    fn words(k: usize) -> usize {
+        k / 32 * record(BYTES)
+    }
+
+    fn rows(vecs: usize) -> usize {
+        if vecs == 1 { 8 } else { 4 }
+    }
+
+    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_ints::<BYTES>(x, k, packed) }
+    }
+
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+        macro_rules! blocks {
+            ($block:ident) => {
+                // SAFETY: the caller's promise.
+                unsafe { int_blocks::<$block, BYTES>(bytes, out) }
+            };
+        }
+        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+    }
+
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        k: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    ) {
+        let tile = match vecs {
+            1 => int_tile::<BYTES, SPAN, 1, 8>,
+            2 => int_tile::<BYTES, SPAN, 2, 4>,
+            _ => int_tile::<BYTES, SPAN, 3, 4>,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tile(w, x, k / 32, sums, first, ahead) }
+    }
+
+    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows.
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, const ROWS: usize>(
+    w: *const u32,
+    x: *const u32,
+    records: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+) {
+    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
+    if !first {
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                // SAFETY: the sums of register `v` and row `r`.
+                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
+            }
+        }
+    }
+    let (factors, words) = (int_words(BYTES), int_words(BYTES) * SPAN / 32);
+    for i in 0..records {
+        let x = x.wrapping_add(i * record(BYTES) * VECS * LANES);
+        for line in 0..5 {
+            let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 8) * LANES);
+            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+        }
+        // SAFETY: word `j` of the record, for the rows in register `v`.
+        let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
+        // SAFETY: word `j` of the record of row `r`.
+        let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(BYTES) + j).read() };
+        for span in 0..32 / SPAN {
+            let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
+            for j in span * words..(span + 1) * words {
+                let mut xs = [_mm512_setzero_si512(); VECS];
+                for v in 0..VECS {
+                    xs[v] = x(j, v);
+                }
+                for r in 0..ROWS {
+                    let w = _mm512_set1_epi32(w(j, r) as i32);
+                    for v in 0..VECS {
+                        int[r][v] = if BYTES {
+                            _mm512_dpbusd_epi32(int[r][v], w, xs[v])
+                        } else {
+                            _mm512_dpwssd_epi32(int[r][v], w, xs[v])
+                        };
+                    }
+                }
+            }
+            let sum_word = factors + if SPAN == 32 { 3 } else { 1 + span };
+            for r in 0..ROWS {
+                let scale = _mm512_set1_ps(f32::from_bits(w(factors + span, r)));
+                let offset = _mm512_set1_ps(f32::from_bits(w(factors + 2 + span, r)));
+                for v in 0..VECS {
+                    let (d, sum) = (_mm512_castsi512_ps(x(factors, v)), _mm512_castsi512_ps(x(sum_word, v)));
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), d);
+                    acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
+                    acc[r][v] = _mm512_fmadd_ps(offset, sum, acc[r][v]);
+                }
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for v in 0..VECS {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (i, packed) in packed.chunks_exact_mut(record(BYTES) * n_vecs * LANES).enumerate() {
+            let mut rows = [[[0.0; 8]; 3]; LANES];
+            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                if let Some(x) = x[32 * i..].first_chunk() {
+                    *row = round::<BYTES>(x);
+                }
+            }
+            for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
+                let mut words = [_mm512_setzero_si512(); LANES];
+                for (words, row) in words.iter_mut().zip(&rows) {
+                    *words = _mm512_castps_si512(load_f32(&row.as_flattened()[c * LANES..])[0]);
+                }
+                for (word, out) in transpose(words).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                    let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+                    // SAFETY: as many bytes.
+                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+                }
+            }
         }
     }
 }
@@ -366,14 +541,14 @@ mod tests {
     use super::*;
     use crate::arch::ColumnsMut;
 
-    /// The panels that block formats get where bf16 is slow; this CPU may not be such a one.
+    /// The panels that formats get where bf16 is slow; this CPU may not be such a one.
     #[test]
-    fn f32_panels_of_every_format() {
+    fn panels_without_bf16() {
         if !(super::super::KERNELS.supported)() {
             return;
         }
-        let gemm = table::<F32>(0);
-        for f in FORMATS {
+        for f in FORMATS.iter().filter(|f| !f.name.ends_with("_K")) {
+            let gemm = without_bf16(f.dtype);
             let (n, k) = (33, 512);
             // No byte of a scale above 0x37: finite f16 numbers below 1.
             let w: Vec<u8> =
