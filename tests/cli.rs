@@ -202,6 +202,7 @@ fn help_and_version() {
         "quantize",
         "template",
         "doctor",
+        "bench",
     ] {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in {help}");
         let own = text(&run(&[name, "--help"]));
@@ -221,6 +222,7 @@ fn wrong_calls() {
     fails(&["-p", "x", "-ctk", "q8_0"], 2, &["f32 or f16"]);
     fails(&["-p", "x", "-ctk", "f32", "-ctv", "f16"], 2, &["-ctk"]);
     fails(&["-p", "x", "--top-p", "2"], 2, &["top_p"]);
+    fails(&["-p", "x", "-t", "100000"], 2, &["1024"]);
     fails(&["-p", "x", "--temp", "nan"], 2, &["temperature"]);
     fails(&["-p", "x", "--samplers", "top_z"], 2, &["top_z"]);
     fails(&["-p", "x", "--logit-bias", "7"], 2, &["15043+1"]);

@@ -1,6 +1,6 @@
 //! `ruvllm detokenize`: token ids to text, the inverse of `tokenize`.
 
-use super::input::{TokenIds, file_or_pipe, read_text, token_ids};
+use super::input::{TokenIds, file_or_pipe, name, read_text, token_ids};
 use super::model::ModelArgs;
 use super::output::{Failure, print};
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(TokenIds(ids)) => ids.clone(),
         None => {
             let path = file_or_pipe(args.file.as_ref(), "--tokens IDS or -f FILE")?;
-            token_ids(&read_text(&path)?).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))?
+            token_ids(&read_text(&path)?).map_err(|error| Failure::Work(format!("{}: {error}", name(&path))))?
         }
     };
     let tokenizer = args.model.tokenizer()?;

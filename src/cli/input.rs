@@ -13,23 +13,28 @@ pub(super) fn stdin_is_terminal() -> bool {
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     if path == Path::new("-") {
         let mut bytes = Vec::new();
-        io::stdin().lock().read_to_end(&mut bytes).map_err(Failure::file(path))?;
+        io::stdin().lock().read_to_end(&mut bytes).map_err(Failure::file(Path::new("standard input")))?;
         return Ok(bytes);
     }
     std::fs::read(path).map_err(Failure::file(path))
+}
+
+/// What messages call a file.
+pub(super) fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
 }
 
 /// The text of a file; `-` is stdin.
 pub(super) fn read_text(path: &Path) -> Result<String, Failure> {
     String::from_utf8(read(path)?).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        Failure::Work(format!("{}: not UTF-8 text (byte {at})", path.display()))
+        Failure::Work(format!("{}: not UTF-8 text (byte {at})", name(path)))
     })
 }
 
 /// The JSON in a file; `-` is stdin.
 pub(super) fn read_json(path: &Path) -> Result<serde_json::Value, Failure> {
-    serde_json::from_slice(&read(path)?).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+    serde_json::from_slice(&read(path)?).map_err(|error| Failure::Work(format!("{}: {error}", name(path))))
 }
 
 /// Where a subcommand reads from: `-f FILE`, or else a pipe.

@@ -80,7 +80,10 @@ impl ModelArgs {
     }
 }
 
-/// Model and size of a session.
+/// More threads than machines have cores only take memory.
+pub(super) const MAX_THREADS: i64 = 1024;
+
+/// Size of a session.
 #[derive(Args)]
 pub(super) struct SessionArgs {
     /// Tokens the context holds; 0 is as many as the model was trained for
@@ -95,8 +98,9 @@ pub(super) struct SessionArgs {
     #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     ubatch_size: u32,
-    /// Threads; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true)]
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
     threads: i32,
     /// Type of the key/value cache: f32 or f16 [default: f16; for `logits` f32] [short: -ctk]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]

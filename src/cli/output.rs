@@ -71,8 +71,7 @@ pub(super) fn paint(code: &str, text: &str) -> String {
 /// Writes to stdout at once.
 pub(super) fn print(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes.as_ref())?;
-    Ok(out.flush()?)
+    out.write_all(bytes.as_ref()).and_then(|()| out.flush()).map_err(Failure::file(Path::new("standard output")))
 }
 
 /// Prints a JSON value and a line end.

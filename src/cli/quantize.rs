@@ -1,5 +1,6 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
+use super::model::MAX_THREADS;
 use super::output::{Failure, Progress, count, note, size};
 use rayon::prelude::*;
 use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
@@ -37,8 +38,9 @@ pub(super) struct Args {
     /// Replace the output if it exists
     #[arg(long, alias = "force")]
     overwrite: bool,
-    /// Threads; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true)]
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
     threads: i32,
     /// Tell the type of each tensor
     #[arg(short, long)]
