@@ -170,6 +170,29 @@ fn sessions_share_a_model_and_a_team() {
 }
 
 #[test]
+fn a_probe_sees_every_layer_and_changes_nothing() {
+    #[derive(Default)]
+    struct Seen(Vec<(String, usize, Vec<f32>)>);
+    impl ruvllm::exec::Probe for Seen {
+        fn tensor(&mut self, name: &str, layer: usize, values: &[f32]) {
+            self.0.push((name.to_owned(), layer, values.to_vec()));
+        }
+    }
+    for tiny in Tiny::ALL {
+        let model = tiny.model(DType::F32);
+        let (mut seen, mut probed) = (Seen::default(), Vec::new());
+        let mut session = model.session_with(&options(64, 1)).unwrap();
+        session.prefill_probed(&TOKENS, 0, &mut seen, |_, logits| probed.extend_from_slice(logits)).unwrap();
+        assert_eq!(probed, logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS));
+        let of = |name: &str| seen.0.iter().filter(|t| t.0 == name).collect::<Vec<_>>();
+        assert_eq!(of("result_output")[0].2, probed);
+        for name in ["attn_norm", "k", "v", "kqv_out", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "l_out"] {
+            assert_eq!(of(name).iter().map(|t| t.1).collect::<Vec<_>>(), [0, 1], "{tiny:?} {name}");
+        }
+    }
+}
+
+#[test]
 fn a_window_is_honoured_beyond_its_length() {
     // With a window of 4, layer 0 of 2 forgets; a change of the first token must fade from the
     // windowed layer, yet still reach the last position through the other.

@@ -333,31 +333,3 @@ proptest! {
         prop_assert!(sampled.top.windows(2).all(|w| w[0].1 >= w[1].1));
     }
 }
-
-/// Timings, not a judgement: `cargo test --release --test sample -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints timings"]
-fn timings() {
-    for n in [32_000, 128_256, 262_144] {
-        let logits = logits(n, 1);
-        let history: Vec<u32> = (0..4096).collect();
-        for (name, builder) in [
-            ("greedy", Sampler::builder().temperature(0.0)),
-            ("default", Sampler::builder()),
-            ("penalties", Sampler::builder().repeat_penalty(1.1)),
-            ("dry", Sampler::builder().dry_multiplier(0.8)),
-            ("no top_k", Sampler::builder().top_k(0)),
-            ("typ_p only", Sampler::builder().typical(0.5).samplers("typ_p")),
-            ("mirostat 2", Sampler::builder().mirostat(Mirostat::V2)),
-        ] {
-            let mut sampler = builder.seed(1).build().unwrap();
-            let time = || {
-                let start = std::time::Instant::now();
-                sampler.sample(&logits, &history).unwrap();
-                start.elapsed()
-            };
-            let best = std::iter::repeat_with(time).take(20).min();
-            println!("{n:>7} {name:<11} {best:?}");
-        }
-    }
-}

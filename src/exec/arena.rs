@@ -33,11 +33,6 @@ impl Arena {
         }
         Frame { rest: bytemuck::cast_slice_mut(&mut self.lines) }
     }
-
-    /// Bytes held.
-    pub(crate) fn len(&self) -> usize {
-        self.lines.len() * ALIGN
-    }
 }
 
 /// What is left of an arena's block while a pass takes its buffers.

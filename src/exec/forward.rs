@@ -17,12 +17,11 @@ const ATTN_ROWS: usize = 64;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
 const MAX_GROUP: usize = 1024;
 
-/// Rotation frequencies of a session: they depend on its context length.
+/// Rotation frequencies of a session, which depend on its context length, and the factor on cosines
+/// and sines: of all layers, or of those that see everything and those with a window.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTables {
-    /// Of layers that see everything, and of layers with a window.
-    frequencies: [Vec<f32>; 2],
-    attn_factor: [f32; 2],
+    kinds: Vec<(Vec<f32>, f32)>,
 }
 
 impl RopeTables {
@@ -33,10 +32,14 @@ impl RopeTables {
             Some((short, _)) => Some(short),
             None => w.rope_factors.as_ref(),
         };
-        let [(all, all_factor), (window, window_factor)] =
-            [false, true].map(|in_window| h.rope.frequencies(in_window, factors.map(Vec::as_slice)));
-        RopeTables { frequencies: [all, window], attn_factor: [all_factor, window_factor] }
+        let kind = |in_window| h.rope.frequencies(in_window, factors.map(Vec::as_slice));
+        RopeTables { kinds: (0..rope_kinds(h)).map(|i| kind(i == 1)).collect() }
     }
+}
+
+/// Whether layers with a window rotate by frequencies of their own (2) or like all others (1).
+fn rope_kinds(h: &Hparams) -> usize {
+    1 + usize::from(h.rope.theta_window.is_some())
 }
 
 /// What a pass works on.
@@ -67,7 +70,7 @@ struct Buffers<'a> {
     gate: &'a mut [f32],
     up: &'a mut [f32],
     branch: &'a mut [f32],
-    /// Cosines and sines, `(m, n_dims/2)`, of layers without and with a window.
+    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
     rope: [[&'a mut [f32]; 2]; 2],
     moe: MoeBuffers<'a>,
     scratch: Scratch<'a>,
@@ -89,7 +92,7 @@ fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
 }
 
 /// Bytes a pass of `m` tokens takes from the arena.
-pub(crate) fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
+fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
     let h = model.hparams();
     let s = Sizes::new(model, m, n_outputs);
     let moe = h.experts.map_or(0, |x| {
@@ -106,7 +109,7 @@ pub(crate) fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
         + footprint::<f32>(s.m_padded * s.n_attn)
         + footprint::<f32>(m * s.n_attn)
         + 2 * footprint::<f32>(m * s.n_ff)
-        + 4 * footprint::<f32>(m * h.rope.n_dims / 2)
+        + 2 * rope_kinds(h) * footprint::<f32>(m * h.rope.n_dims / 2)
         + moe
         + Scratch::footprint(m.max(n_outputs), s.n_max, s.packed)
 }
@@ -148,7 +151,7 @@ impl<'a> Buffers<'a> {
         let h = model.hparams();
         let s = Sizes::new(model, m, n_outputs);
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
-        let angles = m * h.rope.n_dims / 2;
+        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
         Buffers {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
@@ -161,7 +164,7 @@ impl<'a> Buffers<'a> {
             gate: frame.take(m * s.n_ff),
             up: frame.take(m * s.n_ff),
             branch: frame.take(m * h.n_embd),
-            rope: [[frame.take(angles), frame.take(angles)], [frame.take(angles), frame.take(angles)]],
+            rope: angles.map(|n| [frame.take(n), frame.take(n)]),
             moe: MoeBuffers {
                 router: frame.take(m_moe * n_expert),
                 chosen: frame.take(m_moe * n_used),
@@ -194,7 +197,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);
-    rotations(h, rope, pos, &mut b.rope);
+    rotations(ctx, h, rope, pos, &mut b.rope);
 
     for (i, layer) in w.layers.iter().enumerate() {
         if cancelled() {
@@ -251,15 +254,11 @@ fn embed(ctx: Ctx<'_>, h: &Hparams, table: &Weight, tokens: &[u32], x: &mut [f32
 }
 
 /// Cosines and sines of the pass's positions.
-fn rotations(h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 2]; 2]) {
+fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 2]; 2]) {
     let n = h.rope.n_dims / 2;
-    for ((kind, frequencies), factor) in rope.iter_mut().zip(&tables.frequencies).zip(tables.attn_factor) {
-        let [cos, sin] = kind;
+    for ([cos, sin], (frequencies, factor)) in rope.iter_mut().zip(&tables.kinds) {
         for (i, (cos, sin)) in cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n)).enumerate() {
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
-                let angle = (pos + i) as f32 * frequency;
-                (*cos, *sin) = (angle.cos() * factor, angle.sin() * factor);
-            }
+            ctx.arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
         }
     }
 }
@@ -328,7 +327,7 @@ fn attention<P: Probe + ?Sized>(
     let per_head = h.qk_norm == QkNorm::PerHead;
     let head_norms = (layer.q_norm.as_ref().filter(|_| per_head), layer.k_norm.as_ref().filter(|_| per_head));
     let window = h.window_of(i);
-    let [cos, sin] = &b.rope[usize::from(window.is_some())];
+    let [cos, sin] = &b.rope[if window.is_some() { rope_kinds(h) - 1 } else { 0 }];
     let n_pairs = h.rope.n_dims / 2;
     let rotate = |token: usize, x: &mut [f32]| {
         let (cos, sin) = (&cos[token * n_pairs..][..n_pairs], &sin[token * n_pairs..][..n_pairs]);

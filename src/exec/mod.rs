@@ -11,7 +11,7 @@ use crate::cache::{KvCache, KvShape};
 use crate::error::SessionError;
 use crate::model::{Hparams, Model};
 use arena::Arena;
-use forward::{Pass, RopeTables, footprint_of, forward};
+use forward::{Pass, RopeTables, forward};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,11 +219,6 @@ impl<'m> Session<'m> {
         self.cancel = cancel;
     }
 
-    /// Bytes it holds besides the cache.
-    pub fn buffer_bytes(&self) -> usize {
-        self.arena.len() + self.logits.capacity() * size_of::<f32>()
-    }
-
     /// Appends `tokens`; the logits of what follows the last of them, `(n_vocab)`.
     ///
     /// # Errors
@@ -345,10 +340,5 @@ impl<'m> Session<'m> {
             n_batch: self.n_batch,
             cancel: CancelToken::default(),
         })
-    }
-
-    /// Bytes of buffers that a pass over `m` tokens needs.
-    pub fn pass_bytes(&self, m: usize) -> usize {
-        footprint_of(self.model, m, 1)
     }
 }

@@ -255,17 +255,8 @@ impl Crew<'_> {
         }
     }
 
-    /// Cuts the columns of `y` (`rows × cols`) into tiles of `tile` columns and calls `f` with each
-    /// tile's range and view.
-    pub fn for_columns<F>(&self, y: &mut [f32], rows: usize, cols: usize, tile: usize, f: F)
-    where
-        F: Fn(Range<usize>, &mut ColumnsMut<'_>) + Sync,
-    {
-        self.for_tiles(&mut [ColumnsMut::new(y, rows, cols)], |y| (y, tile), |_, range, view| f(range, view));
-    }
-
-    /// The same for the matrices of several `items` in one region: `view` tells an item's matrix and
-    /// the width of its tiles.
+    /// Cuts the columns of the matrices of `items` into tiles, all in one region, and calls `f` with the
+    /// item, the tile's range and its view: `view` tells an item's matrix and the width of its tiles.
     pub fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
     where
         V: Fn(&T) -> (&ColumnsMut<'m>, usize) + Sync,

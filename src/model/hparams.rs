@@ -147,7 +147,7 @@ pub enum RopeScaling {
         beta_slow: f32,
     },
     /// Factors per dimension from the file, one set for short and one for long contexts
-    /// (arXiv 2402.13753).
+    /// (arXiv 2402.13753). Phi 3 files have the factors without saying so; they count all the same.
     Long,
 }
 

@@ -224,7 +224,7 @@ impl Weights {
         let long = b.opt_vector("rope_factors_long.weight", n_pairs)?;
         let rope_factors_short_long = match (short, long) {
             (Some(short), Some(long)) => Some((short, long)),
-            (None, None) if h.rope.scaling == RopeScaling::Long && h.arch != "phi3" => {
+            (None, None) if h.rope.scaling == RopeScaling::Long => {
                 return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() });
             }
             (None, None) => None,

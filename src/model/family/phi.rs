@@ -1,7 +1,7 @@
 //! Phi 2, and Phi 3 to 4 (fused q/k/v and gate/up, long rope, partial rotation).
 
 use crate::error::ModelError;
-use crate::model::hparams::{Activation, Hparams, Keys, NormKind, RopeScaling, Window};
+use crate::model::hparams::{Activation, Hparams, Keys, NormKind, Window};
 
 pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::base(keys)?;
@@ -13,8 +13,6 @@ pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn phi3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::base(keys)?;
-    // Converters mark long rope by its tensors alone; without them this is plain rope.
-    h.rope.scaling = RopeScaling::Long;
     h.window = keys.window()?.map(|size| Window { size, pattern: 0 });
     h.finish(keys)
 }
