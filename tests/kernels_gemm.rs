@@ -80,6 +80,9 @@ fn gemm(arch: Arch, dtype: DType, w: &[u8], n: usize, x: &[f32], m: usize) -> Ve
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Panels {
     F32,
+    /// Weights and activations as the sums of two bf16 numbers, whose products but for that of the two
+    /// lesser ones are added.
+    Split,
     /// Weights and activations rounded to bf16.
     Bf16,
     /// Integers, and activations rounded to `d·q` with `|q| ≤ 2¹⁴` and `d` a power of two.
@@ -91,13 +94,18 @@ enum Panels {
 fn panels(arch: Arch, f: &Format) -> Panels {
     let group = arch.pack_group(f.dtype);
     let panels = match arch.packed_len(f.dtype, group, 32) / group {
+        128 if arch.name() == "amx" && f.dtype != DType::F32 => Panels::Split,
         128 => Panels::F32,
         64 => Panels::Bf16,
         80 => Panels::I16,
         48 => Panels::I8,
         bytes => panic!("{} {}: 32 activations in {bytes} bytes", arch.name(), f.name),
     };
-    assert!(panels == Panels::F32 || f.block_elems > 1, "{}: plain weights are multiplied as they are", f.name);
+    assert!(
+        matches!(panels, Panels::F32 | Panels::Split) || f.block_elems > 1,
+        "{}: plain weights are multiplied as they are",
+        f.name
+    );
     panels
 }
 
@@ -133,7 +141,7 @@ fn every_weight_in_its_place() {
                         for (i, &w) in block.iter().enumerate() {
                             let i = b * f.block_elems.max(32) + i;
                             let (expected, off) = match panels {
-                                Panels::F32 | Panels::I16 => (w, 0.0),
+                                Panels::F32 | Panels::Split | Panels::I16 => (w, 0.0),
                                 Panels::Bf16 => (bf16::from_f32(w).to_f32(), 0.0),
                                 Panels::I8 => (w, 3.0 * 2f32.powi(-24) * reach(block)),
                             };
@@ -178,6 +186,8 @@ fn products_are_within_rounding() {
                                 sum_squares += w * x * w * x;
                                 let (abs, error) = match panels {
                                     Panels::F32 => ((w * x).abs(), 0.0),
+                                    // `lo ≤ 2⁻⁹·x`, rounded to eight bits again; `lo·lo`; as many sums again.
+                                    Panels::Split => ((w * x).abs() * 3.0, (w * x).abs() * 3.0 * 2f64.powi(-18)),
                                     Panels::Bf16 => ((w * x).abs(), (w * x).abs() * (2f64.powi(-7) + 2f64.powi(-16))),
                                     Panels::I16 => (reach * x.abs(), w.abs() * largest * 2f64.powi(-14)),
                                     Panels::I8 => (reach * x.abs(), w.abs() * largest / 254.0),

@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 
 /// Weight rows of a panel.
 pub(super) const TILE: usize = 32;
-/// Values of a weight row that a panel holds: one super-block.
+/// Words of a row of the panel, and values of a super-block.
 pub(super) const BLOCK: usize = 256;
 /// Activation rows whose sums are kept at a time; more of them unpack the weights again.
 const SUMS: usize = 528;
@@ -35,6 +35,8 @@ pub(super) trait Panels {
     const LANES: usize;
     /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
     const VECS: usize;
+    /// Values of a weight row that a panel holds, whole super-blocks; they take at most [`BLOCK`] words.
+    const BLOCK: usize = BLOCK;
     /// Values that one register tile goes over, so that its activations fit the L1 cache.
     const DEPTH: usize;
 
@@ -56,7 +58,7 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `packed` that length.
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
 
-    /// Expands at most [`BLOCK`] weights of a row.
+    /// Expands at most [`Panels::BLOCK`] weights of a row.
     ///
     /// # Safety
     /// The CPU must have the level's features, and `out` room for the words.
@@ -67,7 +69,7 @@ pub(super) trait Panels {
     /// from `ahead` on, where the next activations are.
     ///
     /// # Safety
-    /// The CPU must have the level's features. Rows of `w` lie `panel_words(`[`BLOCK`]`)` apart and have
+    /// The CPU must have the level's features. Rows of `w` lie `panel_words(`[`Panels::BLOCK`]`)` apart and have
     /// the values; registers of `sums` lie [`TILE`] registers apart.
     unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
 
@@ -103,14 +105,22 @@ unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
 #[repr(C, align(64))]
 struct Aligned<T>(T);
 
-unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+/// What [`Gemm::kernel`] promises.
+///
+/// # Safety
+/// The CPU must have the level's features; lengths as [`Gemm::kernel`] has them.
+pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
-    let block_bytes = BLOCK / format.block_elems * format.block_bytes;
+    let block_bytes = P::BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
     let vec_words = P::words(k) * P::LANES;
-    let panel_stride = P::panel_words(BLOCK);
+    let panel_stride = P::panel_words(P::BLOCK);
     let n_vecs = y.rows().div_ceil(P::LANES);
+    // Whole groups, as they are packed.
+    let most_vecs = SUMS / P::LANES / P::VECS * P::VECS;
+    const { assert!(P::BLOCK % BLOCK == 0) };
+    assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
     // Row-major.
     let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
@@ -124,13 +134,13 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
         // The part of `w` that makes the panel for the values from `k0` on.
         let blocks = |r: usize, k0: usize| {
             let row = &w[r * row_bytes..][..row_bytes];
-            let start = k0 / BLOCK * block_bytes;
+            let start = k0 / P::BLOCK * block_bytes;
             &row[start..(start + block_bytes).min(row_bytes)]
         };
-        for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
-            let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
-            for k0 in (0..k).step_by(BLOCK) {
-                let n = (k - k0).min(BLOCK);
+        for first_vec in (0..n_vecs).step_by(most_vecs) {
+            let n_vecs = (n_vecs - first_vec).min(most_vecs);
+            for k0 in (0..k).step_by(P::BLOCK) {
+                let n = (k - k0).min(P::BLOCK);
                 for r in 0..n_rows {
                     // SAFETY: rows of the panel have room for a block.
                     unsafe { P::unpack(dtype, blocks(r, k0), panel.wrapping_add(r * panel_stride)) };
@@ -140,9 +150,9 @@ unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pack
                     // SAFETY: a row of the panel.
                     unsafe { panel.wrapping_add(r * panel_stride).write_bytes(0, P::panel_words(n)) };
                 }
-                if k0 + BLOCK < k {
+                if k0 + P::BLOCK < k {
                     for r in 0..n_rows {
-                        prefetch(blocks(r, k0 + BLOCK));
+                        prefetch(blocks(r, k0 + P::BLOCK));
                     }
                 }
                 for k1 in (0..n).step_by(P::DEPTH) {

@@ -14,6 +14,8 @@
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -119,6 +121,8 @@ pub(crate) type AttentionFn<T> =
 
 /// Levels this build has, best first.
 static LEVELS: &[&Kernels] = &[
+    #[cfg(target_arch = "x86_64")]
+    &amx::KERNELS,
     #[cfg(target_arch = "x86_64")]
     &avx512::KERNELS,
     #[cfg(target_arch = "x86_64")]

@@ -22,7 +22,7 @@ use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
 /// The numbers are the activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
-pub(super) fn gemm_for(dtype: DType) -> Gemm {
+pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! bf16 {
         ($block:ident) => {
             const { table::<Bf16>(11) }
@@ -358,7 +358,7 @@ fn pack<const BF16: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
 /// At most 32 values, zeros behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn load_f32(x: &[f32]) -> [__m512; 2] {
+pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     let mask = ((1u64 << x.len().min(32)) - 1) as u32;
     // SAFETY: the mask leaves out what lies behind `x`.
     let low = unsafe { _mm512_maskz_loadu_ps(mask as u16, x.as_ptr()) };
@@ -370,14 +370,14 @@ fn load_f32(x: &[f32]) -> [__m512; 2] {
 /// Rounds to nearest even.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn bf16_pairs(low: __m512, high: __m512) -> __m512i {
+pub(in crate::arch) fn bf16_pairs(low: __m512, high: __m512) -> __m512i {
     let pairs = _mm512_cvtne2ps_pbh(high, low);
     // SAFETY: the same bits.
     unsafe { std::mem::transmute(pairs) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+pub(in crate::arch) unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
     let mut tile = [_mm512_setzero_si512(); LANES];
     for (r, row) in tile.iter_mut().enumerate().take(cols) {
         // SAFETY: a row of the sums.
@@ -394,7 +394,7 @@ unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: u
 /// Word `i` of row `j` becomes word `j` of row `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
+pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     let mut b = a;
     for i in (0..16).step_by(2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
@@ -455,7 +455,7 @@ impl<const BF16: bool> Out<BF16> {
 
 /// Expands a row's blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
     let out = Out::<BF16>(out);
     macro_rules! blocks {
         ($block:ident) => {

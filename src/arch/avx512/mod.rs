@@ -2,7 +2,7 @@
 
 mod attention;
 mod elementwise;
-mod gemm;
+pub(super) mod gemm;
 mod matmul;
 
 use super::{Kernels, avx2};
