@@ -637,6 +637,14 @@ pub enum ModelError {
         /// The architecture.
         arch: String,
     },
+    /// There is no room for a copy of the weights.
+    #[error("no room for a copy of {n_bytes} bytes of weights ({source}): use the mapped file")]
+    NoRoom {
+        /// Size of the copy.
+        n_bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The progress callback asked to stop.
     #[error("loading was cancelled")]
     Cancelled,

@@ -81,6 +81,9 @@ impl Outcome {
 pub fn run(model: &Model, test: Test, options: &SessionOptions, repetitions: usize) -> Result<Outcome, Error> {
     let n_ctx = (test.depth + test.n_prompt + test.n_gen).max(1);
     let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
+    if test.n_gen > 0 {
+        model.settle();
+    }
     let mut session = model.session_with(&options)?;
     let n_vocab = model.hparams().n_vocab;
     // Any tokens do; these are spread over the embedding table.

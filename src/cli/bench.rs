@@ -1,5 +1,6 @@
 //! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
 
+use super::model::ResidenceArgs;
 use super::output::{Failure, count, note, print, size};
 use clap::ValueEnum;
 use ruvllm::bench::{Outcome, Shape, Test, read_bandwidth, run as measure, synthetic};
@@ -63,6 +64,8 @@ pub(super) struct Args {
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
+    #[command(flatten)]
+    residence: ResidenceArgs,
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND")]
     vs: Option<String>,
@@ -155,7 +158,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = Printer { format: args.output, n_rows: 0 };
     for path in &args.model {
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        bench(args, &Model::open(path)?, &name, &tests, &threads, &mut printer)?;
+        bench(args, &args.residence.apply(Model::open(path)?)?, &name, &tests, &threads, &mut printer)?;
     }
     for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
         let model = Model::from_gguf(synthetic(shape, file_type)?, &mut |_| true)?;
@@ -204,7 +207,14 @@ fn bench(
             printer.row(&Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, peer })?;
         }
         if printer.format == Format::Md {
-            note(format_args!("read bandwidth, {n_threads} threads: {:.1} GB/s", bandwidth / 1e9));
+            note(format_args!(
+                "read bandwidth, {n_threads} threads: {:.1} GB/s; weights read from {}",
+                bandwidth / 1e9,
+                match model.gguf().resident_bytes() {
+                    0 => "the mapped file or plain memory".to_owned(),
+                    n => format!("a copy in huge pages, {}", size(n)),
+                }
+            ));
         }
     }
     Ok(())

@@ -6,7 +6,7 @@
 
 use super::generate::{begin, no_tokenizer, per_second};
 use super::input::{read_text, stdin_is_terminal, without_last_newline};
-use super::model::{ModelArgs, SessionArgs, session};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, note, paint, print};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
@@ -51,6 +51,8 @@ const TRANSCRIPT_STOP: &str = "\nUser:";
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -86,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
         (None, None) => None,
     };
-    let model = args.model.open()?;
+    let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut stop = args.reverse_prompt.clone();

@@ -1,7 +1,7 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use super::input::{file_or_pipe, read_text, unescape, without_last_newline};
-use super::model::{ModelArgs, SessionArgs, session};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
 use ruvllm::exec::{Generation, KvType, Session, StopReason};
@@ -29,6 +29,8 @@ file recommends (general.sampling.*), and flags win over both.";
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Most tokens to generate; -1 is as many as the context holds
@@ -94,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.session.options(None, KvType::default())?;
 
     let start = Instant::now();
-    let model = args.model.open()?;
+    let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &options)?;

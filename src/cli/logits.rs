@@ -1,7 +1,7 @@
 //! `ruvllm logits`: what a model thinks follows given tokens, for comparison with other engines.
 
 use super::input::TokenIds;
-use super::model::{ModelArgs, SessionArgs, session};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress};
 use ruvllm::exec::KvType;
 use std::fs::File;
@@ -23,6 +23,8 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    residence: ResidenceArgs,
+    #[command(flatten)]
     session: SessionArgs,
     /// Token ids, separated by commas
     #[arg(long, value_name = "IDS")]
@@ -38,7 +40,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32)?;
-    let model = args.model.open()?;
+    let model = args.model.open(args.residence)?;
     let mut session = session(&model, &options)?;
     if tokens.len() > session.n_ctx() {
         return Err(Failure::Work(format!(

@@ -4,7 +4,7 @@ use super::output::{Failure, Progress, note, size};
 use clap::Args;
 use ruvllm::exec::{KvType, MemoryEstimate, Session, SessionOptions};
 use ruvllm::gguf::{Gguf, Header};
-use ruvllm::model::Model;
+use ruvllm::model::{Model, Residence};
 use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
@@ -69,14 +69,44 @@ impl ModelArgs {
     }
 
     /// The model, ready to run.
-    pub(super) fn open(&self) -> Result<Model, Failure> {
+    pub(super) fn open(&self, residence: ResidenceArgs) -> Result<Model, Failure> {
         let gguf = self.gguf()?;
         let progress = Progress::new("loading", 1000);
         let model = Model::from_gguf(gguf, &mut |done| {
             progress.set((done * 1000.0) as u64);
             true
         });
-        model.map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
+        let model = model.map_err(|error| Failure::Work(format!("{}: {error}", self.label())))?;
+        residence.apply(model)
+    }
+}
+
+/// Where weights are read from.
+#[derive(Args, Clone, Copy)]
+pub(super) struct ResidenceArgs {
+    /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
+    /// background if memory allows]
+    #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap")]
+    mmap: bool,
+    /// Copy weights to huge pages before starting
+    #[arg(long, env = "LLAMA_ARG_NO_MMAP")]
+    no_mmap: bool,
+}
+
+impl ResidenceArgs {
+    /// `model` with weights there.
+    pub(super) fn apply(self, model: Model) -> Result<Model, Failure> {
+        let residence = match (self.mmap, self.no_mmap) {
+            (true, _) => Residence::Mapped,
+            (_, true) => Residence::Copied,
+            _ => Residence::Background,
+        };
+        let progress = Progress::new("copying weights", 1000);
+        let model = model.with_residence(residence, &mut |done| {
+            progress.set((done * 1000.0) as u64);
+            true
+        });
+        model.map_err(|error| Failure::Work(error.to_string()))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text, without_last_newline};
-use super::model::{ModelArgs, SessionArgs, session};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress, milliseconds, note, print, print_json};
 use ruvllm::exec::KvType;
 use serde_json::json;
@@ -29,6 +29,8 @@ given, as in llama.cpp.";
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -48,7 +50,7 @@ const DEFAULT_CTX: usize = 512;
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default())?;
-    let model = args.model.open()?;
+    let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &options)?;
 

@@ -1,6 +1,7 @@
 //! Running a model: sessions, and the forward pass behind them.
 
 mod arena;
+mod cores;
 mod forward;
 mod generate;
 mod linear;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::cache::KvType;
+pub use cores::default_threads;
 pub use generate::{Generation, StopReason};
 pub use probe::{NoProbe, Probe};
 pub use team::{Crew, Team};
@@ -37,8 +39,7 @@ pub struct SessionOptions {
     pub n_batch: usize,
     /// Precision of the key/value cache. Default [`KvType::F16`].
     pub kv_type: KvType,
-    /// Threads, the caller's included; 0 means as many as the process may use. Ignored if `team` is
-    /// given.
+    /// Threads, the caller's included; 0 means [`default_threads`]. Ignored if `team` is given.
     pub n_threads: usize,
     /// Threads shared with other sessions. They take turns; one that finds the team busy computes on
     /// its caller's thread alone.
@@ -178,11 +179,6 @@ impl Model {
     }
 }
 
-/// Threads this process may use: its CPU affinity and cgroup quota are respected.
-pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
-}
-
 impl<'m> Session<'m> {
     /// The model it runs.
     pub fn model(&self) -> &'m Model {
@@ -296,6 +292,9 @@ impl<'m> Session<'m> {
                 return Err(SessionError::Cancelled);
             }
             self.tokens.extend_from_slice(batch);
+            if batch.len() == 1 {
+                model.decoded();
+            }
             for (j, logits) in logits.chunks_exact(n_vocab).enumerate() {
                 each(start + first_output + j, logits);
             }

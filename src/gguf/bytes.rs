@@ -1,15 +1,23 @@
 //! The bytes a file is read from: a map of the file, or memory.
 
+use super::resident::Resident;
 use std::borrow::Cow;
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
+use std::sync::OnceLock;
 
 /// Every tensor begins at a multiple of this in memory as well: the file's alignment is a multiple
 /// of it, maps begin at pages, and [`Bytes::in_memory`] sees to the rest.
 pub(super) const MEMORY_ALIGN: usize = 8;
 
-pub(super) enum Bytes {
+pub(super) struct Bytes {
+    source: Source,
+    /// The same in huge pages, if that was asked for.
+    copy: OnceLock<Resident>,
+}
+
+enum Source {
     Mapped(memmap2::Mmap),
     Memory(Cow<'static, [u8]>),
     /// A copy of memory that was not aligned: whole words, of which the first `len` bytes count.
@@ -20,29 +28,69 @@ pub(super) enum Bytes {
 }
 
 impl Bytes {
+    fn of(source: Source) -> Bytes {
+        Bytes { source, copy: OnceLock::new() }
+    }
+
     #[allow(unsafe_code)] // mapping a file is the point of this module
     pub(super) fn map(file: &File) -> io::Result<Bytes> {
         // SAFETY: the map is read-only and private to this process. What no program can rule out is
         // that another one changes or truncates the file meanwhile; the module documentation of
         // `gguf` tells callers what follows. All bytes are valid values of the types read from them.
         let map = unsafe { memmap2::Mmap::map(file)? };
-        Ok(Bytes::Mapped(map))
+        Ok(Bytes::of(Source::Mapped(map)))
     }
 
     pub(super) fn in_memory(bytes: Cow<'static, [u8]>) -> Bytes {
         if bytes.as_ptr().addr().is_multiple_of(MEMORY_ALIGN) {
-            return Bytes::Memory(bytes);
+            return Bytes::of(Source::Memory(bytes));
         }
         let len = bytes.len();
         let mut words = vec![0u64; len.div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(&bytes);
-        Bytes::Copied { words, len }
+        Bytes::of(Source::Copied { words, len })
+    }
+
+    /// Some of the bytes, from where they are read fastest.
+    pub(super) fn part(&self, range: Range<usize>) -> &[u8] {
+        match self.copy.get().and_then(|copy| copy.get(range.clone())) {
+            Some(part) => part,
+            None => &self[range],
+        }
+    }
+
+    /// Bytes that were copied to huge pages.
+    pub(super) fn copied(&self) -> u64 {
+        self.copy.get().map_or(0, |copy| copy.copied() as u64)
+    }
+
+    /// Copies the next part to huge pages; the bytes from `start` on are wanted. Whether any was left.
+    #[allow(unsafe_code)] // releasing pages of the map
+    pub(super) fn copy_step(&self, start: usize) -> io::Result<bool> {
+        let copy = match self.copy.get() {
+            Some(copy) => copy,
+            None => {
+                let reserved = Resident::reserve(start, self.len())?;
+                self.copy.get_or_init(|| reserved)
+            }
+        };
+        let done = copy.copy_step(self);
+        #[cfg(unix)]
+        if let Source::Mapped(map) = &self.source
+            && !done.is_empty()
+        {
+            // The process need not count these pages twice.
+            // SAFETY: the map is of a file and never written: pages that are touched again come back with
+            // the same bytes.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, done.start, done.len()) };
+        }
+        Ok(!done.is_empty())
     }
 
     /// Asks the system to read the whole file ahead. Only a hint: failures do not matter.
     pub(super) fn prefetch(&self) {
         #[cfg(unix)]
-        if let Bytes::Mapped(map) = self {
+        if let Source::Mapped(map) = &self.source {
             let _ = map.advise(memmap2::Advice::WillNeed);
         }
     }
@@ -52,10 +100,10 @@ impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Memory(bytes) => bytes,
-            Bytes::Copied { words, len } => &bytemuck::cast_slice(words)[..*len],
+        match &self.source {
+            Source::Mapped(map) => map,
+            Source::Memory(bytes) => bytes,
+            Source::Copied { words, len } => &bytemuck::cast_slice(words)[..*len],
         }
     }
 }

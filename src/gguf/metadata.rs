@@ -118,7 +118,7 @@ impl<S: AsRef<[u8]>> FromIterator<S> for StringArray {
             encoded.extend_from_slice(string);
             offsets.push(u32::try_from(encoded.len()).expect("string arrays stay below 4 GiB"));
         }
-        StringArray::new(Arc::new(Bytes::Memory(encoded.into())), 0, offsets)
+        StringArray::new(Arc::new(Bytes::in_memory(encoded.into())), 0, offsets)
     }
 }
 

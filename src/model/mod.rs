@@ -12,12 +12,31 @@ use crate::gguf::{Gguf, Metadata, TensorInfo};
 use crate::tokenizer::Tokenizer;
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Called with the share of loading done, 0 to 1; returns whether to go on.
 pub type Progress<'a> = dyn FnMut(f32) -> bool + 'a;
+
+/// Where weights are read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residence {
+    /// From the mapped file, always: memory is shared with other processes that map it.
+    Mapped,
+    /// From the map at first. Once [`DECODES`] single tokens were computed, and if that leaves as much
+    /// memory again to others, a copy in huge pages is made in the background: decoding then reads a
+    /// fifth faster or so.
+    #[default]
+    Background,
+    /// From such a copy, made when it is asked for.
+    Copied,
+}
+
+/// Single tokens a model computes before [`Residence::Background`] begins to copy: a process that only
+/// looks at a prompt does without.
+pub const DECODES: u32 = 16;
 
 /// A model that is ready to run. Cheap to share behind an [`Arc`](std::sync::Arc).
 pub struct Model {
@@ -26,6 +45,8 @@ pub struct Model {
     weights: Weights,
     tokenizer: Option<Tokenizer>,
     arch: Arch,
+    residence: Residence,
+    decoded: AtomicU32,
 }
 
 impl fmt::Debug for Model {
@@ -70,7 +91,15 @@ impl Model {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
             });
         }
-        Ok(Model { gguf, hparams, weights, tokenizer, arch: Arch::detect()? })
+        Ok(Model {
+            gguf,
+            hparams,
+            weights,
+            tokenizer,
+            arch: Arch::detect()?,
+            residence: Residence::default(),
+            decoded: AtomicU32::new(0),
+        })
     }
 
     /// Runs on another instruction-set level than the detected one: for tests and comparisons.
@@ -78,6 +107,41 @@ impl Model {
     pub fn with_arch(mut self, arch: Arch) -> Model {
         self.arch = arch;
         self
+    }
+
+    /// Reads weights from elsewhere than [`Residence::default`] says. [`Residence::Copied`] copies now;
+    /// `progress` is told, and may end that early.
+    ///
+    /// # Errors
+    /// If there is no room for a copy.
+    pub fn with_residence(mut self, residence: Residence, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
+        self.residence = residence;
+        if residence == Residence::Copied {
+            self.gguf
+                .make_resident(progress)
+                .map_err(|source| ModelError::NoRoom { n_bytes: self.gguf.file_size(), source })?;
+        }
+        Ok(self)
+    }
+
+    /// Does now what [`Residence::Background`] does sooner or later, so that measurements see the same
+    /// all along.
+    pub fn settle(&self) {
+        if self.residence == Residence::Background && self.gguf.worth_residence() {
+            // Without room for a copy the map serves as well.
+            let _ = self.gguf.make_resident(&mut |_| true);
+        }
+    }
+
+    /// Counts a single token.
+    pub(crate) fn decoded(&self) {
+        if self.residence == Residence::Background
+            && self.decoded.load(Ordering::Relaxed) < DECODES
+            && self.decoded.fetch_add(1, Ordering::Relaxed) + 1 == DECODES
+            && self.gguf.worth_residence()
+        {
+            self.gguf.make_resident_in_background();
+        }
     }
 
     /// The file.

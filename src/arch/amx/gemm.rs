@@ -119,8 +119,7 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
     let (w_stride, x_stride) = (Bf16::<SPLIT>::panel_words(Bf16::<SPLIT>::BLOCK) * 4, VECS * LANES * 4);
     let w = [w, w.wrapping_add(LANES * w_stride / 4)];
     let sums_at = |r: usize, v: usize| sums.wrapping_add((v * TILE + r * LANES) * LANES);
-    // SAFETY (of all unsafe blocks here): the caller has a configuration loaded; tiles of weights lie in
-    // the panel, those of activations in `x`, and those of sums among the sums.
+    // SAFETY: the caller has a configuration loaded, and the tiles lie among the sums.
     unsafe {
         if first {
             tile_zero::<0>();
@@ -148,7 +147,7 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
         }
         let x = x.wrapping_add(g * group * VECS * LANES);
         let w = [w[0].wrapping_add(g * group), w[1].wrapping_add(g * group)];
-        // SAFETY: see above.
+        // SAFETY: as above; tiles of weights lie in the panel, those of activations in `x`.
         unsafe {
             products::<VECS>(w, w_stride, x, x_stride);
             if SPLIT {
@@ -161,7 +160,7 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
             }
         }
     }
-    // SAFETY: see above.
+    // SAFETY: as above.
     unsafe {
         tile_stored::<0>(sums_at(0, 0), LANES * 4);
         tile_stored::<2>(sums_at(1, 0), LANES * 4);
