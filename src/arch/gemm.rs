@@ -18,7 +18,7 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
-use super::{ColumnsMut, Gemm};
+use super::{ColumnsMut, Element, Gemm};
 use crate::quant::DType;
 use std::mem::MaybeUninit;
 
@@ -31,6 +31,8 @@ const SUMS: usize = 528;
 
 /// What a level does with words of 32 bits: one `f32` each, or two narrower values.
 pub(super) trait Panels {
+    /// What the words hold, and how many products of that make one.
+    const ELEMENT: (Element, u64);
     /// Words of a register.
     const LANES: usize;
     /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
@@ -84,6 +86,7 @@ pub(super) trait Panels {
 pub(super) const fn table<P: Panels>(min_rows: usize) -> Gemm {
     Gemm {
         min_rows,
+        element: P::ELEMENT,
         tile: TILE,
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,

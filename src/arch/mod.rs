@@ -59,6 +59,8 @@ pub(crate) struct Matvec {
 pub(crate) struct Gemm {
     /// From this many activation rows on, panels beat [`Matvec`] (measured).
     pub(crate) min_rows: usize,
+    /// What it multiplies, and how many products of that each product of a weight takes.
+    pub(crate) element: (Element, u64),
     /// Weight rows one task should take (a multiple of the panel's height).
     pub(crate) tile: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
@@ -70,6 +72,19 @@ pub(crate) struct Gemm {
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
     /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k` and all `m` rows of the packed activations.
     pub(crate) kernel: unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize),
+}
+
+/// What a panel holds, and so which instructions multiply it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// 32-bit floating point.
+    F32,
+    /// The upper half of that.
+    Bf16,
+    /// 16-bit integers.
+    I16,
+    /// 8-bit integers.
+    I8,
 }
 
 /// Widest attention head the kernels take; wider models are refused when opened.
@@ -97,6 +112,9 @@ pub(crate) struct Kernels {
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
 
+    /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
+    /// operations that were.
+    pub(crate) peak: unsafe fn(element: Element, rounds: u64) -> u64,
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
@@ -204,6 +222,19 @@ impl Arch {
     /// From how many activation rows on [`Arch::gemm`] is the faster product.
     pub fn gemm_min_rows(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).min_rows
+    }
+
+    /// What [`Arch::gemm`] multiplies for weights of `dtype`, and how many products of that each product
+    /// of a weight takes.
+    pub fn gemm_element(self, dtype: DType) -> (Element, u64) {
+        (self.0.gemm)(dtype).element
+    }
+
+    /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred
+    /// operations that touch no memory; how many operations that were.
+    pub fn peak(self, element: Element, rounds: u64) -> u64 {
+        // SAFETY: `self` proves the CPU features.
+        unsafe { (self.0.peak)(element, rounds) }
     }
 
     /// Weight rows one [`Arch::gemm`] call should cover.

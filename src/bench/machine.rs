@@ -1,5 +1,6 @@
 //! What the machine can do, and who else is using it.
 
+use crate::arch::{Arch, Element};
 use std::time::Instant;
 
 /// Bytes read: far beyond any cache.
@@ -32,6 +33,34 @@ pub fn read_bandwidth(n_threads: usize) -> f64 {
         best = best.max(BUFFER as f64 / start.elapsed().as_secs_f64());
     }
     best
+}
+
+/// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of
+/// ten runs of some milliseconds.
+pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> f64 {
+    // The number of rounds that takes a few milliseconds.
+    let mut rounds = 64;
+    while time(|| arch.peak(element, rounds)).1 < 0.004 && rounds < 1 << 40 {
+        rounds *= 2;
+    }
+    let mut best = 0.0f64;
+    for _ in 0..10 {
+        let (operations, seconds) = time(|| {
+            std::thread::scope(|s| {
+                let threads: Vec<_> = (0..n_threads.max(1)).map(|_| s.spawn(|| arch.peak(element, rounds))).collect();
+                threads.into_iter().map(|t| t.join().unwrap_or(0)).sum()
+            })
+        });
+        best = best.max(operations as f64 / seconds);
+    }
+    best
+}
+
+/// What `f` says, and the seconds it took.
+fn time(f: impl FnOnce() -> u64) -> (u64, f64) {
+    let start = Instant::now();
+    let value = f();
+    (value, start.elapsed().as_secs_f64())
 }
 
 /// CPU time so far: of the machine, and of this process.

@@ -2,9 +2,10 @@
 //!
 //! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of context.
 //! Tokenising and sampling are left out, as in llama-bench. Next to the speed stands what it means for
-//! the machine: the share of the read bandwidth measured in the same run, because that is what limits
-//! single-token decoding.
+//! the machine: the share of the read bandwidth and of the arithmetic peak measured in the same run,
+//! because the one limits single tokens and the other prompts.
 
+mod kernels;
 mod machine;
 mod synthetic;
 
@@ -13,7 +14,8 @@ use crate::exec::{Session, SessionOptions};
 use crate::model::Model;
 use std::time::Instant;
 
-pub use machine::{Load, read_bandwidth};
+pub use kernels::{KernelRow, kernels};
+pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use synthetic::{Shape, synthetic};
 
 /// One thing to measure.
@@ -49,6 +51,9 @@ pub struct Outcome {
     pub rates: Vec<f64>,
     /// Bytes that one generated token has to read: weights, and keys and values of the context.
     pub bytes_per_token: u64,
+    /// Operations that one token of the prompt takes, on average: a multiplication and an addition for
+    /// every weight, and for every key and value of its context.
+    pub flops_per_token: u64,
     /// CPU time that others used or took during the test, as a share of the machine.
     pub noise: Option<f64>,
 }
@@ -109,6 +114,7 @@ pub fn run(model: &Model, test: Test, options: &SessionOptions, repetitions: usi
         n_threads: session.n_threads(),
         rates,
         bytes_per_token: model.bytes_per_token() + (h.n_layer * kv_row * depth) as u64,
+        flops_per_token: model.flops_per_token(test.depth + test.n_prompt / 2),
         noise: Load::since(load),
     })
 }

@@ -3,7 +3,10 @@
 use super::model::ResidenceArgs;
 use super::output::{Failure, count, note, print, size};
 use clap::ValueEnum;
-use ruvllm::bench::{Outcome, Shape, Test, read_bandwidth, run as measure, synthetic};
+use ruvllm::arch::Arch;
+use ruvllm::bench::{
+    KernelRow, Outcome, Shape, Test, arithmetic_peak, kernels, read_bandwidth, run as measure, synthetic,
+};
 use ruvllm::exec::{KvType, SessionOptions, default_threads};
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
@@ -18,12 +21,14 @@ Examples:
   ruvllm bench --synthetic llama-1b:Q4_K_M -t 1,2         a shape without a file, for 1 and 2 threads
   ruvllm bench -m model.gguf -p 0 -n 64 -d 0,4096         generation at two depths
   ruvllm bench -m model.gguf -p 128-1024*2 -n 0 -o csv    prompts of 128, 256, 512, 1024 tokens
+  ruvllm bench --kernels                                  every kernel against the machine's limits
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
                                                           in turns with a peer, and the ratios
 
 Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.
 `% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the
-same run; `noise` is the share of the machine that others used meanwhile.";
+same run; `% peak` is the operations per second over what the level's fastest instructions for the
+model's main type did in the same run; `noise` is the share of the machine that others used meanwhile.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -66,6 +71,9 @@ pub(super) struct Args {
     output: Format,
     #[command(flatten)]
     residence: ResidenceArgs,
+    /// Instead of models, measure every kernel of every level (or of that in RUVLLM_ARCH) against its bound
+    #[arg(long, conflicts_with_all = ["model", "synthetic", "vs"])]
+    kernels: bool,
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND")]
     vs: Option<String>,
@@ -87,6 +95,8 @@ struct Row {
     outcome: Outcome,
     /// Share of the read bandwidth, where reading is what limits.
     read_share: Option<f64>,
+    /// Operations per second, and their share of the arithmetic peak, where that is what limits.
+    flops: Option<(f64, f64)>,
     /// The peer's tokens per second, one for each of ours.
     peer: Vec<f64>,
 }
@@ -112,6 +122,8 @@ impl Row {
             ("t/s", format!("{:.2} ± {:.2}", o.mean(), o.deviation())),
             ("median", format!("{:.2}", o.median())),
             ("% read", percent(self.read_share)),
+            ("GFLOP/s", self.flops.map_or(String::new(), |(rate, _)| format!("{:.0}", rate / 1e9))),
+            ("% peak", percent(self.flops.map(|(_, share)| share))),
             ("noise", percent(o.noise)),
         ];
         if let Some(ratio) = self.ratio() {
@@ -138,6 +150,9 @@ impl Row {
             "samples_ts": o.rates,
             "bytes_per_token": o.bytes_per_token,
             "read_share": self.read_share,
+            "flops_per_token": o.flops_per_token,
+            "flops": self.flops.map(|(rate, _)| rate),
+            "peak_share": self.flops.map(|(_, share)| share),
             "noise": o.noise,
             "peer_ts": self.peer,
             "ratio": self.ratio(),
@@ -146,6 +161,9 @@ impl Row {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.kernels {
+        return run_kernels(args.output);
+    }
     let tests = tests(args)?;
     let threads = match &args.threads {
         Some(text) => list(text, "-t")?,
@@ -167,6 +185,49 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     printer.end()
 }
 
+fn run_kernels(format: Format) -> Result<(), Failure> {
+    let forced = std::env::var("RUVLLM_ARCH").is_ok_and(|name| !name.is_empty());
+    let levels = if forced { vec![Arch::detect()?] } else { Arch::available().collect() };
+    let mut printer = Printer { format, n_rows: 0 };
+    let mut outcome = Ok(());
+    for arch in levels {
+        kernels(arch, &mut |row| {
+            if outcome.is_ok() {
+                outcome = printer.row(&kernel_cells(&row), || kernel_json(&row));
+            }
+        });
+    }
+    outcome?;
+    printer.end()
+}
+
+fn kernel_cells(row: &KernelRow) -> Vec<(&'static str, String)> {
+    let rate = |amount: u64| match amount {
+        0 => String::new(),
+        n => format!("{:.1}", n as f64 / row.seconds / 1e9),
+    };
+    vec![
+        ("level", row.level.to_owned()),
+        ("kernel", row.kernel.clone()),
+        ("µs", format!("{:.2}", row.seconds * 1e6)),
+        ("GB/s", rate(row.bytes)),
+        ("GFLOP/s", rate(row.flops)),
+        ("% of bound", format!("{:.0} %", 100.0 * row.share())),
+    ]
+}
+
+fn kernel_json(row: &KernelRow) -> Value {
+    json!({
+        "level": row.level,
+        "kernel": row.kernel,
+        "seconds": row.seconds,
+        "bytes": row.bytes,
+        "flops": row.flops,
+        "bound_seconds": row.bound,
+        "share": row.share(),
+    })
+}
+
 fn bench(
     args: &Args,
     model: &Model,
@@ -183,6 +244,9 @@ fn bench(
             ..Default::default()
         };
         let bandwidth = read_bandwidth(n_threads);
+        let (arch, main_type) = (model.arch(), model.main_type());
+        let (element, products) = arch.gemm_element(main_type);
+        let peak = arithmetic_peak(arch, element, n_threads) / products as f64;
         for &test in tests {
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {
@@ -202,14 +266,21 @@ fn bench(
             // A prompt reads each weight once per batch: there the arithmetic is the limit.
             let reads = test.n_prompt == 0;
             let read_share = reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / bandwidth);
+            let flops = (!reads || test.n_gen == 0).then(|| {
+                let rate = outcome.median() * outcome.flops_per_token as f64;
+                (rate, rate / peak)
+            });
             let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
-            let (n_params, level) = (model.n_params(), model.arch().name());
-            printer.row(&Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, peer })?;
+            let (n_params, level) = (model.n_params(), arch.name());
+            let row = Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, flops, peer };
+            printer.row(&row.cells(), || row.json())?;
         }
         if printer.format == Format::Md {
             note(format_args!(
-                "read bandwidth, {n_threads} threads: {:.1} GB/s; weights read from {}",
+                "{n_threads} threads: read bandwidth {:.1} GB/s, peak of {element:?} products {:.0} GFLOP/s; weights \
+                 read from {}",
                 bandwidth / 1e9,
+                peak / 1e9,
                 match model.gguf().resident_bytes() {
                     0 => "the mapped file or plain memory".to_owned(),
                     n => format!("a copy in huge pages, {}", size(n)),
@@ -227,8 +298,7 @@ struct Printer {
 }
 
 impl Printer {
-    fn row(&mut self, row: &Row) -> Result<(), Failure> {
-        let cells = row.cells();
+    fn row(&mut self, cells: &[(&'static str, String)], json: impl FnOnce() -> Value) -> Result<(), Failure> {
         let mut out = String::new();
         let mut line = |cells: &mut dyn Iterator<Item = &str>| {
             let cells: Vec<&str> = cells.collect();
@@ -239,7 +309,7 @@ impl Printer {
         };
         match self.format {
             Format::Json => {
-                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, row.json());
+                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, json());
             }
             Format::Md | Format::Csv => {
                 if self.n_rows == 0 {

@@ -9,7 +9,9 @@ mod weights;
 use crate::arch::Arch;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Metadata, TensorInfo};
+use crate::quant::DType;
 use crate::tokenizer::Tokenizer;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,7 +86,9 @@ impl Model {
             return Err(ModelError::Cancelled);
         }
         let weights = Weights::bind(&gguf, &hparams, progress)?;
-        let has_tokenizer = gguf.metadata().get("tokenizer.ggml.model").is_some();
+        // Files made for benchmarks say that they have none.
+        let has_tokenizer =
+            gguf.metadata().opt_str("tokenizer.ggml.model")?.is_some_and(|kind| !["no_vocab", "none"].contains(&kind));
         let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(gguf.metadata())).transpose()?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
@@ -184,6 +188,29 @@ impl Model {
             _ => t.n_bytes,
         };
         self.gguf.tensors().iter().map(bytes).sum()
+    }
+
+    /// Operations that one token takes with `depth` tokens before it: a multiplication and an addition for
+    /// every weight it meets, and for every key and value.
+    pub fn flops_per_token(&self, depth: usize) -> u64 {
+        let h = &self.hparams;
+        let weights = |t: &TensorInfo| match h.experts {
+            _ if t.dims.len() < 2 || t.name == "token_embd.weight" => 0,
+            Some(x) if t.name.contains("_exps.") => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
+            _ => t.n_elems(),
+        };
+        let layers: u64 = self.gguf.tensors().iter().filter(|t| t.name.starts_with("blk.")).map(weights).sum();
+        let attention = h.n_layer * h.n_head * (h.head_dim + h.head_dim_v) * depth;
+        2 * (layers + attention as u64)
+    }
+
+    /// The type of most weights in its layers.
+    pub fn main_type(&self) -> DType {
+        let mut n_elems = BTreeMap::<DType, u64>::new();
+        for t in self.gguf.tensors().iter().filter(|t| t.name.starts_with("blk.")) {
+            *n_elems.entry(t.dtype).or_default() += t.n_elems();
+        }
+        n_elems.into_iter().max_by_key(|&(_, n)| n).map_or(DType::F32, |(dtype, _)| dtype)
     }
 
     pub(crate) fn weights(&self) -> &Weights {

@@ -19,9 +19,9 @@
 //! measured.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
-use crate::arch::avx512::gemm as avx512;
+use crate::arch::avx512::{gemm as avx512, peak};
 use crate::arch::gemm::{BLOCK, Panels, TILE, kernel, table};
-use crate::arch::{ColumnsMut, Gemm};
+use crate::arch::{ColumnsMut, Element, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
@@ -44,6 +44,21 @@ unsafe fn with_tiles<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], 
     unsafe { kernel::<P>(y, dtype, w, packed, k) }
 }
 
+/// Four independent tiles of sums, as in [`tile`], without loads.
+pub(super) unsafe fn peak(element: Element, rounds: u64) -> u64 {
+    if element != Element::Bf16 {
+        // SAFETY: this level includes AVX-512.
+        return unsafe { peak::peak(element, rounds) };
+    }
+    // SAFETY: the caller's promise.
+    let _tiles = unsafe { Tiles::load_config() };
+    for _ in 0..rounds {
+        // SAFETY: a configuration is loaded, which leaves all tiles zero.
+        unsafe { multiply::<2>() };
+    }
+    rounds * 4 * 2 * (LANES * LANES * GROUP) as u64
+}
+
 /// Panels of bf16 pairs; `SPLIT`: of `hi` and, 16 words on, of `lo`.
 enum Bf16<const SPLIT: bool> {}
 
@@ -53,6 +68,7 @@ const GROUP: usize = 32;
 const LANES: usize = 16;
 
 impl<const SPLIT: bool> Panels for Bf16<SPLIT> {
+    const ELEMENT: (Element, u64) = (Element::Bf16, if SPLIT { 3 } else { 1 });
     const LANES: usize = LANES;
     const VECS: usize = 2;
     const BLOCK: usize = if SPLIT { BLOCK } else { 2 * BLOCK };

@@ -8,7 +8,8 @@ mod tiles;
 use super::{Kernels, avx512};
 use std::sync::OnceLock;
 
-pub(crate) const KERNELS: Kernels = Kernels { name: "amx", supported, gemm: gemm::gemm_for, ..avx512::KERNELS };
+pub(crate) const KERNELS: Kernels =
+    Kernels { name: "amx", supported, gemm: gemm::gemm_for, peak: gemm::peak, ..avx512::KERNELS };
 
 /// Whether the CPU has tiles and the kernel lets this process use them. Asked once: the permission
 /// is the process's, and a virtual machine traps `cpuid`.

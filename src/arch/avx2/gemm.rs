@@ -8,8 +8,8 @@
 //! that look groups of values up, go through `f32` panels.
 
 use super::unpack::{Factors, Groups, load128, load256, with_groups};
-use crate::arch::Gemm;
 use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -38,6 +38,7 @@ const LANES: usize = 8;
 enum F32 {}
 
 impl Panels for F32 {
+    const ELEMENT: (Element, u64) = (Element::F32, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
@@ -287,6 +288,7 @@ pub(in crate::arch) const fn record(bytes: bool) -> usize {
 }
 
 impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
+    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;

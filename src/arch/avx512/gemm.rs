@@ -12,10 +12,10 @@
 //!
 //! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
-use crate::arch::Gemm;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
 use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -68,6 +68,7 @@ enum F32 {}
 macro_rules! panels {
     ($name:ident, $bf16:literal, $per_word:literal) => {
         impl Panels for $name {
+            const ELEMENT: (Element, u64) = (if $bf16 { Element::Bf16 } else { Element::F32 }, 1);
             const LANES: usize = LANES;
             const VECS: usize = 3;
             const DEPTH: usize = 128 * $per_word;
@@ -171,6 +172,7 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
 enum Ints<const BYTES: bool, const SPAN: usize> {}
 
 impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
+    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;

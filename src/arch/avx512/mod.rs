@@ -4,6 +4,7 @@ mod attention;
 mod elementwise;
 pub(super) mod gemm;
 mod matmul;
+pub(super) mod peak;
 
 use super::{Kernels, avx2};
 
@@ -13,6 +14,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
+    peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

@@ -4,8 +4,9 @@
 mod attention;
 mod elementwise;
 mod matmul;
+mod peak;
 
-use super::{ActForm, Gemm, Kernels, Matvec};
+use super::{ActForm, Element, Gemm, Kernels, Matvec};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
@@ -14,6 +15,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     gemm: |_| Gemm {
         // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
         min_rows: usize::MAX,
+        element: (Element::F32, 1),
         tile: 16,
         group: 16,
         packed_len: |m, k| m * k * size_of::<f32>(),
@@ -21,6 +23,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         kernel: matmul::gemm,
     },
     quantize_q16: matmul::quantize_q16,
+    peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

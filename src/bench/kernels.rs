@@ -1,0 +1,179 @@
+//! Every kernel of a level against what the machine allows it.
+
+use super::machine::{arithmetic_peak, read_bandwidth};
+use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockQ16, ColumnsMut, Element};
+use crate::quant::{DType, FORMATS};
+use half::f16;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// One kernel's speed on one thread.
+#[derive(Clone, Debug)]
+pub struct KernelRow {
+    /// The level.
+    pub level: &'static str,
+    /// Which kernel, on what.
+    pub kernel: String,
+    /// Seconds of one call, the least of several.
+    pub seconds: f64,
+    /// Bytes that a call has to read and write.
+    pub bytes: u64,
+    /// Operations of a call.
+    pub flops: u64,
+    /// Seconds that the bytes take at the bandwidth, or the operations at the peak, whichever is more.
+    pub bound: f64,
+}
+
+impl KernelRow {
+    /// Share of its bound that the kernel reaches.
+    pub fn share(&self) -> f64 {
+        self.bound / self.seconds
+    }
+}
+
+/// Values of a row of weights.
+const N: usize = 2048;
+/// Bytes of weights beyond any cache, and of those that a core keeps to itself.
+const FAR: usize = 256 << 20;
+/// How long each kernel is run.
+const PATIENCE: Duration = Duration::from_millis(60);
+
+/// Measures the kernels of `arch` on one thread, the caller's, and hands them over one by one: products
+/// with one row of activations, whose weights come from memory; products with 512 rows, which the
+/// arithmetic limits; attention over 4096 keys; and what runs over activations, from the cache.
+pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) {
+    let far = read_bandwidth(1);
+    let near = cache_bandwidth(arch);
+    let peaks = [Element::F32, Element::Bf16, Element::I16, Element::I8].map(|e| (e, arithmetic_peak(arch, e, 1)));
+    let peak_of = |element| peaks.iter().find(|(e, _)| *e == element).map_or(f64::INFINITY, |(_, peak)| *peak);
+    let f32_peak = peak_of(Element::F32);
+    let mut row = |kernel: String, bytes: usize, flops: usize, bandwidth: f64, peak: f64, f: &mut dyn FnMut()| {
+        let seconds = fastest(f);
+        let bound = (bytes as f64 / bandwidth).max(flops as f64 / peak);
+        each(KernelRow { level: arch.name(), kernel, seconds, bytes: bytes as u64, flops: flops as u64, bound });
+    };
+
+    let noise: Vec<f32> = (0..512 * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
+    // Every f16 among these bytes is between 0.04 and 2.
+    let weights: Vec<u8> = (0..FAR as u32).map(|i| 0x2a | (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x15).collect();
+    let mut y = vec![0.0; 512 * N];
+    for f in FORMATS {
+        let row_bytes = N / f.block_elems * f.block_bytes;
+        let n_rows = FAR / row_bytes;
+        let blocks = quantised(arch, &noise[..N]);
+        let x = match arch.act_form(f.dtype) {
+            ActForm::F32 => Acts::F32 { x: &noise[..N], n: N },
+            ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
+        };
+        let mut out = vec![0.0; n_rows];
+        let bytes = n_rows * row_bytes;
+        row(format!("matvec {}", f.name), bytes, 2 * n_rows * N, far, f32::INFINITY.into(), &mut || {
+            arch.matvec(f.dtype, &mut ColumnsMut::new(&mut out, 1, n_rows), &weights[..bytes], &x);
+        });
+    }
+    for f in FORMATS {
+        let (element, products) = arch.gemm_element(f.dtype);
+        let peak = peak_of(element) / products as f64;
+        let (m, n) = (512, 256);
+        let w = &weights[..n * N / f.block_elems * f.block_bytes];
+        let packed = packed(arch, f.dtype, &noise, m);
+        let bytes = w.len() + packed.len() + m * n * 4;
+        row(format!("gemm {} {m} rows", f.name), bytes, 2 * m * n * N, near, peak, &mut || {
+            arch.gemm(f.dtype, &mut ColumnsMut::new(&mut y[..m * n], m, n), w, bytemuck::cast_slice(&packed), N);
+        });
+    }
+
+    let (head_dim, n_kv, group) = (128, 4096, 4);
+    let p = AttnParams { head_dim, head_dim_v: head_dim, scale: 0.088, softcap: 0.0 };
+    let kv = &noise[..n_kv * head_dim];
+    let kv_half: Vec<f16> = kv.iter().map(|&x| f16::from_f32(x)).collect();
+    for (name, n_q) in [("one token", group), ("64 tokens", 64 * group)] {
+        let ranges = vec![(0, n_kv as u32); n_q];
+        let (q, flops) = (&noise[..n_q * head_dim], 4 * n_q * n_kv * head_dim);
+        let out = &mut y[..n_q * head_dim];
+        row(format!("attention f32, {name}"), 8 * kv.len(), flops, near, f32_peak, &mut || {
+            arch.attention(out, q, kv, kv, &ranges, &p);
+        });
+        row(format!("attention f16, {name}"), 4 * kv.len(), flops, near, f32_peak, &mut || {
+            arch.attention(out, q, &kv_half, &kv_half, &ranges, &p);
+        });
+    }
+
+    let n = 4096;
+    let (x, w) = (&noise[..n], &noise[n..2 * n]);
+    let y = &mut y[..n];
+    let mut half = vec![f16::ZERO; n];
+    let mut blocks = quantised(arch, x);
+    let (cos, sin) = (&noise[..64], &noise[64..128]);
+    let mut angles = vec![0.0; 128];
+    let (cos_out, sin_out) = angles.split_at_mut(64);
+    let mut near_row = |kernel: &str, bytes: usize, f: &mut dyn FnMut()| {
+        row(format!("{kernel} {n}"), bytes, 0, near, f64::INFINITY, f);
+    };
+    near_row("dot", 8 * n, &mut || {
+        black_box(arch.dot(x, w));
+    });
+    near_row("add", 12 * n, &mut || arch.add(y, x));
+    near_row("add_scaled", 12 * n, &mut || arch.add_scaled(y, x, 0.5));
+    near_row("rms_norm", 12 * n, &mut || arch.rms_norm(y, x, w, 1e-5));
+    near_row("layer_norm", 16 * n, &mut || arch.layer_norm(y, x, w, w, 1e-5));
+    near_row("softmax", 8 * n, &mut || arch.softmax(y));
+    near_row("silu_mul", 12 * n, &mut || arch.silu_mul(y, x));
+    near_row("gelu_mul", 12 * n, &mut || arch.gelu_mul(y, x));
+    near_row("gelu", 8 * n, &mut || arch.gelu(y));
+    near_row("f32_to_f16", 6 * n, &mut || arch.f32_to_f16(x, &mut half));
+    near_row("f16_to_f32", 6 * n, &mut || arch.f16_to_f32(&half, y));
+    near_row("quantize_q16", 6 * n, &mut || arch.quantize_q16(x, &mut blocks));
+    near_row("rope_norm, 32 heads of 128,", 8 * n, &mut || {
+        y.chunks_exact_mut(128).for_each(|head| arch.rope_norm(head, cos, sin));
+    });
+    near_row("rope_neox, 32 heads of 128,", 8 * n, &mut || {
+        y.chunks_exact_mut(128).for_each(|head| arch.rope_neox(head, cos, sin));
+    });
+    near_row("rope_angles of 64 pairs for", 8 * 64, &mut || arch.rope_angles(cos_out, sin_out, cos, 1000.0, 1.0));
+}
+
+fn quantised(arch: Arch, x: &[f32]) -> Vec<BlockQ16> {
+    let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockQ16::per_row(x.len())];
+    arch.quantize_q16(x, &mut blocks);
+    blocks
+}
+
+fn packed(arch: Arch, dtype: DType, x: &[f32], m: usize) -> Vec<u32> {
+    let group = arch.pack_group(dtype);
+    let mut packed = vec![0u32; arch.packed_len(dtype, m, N) / 4];
+    let groups = bytemuck::cast_slice_mut::<u32, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, N));
+    for (x, packed) in x.chunks(group * N).zip(groups) {
+        arch.pack(dtype, x, x.len() / N, N, packed);
+    }
+    packed
+}
+
+/// Bytes per second that the level's simplest kernel reads from the first-level cache.
+fn cache_bandwidth(arch: Arch) -> f64 {
+    let x = vec![1.0f32; 2048];
+    let bytes = 2 * size_of_val(&*x);
+    bytes as f64
+        / fastest(&mut || {
+            black_box(arch.dot(black_box(&x), black_box(&x)));
+        })
+}
+
+/// The least time of a call: calls are timed in batches of a tenth of a millisecond or more.
+fn fastest(f: &mut dyn FnMut()) -> f64 {
+    let mut calls = 1;
+    let mut best = f64::INFINITY;
+    let begin = Instant::now();
+    let mut batches = 0;
+    while batches < 5 || begin.elapsed() < PATIENCE {
+        batches += 1;
+        let start = Instant::now();
+        (0..calls).for_each(|_| f());
+        let elapsed = start.elapsed().as_secs_f64();
+        best = best.min(elapsed / calls as f64);
+        if elapsed < 1e-4 {
+            calls *= 2;
+        }
+    }
+    best
+}
