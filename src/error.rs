@@ -25,6 +25,9 @@ pub enum Error {
     /// A session could not do what was asked.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// An adapter was refused.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The sampling parameters make no sense.
     #[error(transparent)]
     Sample(#[from] SampleError),
@@ -713,6 +716,119 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+}
+
+/// Why an adapter was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// The file itself is not sound, or could not be written.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The file holds something else.
+    #[error("{key} is {found:?}, expected {expected:?}: this file is no LoRA adapter")]
+    NotAnAdapter {
+        /// The key that tells.
+        key: &'static str,
+        /// Its value; empty if it is missing.
+        found: String,
+        /// Its value in an adapter.
+        expected: &'static str,
+    },
+    /// The adapter does more than this build can do.
+    #[error("the adapter sets {key}, which this build does not support; it would not work as it was trained")]
+    Unsupported {
+        /// The key.
+        key: &'static str,
+    },
+    /// It is for a model of another architecture.
+    #[error("the adapter is for a model of architecture {found:?}, this one is {expected:?}")]
+    Architecture {
+        /// The adapter's.
+        found: String,
+        /// The model's.
+        expected: String,
+    },
+    /// It was made for a model with other matrices.
+    #[error("the adapter is for another model: they differ in tensor {tensor:?}")]
+    OtherModel {
+        /// The first tensor that differs.
+        tensor: String,
+    },
+    /// A tensor is neither half of a pair.
+    #[error("tensor {name:?} is neither `.lora_a` nor `.lora_b` of a weight; refusing to ignore it")]
+    UnknownTensor {
+        /// The tensor.
+        name: String,
+    },
+    /// It changes a matrix that the model does not have.
+    #[error("the adapter changes {tensor:?}, which is no matrix of this model: it is for another one")]
+    NoSuchMatrix {
+        /// The matrix.
+        tensor: String,
+    },
+    /// Half of a pair is missing.
+    #[error("tensor {missing:?} is missing, its partner is there")]
+    Unpaired {
+        /// The missing tensor.
+        missing: String,
+    },
+    /// A tensor does not fit its matrix, or its partner.
+    #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}: the adapter is for another model")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its dimensions, fastest first.
+        found: Vec<u64>,
+        /// What would fit.
+        expected: Vec<u64>,
+    },
+    /// A rank makes no sense.
+    #[error("the rank of the change of {tensor:?} is {rank}, expected 1 to {max}")]
+    Rank {
+        /// The matrix.
+        tensor: String,
+        /// The rank.
+        rank: usize,
+        /// The largest that makes sense.
+        max: usize,
+    },
+    /// A tensor has a type that holds no weights.
+    #[error("tensor {name:?} is of type {found}, expected a weight format")]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+    },
+    /// A tensor holds infinities or NaN.
+    #[error("value {index} of tensor {name:?} is {value}: the adapter is damaged")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Position in it.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+    /// The strength is infinite or NaN.
+    #[error("adapter.lora.alpha is {value}, expected a finite number")]
+    Alpha {
+        /// Its value.
+        value: f32,
+    },
+    /// A scale is infinite or NaN.
+    #[error("the adapter's scale is {value}, expected a finite number")]
+    Scale {
+        /// Its value.
+        value: f32,
+    },
+    /// It changes nothing at all.
+    #[error("the adapter changes no matrix")]
+    Empty,
+    /// No such adapter is attached.
+    #[error("no adapter of this id is attached to the session")]
+    NotAttached,
 }
 
 /// Why a sampler could not be built, or could not choose.

@@ -65,6 +65,7 @@ pub mod chat;
 mod error;
 pub mod exec;
 pub mod gguf;
+pub mod lora;
 pub mod model;
 pub mod quant;
 pub mod sample;

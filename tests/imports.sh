@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Modules may import only from layers below their own:
-#   error, quant, arch, gguf, tokenizer, model, cache/exec, lora, cli — and sample, chat beside them.
+#   error, quant, arch, gguf, tokenizer, model, lora, cache/exec, cli — and sample, chat beside them.
 # `error` sits at the bottom: it names types of other layers only to wrap them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +16,8 @@ chat:error
 tokenizer:error gguf
 model:error quant arch gguf tokenizer
 cache:error arch exec
-exec:error quant arch gguf tokenizer model cache sample
-lora:error quant arch gguf tokenizer model cache exec sample
+lora:error quant arch gguf tokenizer model
+exec:error quant arch gguf tokenizer model lora cache sample
 "
 modules="error quant arch gguf tokenizer sample chat model cache exec lora cli bench metal"
 while IFS=: read -r module allowed; do

@@ -118,6 +118,7 @@ pub(crate) struct Kernels {
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
+    pub(crate) add_weighted: unsafe fn(y: &mut [f32], b: &[f32], stride: usize, t: &[f32]),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
@@ -312,6 +313,15 @@ impl Arch {
         assert_eq!(y.len(), x.len(), "add_scaled");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.add_scaled)(y, x, a) }
+    }
+
+    /// `y += Σ_j t[j]·b[j·stride ..][..y.len()]`: some columns of a product `t·B` of a row and a
+    /// matrix `B: (t.len(), stride)`. Every value of `y` is summed in the order of `j`.
+    pub fn add_weighted(self, y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
+        let Some(last) = t.len().checked_sub(1) else { return };
+        assert!(y.len() <= stride && last * stride + y.len() <= b.len(), "add_weighted: {} rows of {stride}", t.len());
+        // SAFETY: `self` proves the CPU features; lengths were checked.
+        unsafe { (self.0.add_weighted)(y, b, stride, t) }
     }
 
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).

@@ -6,8 +6,9 @@ use super::arena::{Arena, Frame, footprint};
 use super::linear::{Ctx, Product, Scratch, linear, packed_len};
 use super::probe::Probe;
 use super::team::Crew;
-use crate::arch::{AttnParams, ColumnsMut};
+use crate::arch::AttnParams;
 use crate::cache::KvCache;
+use crate::lora::Attached;
 use crate::model::{
     Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
 };
@@ -45,6 +46,7 @@ fn rope_kinds(h: &Hparams) -> usize {
 /// What a pass works on.
 pub(crate) struct Pass<'a> {
     pub(crate) model: &'a Model,
+    pub(crate) adapters: &'a [Attached],
     pub(crate) rope: &'a RopeTables,
     pub(crate) kv: &'a mut KvCache,
     pub(crate) tokens: &'a [u32],
@@ -92,9 +94,9 @@ fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
 }
 
 /// Bytes a pass of `m` tokens takes from the arena.
-fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
+fn footprint_of(model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> usize {
     let h = model.hparams();
-    let s = Sizes::new(model, m, n_outputs);
+    let s = Sizes::new(model, adapters, m, n_outputs);
     let moe = h.experts.map_or(0, |x| {
         footprint::<f32>(m * x.n_expert)
             + 2 * footprint::<f32>(m * x.n_used)
@@ -111,7 +113,7 @@ fn footprint_of(model: &Model, m: usize, n_outputs: usize) -> usize {
         + 2 * footprint::<f32>(m * s.n_ff)
         + 2 * rope_kinds(h) * footprint::<f32>(m * h.rope.n_dims / 2)
         + moe
-        + Scratch::footprint(m.max(n_outputs), s.n_max, s.packed)
+        + Scratch::footprint(m.max(n_outputs), s.n_max, s.packed, s.rank)
 }
 
 struct Sizes {
@@ -123,10 +125,12 @@ struct Sizes {
     n_max: usize,
     m_padded: usize,
     packed: usize,
+    /// Of all adapters together.
+    rank: usize,
 }
 
 impl Sizes {
-    fn new(model: &Model, m: usize, n_outputs: usize) -> Sizes {
+    fn new(model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Sizes {
         let h = model.hparams();
         let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let n_attn = h.n_head * h.head_dim_v;
@@ -142,14 +146,15 @@ impl Sizes {
             n_max: h.n_embd.max(n_attn).max(n_ff),
             m_padded: attn_tiles(h, m).1,
             packed: packed.max().unwrap_or(0),
+            rank: adapters.iter().map(|a| a.max_rank).sum(),
         }
     }
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, model: &Model, m: usize, n_outputs: usize) -> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
         let h = model.hparams();
-        let s = Sizes::new(model, m, n_outputs);
+        let s = Sizes::new(model, adapters, m, n_outputs);
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
         Buffers {
@@ -173,7 +178,7 @@ impl<'a> Buffers<'a> {
                 x: frame.take(m_moe * h.n_embd),
                 y: frame.take(m_moe * h.n_embd),
             },
-            scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed),
+            scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed, s.rank),
         }
     }
 }
@@ -187,13 +192,13 @@ pub(crate) fn forward<P: Probe + ?Sized>(
     logits: &mut [f32],
     probe: &mut P,
 ) -> bool {
-    let Pass { model, rope, kv, tokens, pos, first_output, cancelled } = pass;
+    let Pass { model, adapters, rope, kv, tokens, pos, first_output, cancelled } = pass;
     let (h, w) = (model.hparams(), model.weights());
-    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf() };
+    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
     let n_outputs = m - first_output;
-    let mut frame = arena.frame(footprint_of(model, m, n_outputs));
-    let mut b = Buffers::take(&mut frame, model, m, n_outputs);
+    let mut frame = arena.frame(footprint_of(model, adapters, m, n_outputs));
+    let mut b = Buffers::take(&mut frame, model, adapters, m, n_outputs);
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);
@@ -246,7 +251,14 @@ fn embed(ctx: Ctx<'_>, h: &Hparams, table: &Weight, tokens: &[u32], x: &mut [f32
     let (data, row) = (table.data(ctx.gguf), table.row_bytes());
     let format = table.dtype.float_format();
     ctx.crew.when(tokens.len() > 1).for_chunks(x, h.n_embd, |i, x| {
-        (format.dequantize)(&data[tokens[i] as usize * row..][..row], x);
+        let token = tokens[i] as usize;
+        (format.dequantize)(&data[token * row..][..row], x);
+        // A product with a vector that is one at the token: of `A·x` one column is left.
+        for (term, factor) in ctx.adapters.iter().filter_map(|a| a.term(table.site)) {
+            for (a, b) in term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd)) {
+                ctx.arch.add_scaled(x, b, factor * a[token]);
+            }
+        }
         if h.embd_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= h.embd_scale);
         }
@@ -441,8 +453,7 @@ fn feed_forward(
 fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) {
     let Some(x) = h.experts else { return };
     let n = h.n_embd;
-    let router = Product { w: &moe.router, b: None, y: ColumnsMut::new(b.moe.router, m, x.n_expert) };
-    linear(ctx, &mut b.scratch, b.normed, m, &mut [router]);
+    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, b.moe.router, m)]);
     let choices = b.moe.chosen.chunks_exact_mut(x.n_used).zip(b.moe.weights.chunks_exact_mut(x.n_used));
     for (p, (chosen, weights)) in b.moe.router.chunks_exact_mut(x.n_expert).zip(choices) {
         ctx.arch.softmax(p);
@@ -476,13 +487,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
     }
     if let Some((shared, gate)) = &moe.shared {
         let strength = &mut b.moe.router[..m];
-        linear(
-            ctx,
-            &mut b.scratch,
-            b.normed,
-            m,
-            &mut [Product { w: gate, b: None, y: ColumnsMut::new(strength, m, 1) }],
-        );
+        linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
         feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io);
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {

@@ -4,6 +4,7 @@ use super::arena::{Frame, footprint};
 use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
+use crate::lora::Attached;
 use crate::model::{Linear, Weight};
 use crate::quant::DType;
 
@@ -14,6 +15,10 @@ const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=768 << 10;
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the most that kernels take at a time.
 const TASK_ROWS: usize = 8;
+/// Activation rows that one task multiplies by the `A` of an adapter.
+const LOW_ROWS: usize = 16;
+/// Most products that one call of [`linear`] is given.
+const MAX_PRODUCTS: usize = 3;
 
 /// What a product needs besides its operands.
 #[derive(Clone, Copy)]
@@ -21,18 +26,25 @@ pub(crate) struct Ctx<'a> {
     pub(crate) arch: Arch,
     pub(crate) crew: &'a Crew<'a>,
     pub(crate) gguf: &'a Gguf,
+    pub(crate) adapters: &'a [Attached],
 }
 
-/// One product: `y = W·x (+ b)`, `y` is `(m, n_out)`.
+/// One product: `y = W·x (+ b)` and what adapters add to it, `y` is `(m, n_out)`.
 pub(crate) struct Product<'a> {
-    pub(crate) w: &'a Weight,
-    pub(crate) b: Option<&'a [f32]>,
-    pub(crate) y: ColumnsMut<'a>,
+    w: &'a Weight,
+    b: Option<&'a [f32]>,
+    y: ColumnsMut<'a>,
+    /// Where its adapters' `s·A·x` begin in [`Scratch::low`].
+    low: usize,
 }
 
 impl<'a> Product<'a> {
     pub(crate) fn of(linear: &'a Linear, y: &'a mut [f32], m: usize) -> Product<'a> {
-        Product { w: &linear.w, b: linear.b.as_deref(), y: ColumnsMut::new(y, m, linear.w.n_out) }
+        Product { b: linear.b.as_deref(), ..Product::of_weight(&linear.w, y, m) }
+    }
+
+    pub(crate) fn of_weight(w: &'a Weight, y: &'a mut [f32], m: usize) -> Product<'a> {
+        Product { w, b: None, y: ColumnsMut::new(y, m, w.n_out), low: 0 }
     }
 }
 
@@ -40,16 +52,24 @@ impl<'a> Product<'a> {
 pub(crate) struct Scratch<'a> {
     q16: &'a mut [BlockQ16],
     packed: &'a mut [u8],
+    /// `s·A·x` of every product and adapter, each `(m, rank)`.
+    low: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
-    /// Bytes of a frame that [`Scratch::take`] needs.
-    pub(crate) fn footprint(m: usize, n_max: usize, packed_max: usize) -> usize {
-        footprint::<BlockQ16>(m * BlockQ16::per_row(n_max)) + footprint::<u8>(packed_max)
+    /// Bytes of a frame that [`Scratch::take`] needs; `rank` is that of all adapters together.
+    pub(crate) fn footprint(m: usize, n_max: usize, packed_max: usize, rank: usize) -> usize {
+        footprint::<BlockQ16>(m * BlockQ16::per_row(n_max))
+            + footprint::<u8>(packed_max)
+            + footprint::<f32>(MAX_PRODUCTS * m * rank)
     }
 
-    pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize) -> Scratch<'a> {
-        Scratch { q16: frame.take(m * BlockQ16::per_row(n_max)), packed: frame.take(packed_max) }
+    pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize, rank: usize) -> Scratch<'a> {
+        Scratch {
+            q16: frame.take(m * BlockQ16::per_row(n_max)),
+            packed: frame.take(packed_max),
+            low: frame.take(MAX_PRODUCTS * m * rank),
+        }
     }
 }
 
@@ -75,6 +95,7 @@ pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize 
 /// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
     assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
+    project(ctx, scratch.low, x, m, products);
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
@@ -92,6 +113,33 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
     }
 }
 
+/// Leaves `s·A·x` of every product and adapter in `low`.
+fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    let mut end = 0;
+    for i in 0..products.len() {
+        let (before, rest) = products.split_at_mut(i);
+        let p = &mut rest[0];
+        // Parts of one matrix have one `A`.
+        if let Some(same) = before.iter().find(|b| b.w.site == p.w.site) {
+            p.low = same.low;
+            continue;
+        }
+        p.low = end;
+        for (term, factor) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
+            let (n, rank) = (p.w.n_in, term.rank());
+            let t = &mut low[end..end + m * rank];
+            end += m * rank;
+            ctx.crew.when(m > 1).for_chunks(t, LOW_ROWS * rank, |i, t| {
+                let rows = t.len() / rank;
+                let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
+                let a = bytemuck::cast_slice(term.a());
+                ctx.arch.matvec(DType::F32, &mut ColumnsMut::new(t, rows, rank), a, &x);
+                t.iter_mut().for_each(|t| *t *= factor);
+            });
+        }
+    }
+}
+
 fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: usize, products: &mut [Product<'_>]) {
     let n = products[0].w.n_in;
     let acts = match form {
@@ -106,7 +154,7 @@ fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: 
         }
     };
     let n_threads = ctx.crew.n_threads();
-    run(ctx, products, |w| task_rows(w, n_threads), |p, w, y| ctx.arch.matvec(p.dtype, y, w, &acts));
+    run(ctx, products, scratch.low, |w| task_rows(w, n_threads), |p, w, y| ctx.arch.matvec(p.dtype, y, w, &acts));
 }
 
 /// Rows of `w` that one task multiplies by few activations. A row's result does not depend on it.
@@ -126,13 +174,15 @@ fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: 
         ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
     });
     let packed = &*packed;
-    run(ctx, products, |w| ctx.arch.gemm_tile(w.dtype), |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
+    run(ctx, products, scratch.low, |w| ctx.arch.gemm_tile(w.dtype), |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
 }
 
-/// Cuts the output rows of all products into tasks of `tile` rows, multiplies and adds biases.
+/// Cuts the output rows of all products into tasks of `tile` rows, multiplies, adds biases and what
+/// adapters add.
 fn run(
     ctx: Ctx<'_>,
     products: &mut [Product<'_>],
+    low: &[f32],
     tile: impl Fn(&Weight) -> usize + Sync,
     multiply: impl Fn(&Weight, &[u8], &mut ColumnsMut<'_>) + Sync,
 ) {
@@ -146,6 +196,15 @@ fn run(
                 for i in 0..y.rows() {
                     ctx.arch.add(y.row(i), &b[rows.clone()]);
                 }
+            }
+            let mut low = &low[p.low..];
+            for (term, _) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
+                let rank = term.rank();
+                let b = &term.b()[p.w.first_row + rows.start..];
+                for i in 0..y.rows() {
+                    ctx.arch.add_weighted(y.row(i), b, term.b().len() / rank, &low[i * rank..][..rank]);
+                }
+                low = &low[y.rows() * rank..];
             }
         },
     );

@@ -1,5 +1,6 @@
 //! Running a model: sessions, and the forward pass behind them.
 
+mod adapters;
 mod arena;
 mod cores;
 mod forward;
@@ -11,6 +12,7 @@ mod team;
 use crate::cache::{KvCache, KvShape};
 use crate::error::SessionError;
 use crate::model::{Hparams, Model};
+use adapters::Adapters;
 use arena::Arena;
 use forward::{Pass, RopeTables, forward};
 use std::fmt;
@@ -18,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::cache::KvType;
+pub use adapters::AdapterId;
 pub use cores::default_threads;
 pub use generate::{Generation, StopReason};
 pub use probe::{NoProbe, Probe};
@@ -103,12 +106,13 @@ fn kv_shape(h: &Hparams, options: &SessionOptions) -> KvShape {
     KvShape { n_layer: h.n_layer, n_ctx, n_head_kv: h.n_head_kv, head_dim: h.head_dim, head_dim_v: h.head_dim_v }
 }
 
-/// One stream of tokens through a model: its cache, its position, its buffers.
+/// One stream of tokens through a model: its cache, its position, its adapters, its buffers.
 pub struct Session<'m> {
     model: &'m Model,
     team: Arc<Team>,
     rope: Arc<RopeTables>,
     kv: KvCache,
+    adapters: Adapters,
     arena: Arena,
     logits: Vec<f32>,
     /// Tokens in the cache.
@@ -169,6 +173,7 @@ impl Model {
             team,
             rope: Arc::new(RopeTables::new(self, shape.n_ctx)),
             kv: KvCache::new(options.kv_type, shape)?,
+            adapters: Adapters::default(),
             arena: Arena::default(),
             logits,
             tokens: Vec::with_capacity(shape.n_ctx),
@@ -280,14 +285,15 @@ impl<'m> Session<'m> {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab });
         }
-        let Session { model, team, rope, kv, arena, logits, cancel, .. } = self;
+        let Session { model, team, rope, kv, adapters, arena, logits, cancel, .. } = self;
+        let adapters = &adapters.attached;
         let cancelled = || cancel.is_cancelled();
         for (i, batch) in tokens.chunks(self.n_batch).enumerate() {
             let start = i * self.n_batch;
             let first_output = first.saturating_sub(start).min(batch.len());
             logits.resize((batch.len() - first_output) * n_vocab, 0.0);
-            let pass =
-                Pass { model, rope, kv, tokens: batch, pos: self.tokens.len(), first_output, cancelled: &cancelled };
+            let pos = self.tokens.len();
+            let pass = Pass { model, adapters, rope, kv, tokens: batch, pos, first_output, cancelled: &cancelled };
             if !team.enter(|crew| forward(pass, crew, arena, logits, probe)) {
                 return Err(SessionError::Cancelled);
             }
@@ -320,7 +326,8 @@ impl<'m> Session<'m> {
         self.tokens.clear();
     }
 
-    /// A session that continues independently from the same point. It shares the threads.
+    /// A session that continues independently from the same point, with the same adapters. It shares
+    /// the threads.
     ///
     /// # Errors
     /// If there is no memory for a second cache.
@@ -332,6 +339,7 @@ impl<'m> Session<'m> {
             team: Arc::clone(&self.team),
             rope: Arc::clone(&self.rope),
             kv: self.kv.fork(self.tokens.len())?,
+            adapters: self.adapters.clone(),
             arena: Arena::default(),
             logits: self.logits.clone(),
             tokens,

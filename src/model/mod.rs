@@ -14,9 +14,11 @@ use crate::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
+pub use weights::Site;
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Called with the share of loading done, 0 to 1; returns whether to go on.
@@ -211,6 +213,11 @@ impl Model {
             *n_elems.entry(t.dtype).or_default() += t.n_elems();
         }
         n_elems.into_iter().max_by_key(|&(_, n)| n).map_or(DType::F32, |(dtype, _)| dtype)
+    }
+
+    /// The matrices that adapters can change; an adapter counts them in this order.
+    pub fn sites(&self) -> &Arc<[Site]> {
+        &self.weights.sites
     }
 
     pub(crate) fn weights(&self) -> &Weights {

@@ -7,6 +7,41 @@ use crate::quant::DType;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// A matrix that an adapter can change: `W: (n_out, n_in)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Site {
+    /// Its tensor in the file. A head that shares the embedding table is called `output.weight` all the
+    /// same.
+    pub tensor: String,
+    /// Which matrix of the tensor, if that holds one per expert.
+    pub expert: Option<usize>,
+    /// Width of its input; for the embedding table, whose inputs are tokens, their number.
+    pub n_in: usize,
+    /// Width of its output.
+    pub n_out: usize,
+}
+
+impl Site {
+    /// Its layer, if it is in one.
+    pub fn layer(&self) -> Option<usize> {
+        self.tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+    }
+
+    /// What it is in its layer or in the model: `attn_q`, `ffn_down_exps`, `output`, `token_embd`, …
+    pub fn part(&self) -> &str {
+        self.tensor.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default()
+    }
+
+    /// Whether it is the embedding table, which is looked up instead of multiplied.
+    pub fn is_embedding(&self) -> bool {
+        self.tensor == TOKEN_EMBD
+    }
+}
+
+const TOKEN_EMBD: &str = "token_embd.weight";
 
 /// A matrix `W: (n_out, n_in)` of a file, stored row by row.
 #[derive(Clone, Debug)]
@@ -14,6 +49,10 @@ pub(crate) struct Weight {
     pub(crate) dtype: DType,
     pub(crate) n_in: usize,
     pub(crate) n_out: usize,
+    /// Its index in [`Weights::sites`].
+    pub(crate) site: usize,
+    /// Its first row among those of the site.
+    pub(crate) first_row: usize,
     tensor: TensorInfo,
     bytes: Range<usize>,
 }
@@ -33,7 +72,12 @@ impl Weight {
     pub(crate) fn rows(&self, rows: Range<usize>) -> Weight {
         let row = self.row_bytes();
         let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
-        Weight { n_out: rows.len(), bytes, ..self.clone() }
+        Weight { n_out: rows.len(), bytes, first_row: self.first_row + rows.start, ..self.clone() }
+    }
+
+    /// Matrix `e` of a stack of matrices of `n_out` rows, which is a site of its own.
+    fn expert(&self, e: usize, n_out: usize) -> Weight {
+        Weight { site: self.site + e, first_row: 0, ..self.rows(e * n_out..(e + 1) * n_out) }
     }
 }
 
@@ -109,6 +153,8 @@ pub(crate) struct Weights {
     pub(crate) rope_factors_short_long: Option<(Vec<f32>, Vec<f32>)>,
     /// Every combination of format and row length among the matrices.
     pub(crate) shapes: Vec<(DType, usize)>,
+    /// What adapters can change.
+    pub(crate) sites: Arc<[Site]>,
 }
 
 /// Binds tensors by name and remembers which were used.
@@ -116,6 +162,7 @@ struct Binder<'a> {
     gguf: &'a Gguf,
     used: RefCell<HashSet<&'a str>>,
     shapes: RefCell<BTreeSet<(DType, usize)>>,
+    sites: RefCell<Vec<Site>>,
 }
 
 impl<'a> Binder<'a> {
@@ -153,8 +200,32 @@ impl<'a> Binder<'a> {
             });
         }
         self.shapes.borrow_mut().insert((tensor.dtype, n_in));
-        let bytes = 0..self.gguf.data(tensor).len();
-        Ok(Some(Weight { dtype: tensor.dtype, n_in, n_out: n_out * n_matrices, tensor: tensor.clone(), bytes }))
+        let site = match name {
+            TOKEN_EMBD => self.site(name, n_out, n_in, 1),
+            _ => self.site(name, n_in, n_out, n_matrices),
+        };
+        Ok(Some(Weight {
+            dtype: tensor.dtype,
+            n_in,
+            n_out: n_out * n_matrices,
+            site,
+            first_row: 0,
+            tensor: tensor.clone(),
+            bytes: 0..self.gguf.data(tensor).len(),
+        }))
+    }
+
+    /// The index of the first of `n_matrices` new sites.
+    fn site(&self, tensor: &str, n_in: usize, n_out: usize, n_matrices: usize) -> usize {
+        let mut sites = self.sites.borrow_mut();
+        let first = sites.len();
+        sites.extend((0..n_matrices).map(|e| Site {
+            tensor: tensor.to_owned(),
+            expert: (n_matrices > 1).then_some(e),
+            n_in,
+            n_out,
+        }));
+        first
     }
 
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
@@ -202,14 +273,17 @@ impl<'a> Binder<'a> {
 impl Weights {
     /// Binds every tensor that `h` asks for; `progress` hears the share done and may stop it.
     pub(crate) fn bind(gguf: &Gguf, h: &Hparams, progress: &mut dyn FnMut(f32) -> bool) -> Result<Weights, ModelError> {
-        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default() };
-        let token_embd = b.weight("token_embd.weight", h.n_embd, h.n_vocab, 1)?;
+        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+        let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
         let output_norm = b
             .opt_norm("output_norm", h)?
             .ok_or_else(|| ModelError::MissingTensor { name: "output_norm.weight".into() })?;
         let output = match b.opt_linear("output", h.n_embd, h.n_vocab)? {
             Some(output) => output,
-            None => Linear { w: token_embd.clone(), b: b.opt_vector("output.bias", h.n_vocab)? },
+            None => {
+                let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
+                Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
+            }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for i in 0..h.n_layer {
@@ -232,13 +306,21 @@ impl Weights {
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
         let (used, shapes) = (b.used.into_inner(), b.shapes.into_inner().into_iter().collect());
+        let sites = b.sites.into_inner().into();
         // Tables that other engines once stored and that follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         match gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
             Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() }),
-            None => {
-                Ok(Weights { token_embd, layers, output_norm, output, rope_factors, rope_factors_short_long, shapes })
-            }
+            None => Ok(Weights {
+                token_embd,
+                layers,
+                output_norm,
+                output,
+                rope_factors,
+                rope_factors_short_long,
+                shapes,
+                sites,
+            }),
         }
     }
 }
@@ -310,9 +392,9 @@ fn feed_forward(b: &Binder<'_>, h: &Hparams, name: &dyn Fn(&str) -> String) -> R
     let up = b.weight(&name("ffn_up_exps.weight"), h.n_embd, h.n_ff, x.n_expert)?;
     let down = b.weight(&name("ffn_down_exps.weight"), h.n_ff, h.n_embd, x.n_expert)?;
     let experts = (0..x.n_expert).map(|e| Ffn {
-        gate: Some(plain(gate.rows(e * h.n_ff..(e + 1) * h.n_ff))),
-        up: plain(up.rows(e * h.n_ff..(e + 1) * h.n_ff)),
-        down: plain(down.rows(e * h.n_embd..(e + 1) * h.n_embd)),
+        gate: Some(plain(gate.expert(e, h.n_ff))),
+        up: plain(up.expert(e, h.n_ff)),
+        down: plain(down.expert(e, h.n_embd)),
     });
     let shared = match x.n_ff_shared {
         0 => None,

@@ -87,6 +87,41 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
 }
 
 #[inline(always)]
+pub(in crate::arch) fn add_weighted<V: Lanes>(z: V, y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
+    let n = y.len();
+    assert!(n <= stride && (t.len() - 1) * stride + n <= b.len());
+    let mut i = 0;
+    while i + CHAINS * V::N <= n {
+        let mut sums = [z; CHAINS];
+        for (c, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: all chains' vectors from `i` on are inside the slice.
+            *sum = unsafe { z.read(y.as_ptr().add(i + c * V::N)) };
+        }
+        for (j, t) in t.iter().enumerate() {
+            let t = z.splat(*t);
+            for (c, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: as above, of row `j` of `b`.
+                let b = unsafe { z.read(b.as_ptr().add(j * stride + i + c * V::N)) };
+                *sum = t.mul_add(b, *sum);
+            }
+        }
+        for (c, sum) in sums.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { sum.write(y.as_mut_ptr().add(i + c * V::N)) };
+        }
+        i += CHAINS * V::N;
+    }
+    for (c, y) in y[i..].chunks_mut(V::N).enumerate() {
+        let mut sum = z.load(y);
+        for (j, t) in t.iter().enumerate() {
+            let b = z.load(&b[j * stride + i + c * V::N..][..y.len()]);
+            sum = z.splat(*t).mul_add(b, sum);
+        }
+        sum.store(y);
+    }
+}
+
+#[inline(always)]
 pub(in crate::arch) fn rms_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     let mean_square = dot(z, x, x) / x.len() as f32;
     let scale = z.splat(1.0 / (mean_square + eps).sqrt());

@@ -29,6 +29,12 @@ pub(super) fn add_scaled(y: &mut [f32], x: &[f32], a: f32) {
     }
 }
 
+pub(super) fn add_weighted(y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
+    for (b, t) in b.chunks(stride).zip(t) {
+        add_scaled(y, &b[..y.len()], *t);
+    }
+}
+
 pub(super) fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     let mean_square = dot(x, x) / x.len() as f32;
     let scale = 1.0 / (mean_square + eps).sqrt();

@@ -1,0 +1,98 @@
+//! Adapters of a session.
+
+use super::Session;
+use crate::error::AdapterError;
+use crate::lora::{Adapter, Attached};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names an adapter that is attached to a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdapterId(u64);
+
+/// A number that nobody in this process has had, above 0.
+fn next_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// The adapters of a session.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Adapters {
+    pub(super) attached: Vec<Attached>,
+    ids: Vec<AdapterId>,
+    generation: u64,
+}
+
+impl Adapters {
+    fn index(&self, id: AdapterId) -> Result<usize, AdapterError> {
+        self.ids.iter().position(|&i| i == id).ok_or(AdapterError::NotAttached)
+    }
+}
+
+impl Session<'_> {
+    /// Adds `scale·ΔW` of an adapter to the weights this session computes with, besides those that are
+    /// attached already. Other sessions of the model do not see it.
+    ///
+    /// Empties the session, as [`Session::set_scale`] and [`Session::detach`] do: its keys and values
+    /// were computed with other weights.
+    ///
+    /// # Errors
+    /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
+    pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
+        adapter.check(self.model)?;
+        let attached = Attached::new(adapter, finite(scale)?);
+        let id = AdapterId(next_number());
+        self.adapters.attached.push(attached);
+        self.adapters.ids.push(id);
+        self.adapters_changed();
+        Ok(id)
+    }
+
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
+    /// session.
+    ///
+    /// # Errors
+    /// If it is not attached, or the scale not finite.
+    pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
+        let i = self.adapters.index(id)?;
+        let attached = &mut self.adapters.attached[i];
+        *attached = Attached::new(Arc::clone(&attached.adapter), finite(scale)?);
+        self.adapters_changed();
+        Ok(())
+    }
+
+    /// Takes an adapter off, and hands it back. Empties the session.
+    ///
+    /// # Errors
+    /// If it is not attached.
+    pub fn detach(&mut self, id: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
+        let i = self.adapters.index(id)?;
+        self.adapters.ids.remove(i);
+        let attached = self.adapters.attached.remove(i);
+        self.adapters_changed();
+        Ok(attached.adapter)
+    }
+
+    /// What is attached, with its scale, in the order it was.
+    pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
+        let Adapters { attached, ids, .. } = &self.adapters;
+        ids.iter().zip(attached).map(|(&id, a)| (id, &a.adapter, a.scale))
+    }
+
+    /// Tells apart the weights that sessions compute with: 0 without adapters, and a number never used
+    /// before after every change of them. Keys and values may be exchanged between sessions where
+    /// model and generation are the same; a [fork](Session::fork) shares its parent's.
+    pub fn adapter_generation(&self) -> u64 {
+        self.adapters.generation
+    }
+
+    fn adapters_changed(&mut self) {
+        self.adapters.generation = if self.adapters.attached.is_empty() { 0 } else { next_number() };
+        self.clear();
+    }
+}
+
+fn finite(scale: f32) -> Result<f32, AdapterError> {
+    if scale.is_finite() { Ok(scale) } else { Err(AdapterError::Scale { value: scale }) }
+}

@@ -1,0 +1,218 @@
+//! An adapter in memory.
+
+use crate::error::AdapterError;
+use crate::model::{Model, Site};
+use std::sync::Arc;
+
+/// The change of one matrix: `ΔW = B·A`, not yet scaled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Term {
+    rank: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+impl Term {
+    pub(super) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
+        Term { rank, a, b }
+    }
+
+    /// Rows of `A` and columns of `B`.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// `A: (rank, n_in)`.
+    pub fn a(&self) -> &[f32] {
+        &self.a
+    }
+
+    /// `Bᵀ: (rank, n_out)`: column `j` of `B` is contiguous, so that applying it is
+    /// `y += (A·x)[j]·b[j]`.
+    pub fn b(&self) -> &[f32] {
+        &self.b
+    }
+
+    /// Both, to change them.
+    pub fn parts_mut(&mut self) -> (&mut [f32], &mut [f32]) {
+        (&mut self.a, &mut self.b)
+    }
+
+    /// Whether it changes nothing.
+    pub fn is_zero(&self) -> bool {
+        self.a.iter().all(|&a| a == 0.0) || self.b.iter().all(|&b| b == 0.0)
+    }
+}
+
+/// Low-rank changes of some matrices of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    arch: String,
+    sites: Arc<[Site]>,
+    /// One per site.
+    terms: Vec<Option<Term>>,
+    alpha: f32,
+}
+
+/// The largest rank that a matrix can be given: more than either of its sides is a damaged file.
+pub(super) fn max_rank(site: &Site) -> usize {
+    site.n_in.max(site.n_out)
+}
+
+impl Adapter {
+    /// An adapter of all sites that `targets` picks, each of rank `rank`. `A` is drawn uniformly from
+    /// `±1/√n_in` (He et al., arXiv 1502.01852, as LoRA is usually begun), `B` is zero: the model is
+    /// unchanged until it is trained. The strength `alpha` is `rank`, which makes `s = 1`.
+    ///
+    /// # Errors
+    /// If the rank is 0 or larger than a chosen matrix, or nothing is chosen.
+    pub fn zeros(
+        model: &Model,
+        rank: usize,
+        seed: u64,
+        targets: impl Fn(&Site) -> bool,
+    ) -> Result<Adapter, AdapterError> {
+        let mut adapter = Adapter::empty(model, rank as f32);
+        let mut rng = seed;
+        for (site, term) in adapter.sites.iter().zip(&mut adapter.terms).filter(|(site, _)| targets(site)) {
+            if rank == 0 || rank > max_rank(site) {
+                return Err(AdapterError::Rank { tensor: site.tensor.clone(), rank, max: max_rank(site) });
+            }
+            let bound = 1.0 / (site.n_in as f32).sqrt();
+            let a = (0..rank * site.n_in).map(|_| bound * uniform(&mut rng)).collect();
+            *term = Some(Term::new(rank, a, vec![0.0; rank * site.n_out]));
+        }
+        if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
+    }
+
+    pub(super) fn empty(model: &Model, alpha: f32) -> Adapter {
+        let sites = Arc::clone(model.sites());
+        let terms = vec![None; sites.len()];
+        Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha }
+    }
+
+    pub(super) fn set_term(&mut self, site: usize, term: Term) {
+        self.terms[site] = Some(term);
+    }
+
+    /// `general.architecture` of the model it is for.
+    pub fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    /// What could be changed; [`Adapter::term`] counts in this order.
+    pub fn sites(&self) -> &Arc<[Site]> {
+        &self.sites
+    }
+
+    /// The change of a site, if there is one.
+    pub fn term(&self, site: usize) -> Option<&Term> {
+        self.terms.get(site)?.as_ref()
+    }
+
+    /// The same, to change it.
+    pub fn term_mut(&mut self, site: usize) -> Option<&mut Term> {
+        self.terms.get_mut(site)?.as_mut()
+    }
+
+    /// All changes, with the index of their site.
+    pub fn terms(&self) -> impl Iterator<Item = (usize, &Term)> {
+        self.terms.iter().enumerate().filter_map(|(i, term)| Some((i, term.as_ref()?)))
+    }
+
+    /// All changes, to change them.
+    pub fn terms_mut(&mut self) -> impl Iterator<Item = (usize, &mut Term)> {
+        self.terms.iter_mut().enumerate().filter_map(|(i, term)| Some((i, term.as_mut()?)))
+    }
+
+    /// `adapter.lora.alpha`: `ΔW = alpha/rank·B·A`, or `B·A` if it is 0.
+    pub fn alpha(&self) -> f32 {
+        self.alpha
+    }
+
+    /// Sets [`Adapter::alpha`].
+    ///
+    /// # Errors
+    /// If it is not finite.
+    pub fn set_alpha(&mut self, alpha: f32) -> Result<(), AdapterError> {
+        if !alpha.is_finite() {
+            return Err(AdapterError::Alpha { value: alpha });
+        }
+        self.alpha = alpha;
+        Ok(())
+    }
+
+    /// The factor `s` of a term: `alpha/rank`, or 1 if alpha is 0.
+    pub fn scale(&self, term: &Term) -> f32 {
+        if self.alpha == 0.0 { 1.0 } else { self.alpha / term.rank as f32 }
+    }
+
+    /// Number of values in all terms.
+    pub fn n_params(&self) -> usize {
+        self.terms().map(|(_, t)| t.a.len() + t.b.len()).sum()
+    }
+
+    /// The largest rank of a term.
+    pub fn max_rank(&self) -> usize {
+        self.terms().map(|(_, t)| t.rank).max().unwrap_or(0)
+    }
+
+    /// Whether it was made for a model with the same matrices.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check(&self, model: &Model) -> Result<(), AdapterError> {
+        if self.arch != model.hparams().arch {
+            let (found, expected) = (self.arch.clone(), model.hparams().arch.clone());
+            return Err(AdapterError::Architecture { found, expected });
+        }
+        if Arc::ptr_eq(&self.sites, model.sites()) {
+            return Ok(());
+        }
+        let differs = self.sites.iter().zip(model.sites().iter()).find(|(a, b)| a != b).map(|(a, _)| a);
+        let longer = if self.sites.len() > model.sites().len() { &self.sites } else { model.sites() };
+        let extra = longer.get(self.sites.len().min(model.sites().len()));
+        match differs.or(extra) {
+            Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The next of a sequence of numbers in `−1..1` (SplitMix64).
+fn uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// An adapter as a session uses it.
+#[derive(Clone, Debug)]
+pub(crate) struct Attached {
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) scale: f32,
+    /// Factor on `B·A` of every site; 0 where nothing changes.
+    factors: Vec<f32>,
+    pub(crate) max_rank: usize,
+}
+
+impl Attached {
+    pub(crate) fn new(adapter: Arc<Adapter>, scale: f32) -> Attached {
+        let mut factors = vec![0.0; adapter.sites.len()];
+        for (site, term) in adapter.terms() {
+            // Not multiplied, so that no overflow can make zero times infinity of it.
+            if !term.is_zero() {
+                factors[site] = scale * adapter.scale(term);
+            }
+        }
+        let max_rank = adapter.max_rank();
+        Attached { adapter, scale, factors, max_rank }
+    }
+
+    /// What it does to a site: the term, and the factor on `B·A`.
+    pub(crate) fn term(&self, site: usize) -> Option<(&Term, f32)> {
+        let factor = self.factors[site];
+        if factor == 0.0 { None } else { Some((self.adapter.term(site)?, factor)) }
+    }
+}

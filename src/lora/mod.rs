@@ -1,0 +1,29 @@
+//! Low-rank adapters (LoRA, arXiv 2106.09685): small matrices that change a frozen model.
+//!
+//! An adapter adds `s·B·A` to matrices of a model, with `A: (rank, n_in)`, `B: (n_out, rank)` and a rank
+//! of a few. The weights stay as they are, quantised and shared: `y = W·x + s·B·(A·x)`. An
+//! [`Adapter`] belongs to the [sites](Model::sites) of a model; sessions attach any number of them.
+//!
+//! This module holds data and maths on slices. What needs a forward pass is in [`exec`](crate::exec).
+//!
+//! ```
+//! use ruvllm::{Model, lora::Adapter};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+//! let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |site| site.part() == "ffn_down")?);
+//! let (mut plain, mut adapted) = (model.session()?, model.session()?);
+//! let id = adapted.attach(Arc::clone(&adapter), 1.0)?;
+//! assert_eq!(plain.prefill(&[1, 2, 3])?, adapted.prefill(&[1, 2, 3])?); // B is zero so far
+//! adapted.detach(id)?;
+//! # Ok(()) }
+//! ```
+
+mod adapter;
+
+pub(crate) use adapter::Attached;
+pub use adapter::{Adapter, Term};
+
+#[cfg(doc)]
+use crate::model::Model;
