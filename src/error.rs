@@ -725,6 +725,21 @@ pub enum AdapterError {
     /// The file itself is not sound, or could not be written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// Values could not be converted.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// The rows of a matrix are not whole blocks of the type it is to have.
+    #[error("rows of {name:?} have {n} values, {dtype} has blocks of {block}; choose another type")]
+    RowLength {
+        /// The matrix.
+        name: String,
+        /// Values per row.
+        n: u64,
+        /// The type.
+        dtype: String,
+        /// Values per block.
+        block: usize,
+    },
     /// The file holds something else.
     #[error("{key} is {found:?}, expected {expected:?}: this file is no LoRA adapter")]
     NotAnAdapter {

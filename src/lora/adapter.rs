@@ -72,7 +72,8 @@ impl Adapter {
         seed: u64,
         targets: impl Fn(&Site) -> bool,
     ) -> Result<Adapter, AdapterError> {
-        let mut adapter = Adapter::empty(model, rank as f32);
+        let mut adapter = Adapter::empty(model);
+        adapter.alpha = rank as f32;
         let mut rng = seed;
         for (site, term) in adapter.sites.iter().zip(&mut adapter.terms).filter(|(site, _)| targets(site)) {
             if rank == 0 || rank > max_rank(site) {
@@ -85,10 +86,11 @@ impl Adapter {
         if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
     }
 
-    pub(super) fn empty(model: &Model, alpha: f32) -> Adapter {
+    /// Of no terms yet, and without a strength.
+    pub(super) fn empty(model: &Model) -> Adapter {
         let sites = Arc::clone(model.sites());
         let terms = vec![None; sites.len()];
-        Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha }
+        Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha: 0.0 }
     }
 
     pub(super) fn set_term(&mut self, site: usize, term: Term) {

@@ -21,9 +21,12 @@
 //! ```
 
 mod adapter;
+mod file;
+mod merge;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
+pub use merge::merge;
 
 #[cfg(doc)]
 use crate::model::Model;

@@ -1,0 +1,155 @@
+//! Adapters folded into the weights they change.
+
+use super::adapter::{Adapter, Term};
+use super::file::sites_by_tensor;
+use crate::error::{AdapterError, QuantError};
+use crate::gguf::{TensorInfo, Writer};
+use crate::model::{Model, Site};
+use crate::quant::{DType, dequantize_row, quantize_row};
+use rayon::prelude::*;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Values to convert between two calls of the progress function.
+const SLAB: usize = 1 << 22;
+
+/// The model's file with `W + scale·ΔW` of all `adapters` in place of the weights `W` they change,
+/// ready to be written. Each keeps its type (what is quantised is quantised again), or takes `dtype`;
+/// all else is copied. A head that shares the embedding table becomes a tensor of its own if one of the
+/// two changes.
+///
+/// While the file is written, `progress` hears the values done, of [`Model::n_params`] or a few more,
+/// and returns whether to go on.
+///
+/// # Errors
+/// If an adapter is for another model, or there is no quantiser for a type. When it is written, also if
+/// a weight is not finite.
+pub fn merge<'a>(
+    model: &'a Model,
+    adapters: &[(Arc<Adapter>, f32)],
+    dtype: Option<DType>,
+    progress: &'a dyn Fn(u64) -> bool,
+) -> Result<Writer<'a>, AdapterError> {
+    for (adapter, scale) in adapters {
+        adapter.check(model)?;
+        if !scale.is_finite() {
+            return Err(AdapterError::Scale { value: *scale });
+        }
+    }
+    let gguf = model.gguf();
+    let by_tensor = sites_by_tensor(model.sites());
+    let job = |name: &str, from: &'a TensorInfo| -> Result<Job<'a>, AdapterError> {
+        let sites = by_tensor.get(name).cloned().unwrap_or_default();
+        let adapters: Vec<_> =
+            adapters.iter().filter(|(a, _)| sites.clone().any(|i| a.term(i).is_some())).cloned().collect();
+        let to = if adapters.is_empty() { from.dtype } else { dtype.unwrap_or(from.dtype) };
+        match to.format() {
+            _ if adapters.is_empty() => {}
+            None => return Err(QuantError::NotAWeight { dtype: to.to_string() }.into()),
+            Some(f) if f.quantize.is_none() => return Err(QuantError::ReadOnly { dtype: to.to_string() }.into()),
+            Some(f) if !from.dims[0].is_multiple_of(f.block_elems as u64) => {
+                let (name, n) = (name.to_owned(), from.dims[0]);
+                return Err(AdapterError::RowLength { name, n, dtype: to.to_string(), block: f.block_elems });
+            }
+            Some(_) => {}
+        }
+        Ok(Job { model, name: name.to_owned(), from, to, sites, adapters })
+    };
+    let mut jobs = gguf.tensors().iter().map(|t| job(&t.name, t)).collect::<Result<Vec<_>, _>>()?;
+    if gguf.tensor("output.weight").is_none()
+        && let Some(table) = gguf.tensor("token_embd.weight")
+    {
+        let head = job("output.weight", table)?;
+        let is_changed = |job: &Job<'_>| !job.adapters.is_empty();
+        if is_changed(&head) || jobs.iter().any(|j| j.from == table && is_changed(j)) {
+            jobs.push(head);
+        }
+    }
+
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
+        writer.metadata(key, value.clone());
+    }
+    let mut before = 0;
+    for job in jobs {
+        let start = before;
+        before += job.from.n_elems();
+        writer.tensor_with(job.name.clone(), &job.from.dims, job.to, move |out| {
+            job.write(out, &|done| progress(start + done))
+        });
+    }
+    Ok(writer)
+}
+
+/// One tensor to write.
+struct Job<'a> {
+    model: &'a Model,
+    name: String,
+    /// What it is made of.
+    from: &'a TensorInfo,
+    to: DType,
+    sites: Range<usize>,
+    /// Those that change it.
+    adapters: Vec<(Arc<Adapter>, f32)>,
+}
+
+impl Job<'_> {
+    fn write(&self, out: &mut dyn Write, progress: &dyn Fn(u64) -> bool) -> io::Result<()> {
+        let data = self.model.gguf().data(self.from);
+        let n = self.from.dims[0] as usize;
+        let row_bytes = |dtype: DType| n / dtype.block().0 as usize * dtype.block().1 as usize;
+        let (from_bytes, to_bytes) = (row_bytes(self.from.dtype), row_bytes(self.to));
+        let slab_rows = (SLAB / n).max(1);
+        let mut merged = vec![0; if self.adapters.is_empty() { 0 } else { slab_rows * to_bytes }];
+        for (i, slab) in data.chunks(slab_rows * from_bytes).enumerate() {
+            let first = i * slab_rows;
+            let n_rows = slab.len() / from_bytes;
+            if self.adapters.is_empty() {
+                out.write_all(slab)?;
+            } else {
+                let merged = &mut merged[..n_rows * to_bytes];
+                let rows = slab.par_chunks_exact(from_bytes).zip(merged.par_chunks_exact_mut(to_bytes));
+                rows.enumerate().try_for_each_init(
+                    || vec![0.0; n],
+                    |values, (r, (from, to))| {
+                        let converted = dequantize_row(self.from.dtype, from, values).and_then(|()| {
+                            self.change(first + r, values);
+                            quantize_row(self.to, values, None, to)
+                        });
+                        converted
+                            .map_err(|e| io::Error::other(format!("tensor {:?}, row {}: {e}", self.name, first + r)))
+                    },
+                )?;
+                out.write_all(merged)?;
+            }
+            if !progress(((first + n_rows) * n) as u64) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what the adapters add to row `r` of the tensor.
+    fn change(&self, r: usize, values: &mut [f32]) {
+        let sites = &self.model.sites()[self.sites.clone()];
+        // The rows of the embedding table are its inputs.
+        let rows_of = |site: &Site| if site.is_embedding() { site.n_in } else { site.n_out };
+        let n_rows = rows_of(&sites[0]);
+        let (e, r) = (r / n_rows, r % n_rows);
+        for (adapter, scale) in &self.adapters {
+            let Some(term) = adapter.term(self.sites.start + e) else { continue };
+            let factor = scale * adapter.scale(term);
+            for (weight, row) in rank_ones(&sites[e], term) {
+                self.model.arch().add_scaled(values, row, factor * weight[r]);
+            }
+        }
+    }
+}
+
+/// The vectors whose outer products make up `B·A`: that of the tensor's rows first.
+fn rank_ones<'t>(site: &Site, term: &'t Term) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
+    let is_embedding = site.is_embedding();
+    let pairs = term.a().chunks_exact(site.n_in).zip(term.b().chunks_exact(site.n_out));
+    pairs.map(move |(a, b)| if is_embedding { (a, b) } else { (b, a) })
+}
