@@ -86,6 +86,30 @@ proptest! {
     }
 
     #[test]
+    fn weighted_rows(n in length(), gap in 0usize..40, rank in 1usize..12, shift in 0usize..4, seed: u64) {
+        let (stride, t) = (n + gap, noise(rank, seed ^ 3));
+        let y = noise(n, seed);
+        // Of the last row only what is used is there.
+        let (b, range) = misaligned(&noise((rank - 1) * stride + n, !seed), shift);
+        let b = &b[range];
+        for arch in Arch::available() {
+            let mut sum = y.clone();
+            arch.add_weighted(&mut sum, b, stride, &t);
+            let mut tail = y[n / 2..].to_vec();
+            arch.add_weighted(&mut tail, &b[n / 2..], stride, &t);
+            for i in 0..n {
+                let products = (0..rank).map(|j| f64::from(t[j]) * f64::from(b[j * stride + i]));
+                let truth = f64::from(y[i]) + products.clone().sum::<f64>();
+                let size = f64::from(y[i]).abs() + products.map(f64::abs).sum::<f64>();
+                // One rounding of each product, and one of each sum it goes through.
+                assert_close(arch, "add_weighted", sum[i], truth, (rank + 1) as f64 * U * size);
+            }
+            // How columns are cut does not show.
+            prop_assert_eq!(&sum[n / 2..], &tail[..]);
+        }
+    }
+
+    #[test]
     fn norms(n in length(), shift in 0usize..4, seed: u64, offset in -10f32..10.0, log_eps in -7i32..-2) {
         let x: Vec<f32> = noise(n, seed).iter().map(|x| x + offset).collect();
         let (x, range) = misaligned(&x, shift);

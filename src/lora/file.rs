@@ -127,14 +127,11 @@ impl Adapter {
             for (suffix, dims, turned) in [(A, dims_a, site.is_embedding()), (B, dims_b, true)] {
                 let terms = terms.clone();
                 writer.tensor_with(format!("{}{suffix}", site.tensor), &dims, DType::F32, move |out| {
+                    let zeros = vec![0.0; rank * if suffix == A { site.n_in } else { site.n_out }];
                     for i in terms {
-                        let zeros = Term::new(rank, vec![0.0; rank * site.n_in], vec![0.0; rank * site.n_out]);
-                        let term = self.term(i).unwrap_or(&zeros);
-                        let rows = if suffix == A { term.a() } else { term.b() };
+                        let rows = self.term(i).map_or(&*zeros, |t| if suffix == A { t.a() } else { t.b() });
                         let rows = if turned { transpose(rows, rank).into() } else { Cow::Borrowed(rows) };
-                        for x in rows.iter() {
-                            out.write_all(&x.to_le_bytes())?;
-                        }
+                        out.write_all(&rows.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
                     }
                     Ok(())
                 });

@@ -1,4 +1,4 @@
-//! Tiny seeded models, the same as those of `tests/reference.py`.
+//! Tiny seeded models; those in [`Tiny::ALL`] are the same as those of `tests/reference.py`.
 #![allow(dead_code)] // each test file uses its part
 
 use ruvllm::gguf::{Gguf, Value, Writer};
@@ -20,6 +20,12 @@ pub(crate) enum Tiny {
     Llama,
     Gemma2,
     Qwen3Moe,
+    /// With an expert that every token uses.
+    Qwen2Moe,
+    /// One matrix of queries, keys and values, one of gate and up.
+    Phi3,
+    /// Layer norms with biases, no gate, attention and feed-forward beside each other.
+    Phi2,
 }
 
 /// A model file in pieces, so that tests can break it.
@@ -44,6 +50,23 @@ impl Parts {
 
     pub(crate) fn rename_tensor(&mut self, from: &str, to: &str) {
         self.tensors.iter_mut().filter(|t| t.0 == from).for_each(|t| t.0 = to.to_owned());
+    }
+
+    /// Changes the values of an F32 tensor.
+    pub(crate) fn edit(&mut self, name: &str, change: impl FnOnce(&mut [f32])) {
+        let tensor = self.tensors.iter_mut().find(|t| t.0 == name).unwrap();
+        assert_eq!(tensor.2, DType::F32);
+        change(bytemuck::cast_slice_mut(&mut tensor.3));
+    }
+
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.iter().any(|t| t.0 == name)
+    }
+
+    pub(crate) fn copy_tensor(&mut self, from: &str, to: &str) {
+        let mut tensor = self.tensors.iter().find(|t| t.0 == from).unwrap().clone();
+        tensor.0 = to.to_owned();
+        self.tensors.push(tensor);
     }
 
     pub(crate) fn bytes(self) -> Vec<u8> {
@@ -77,6 +100,12 @@ impl Parts {
         self.put(name, &[&[n_in], n_out].concat(), dtype, &values);
     }
 
+    fn bias(&mut self, name: &str, n: usize) {
+        let name = format!("{name}.bias");
+        let values = values(&name, n, 0.5, 0.0);
+        self.put(name, &[n], DType::F32, &values);
+    }
+
     fn norm(&mut self, name: &str, n: usize) {
         let name = format!("{name}.weight");
         let values = values(&name, n, 0.25, 1.0);
@@ -99,12 +128,18 @@ fn values(name: &str, n: usize, scale: f32, shift: f32) -> Vec<f32> {
 
 impl Tiny {
     pub(crate) const ALL: [Tiny; 3] = [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe];
+    /// One for every shape of a layer.
+    pub(crate) const SHAPES: [Tiny; 6] =
+        [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe, Tiny::Qwen2Moe, Tiny::Phi3, Tiny::Phi2];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Tiny::Llama => "llama",
             Tiny::Gemma2 => "gemma2",
             Tiny::Qwen3Moe => "qwen3moe",
+            Tiny::Qwen2Moe => "qwen2moe",
+            Tiny::Phi3 => "phi3",
+            Tiny::Phi2 => "phi2",
         }
     }
 
@@ -129,56 +164,103 @@ impl Tiny {
         ] {
             p.set(&format!("{arch}.{key}"), n as u32);
         }
-        p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
         match self {
-            Tiny::Llama => {}
+            Tiny::Phi2 => p.set("phi2.attention.layer_norm_epsilon", 1e-5f32),
+            _ => p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32),
+        }
+        match self {
+            Tiny::Llama | Tiny::Phi3 => {}
+            Tiny::Phi2 => p.set("phi2.rope.dimension_count", HEAD as u32 / 2),
             Tiny::Gemma2 => {
                 p.set("gemma2.attention.sliding_window", 4u32);
                 p.set("gemma2.attn_logit_softcapping", 5.0f32);
                 p.set("gemma2.final_logit_softcapping", 10.0f32);
             }
-            Tiny::Qwen3Moe => {
-                p.set("qwen3moe.rope.freq_base", 1000.0f32);
-                p.set("qwen3moe.expert_count", N_EXPERT as u32);
-                p.set("qwen3moe.expert_used_count", 2u32);
-                p.set("qwen3moe.expert_feed_forward_length", N_FF as u32);
+            Tiny::Qwen3Moe | Tiny::Qwen2Moe => {
+                p.set(&format!("{arch}.rope.freq_base"), 1000.0f32);
+                p.set(&format!("{arch}.expert_count"), N_EXPERT as u32);
+                p.set(&format!("{arch}.expert_used_count"), 2u32);
+                p.set(&format!("{arch}.expert_feed_forward_length"), N_FF as u32);
             }
+        }
+        if self == Tiny::Qwen2Moe {
+            p.set("qwen2moe.expert_shared_feed_forward_length", N_FF as u32 + 32);
         }
         p.matrix("token_embd", N_EMBD, &[N_VOCAB], dtype);
         p.norm("output_norm", N_EMBD);
         if self != Tiny::Gemma2 {
             p.matrix("output", N_EMBD, &[N_VOCAB], dtype);
         }
+        if self == Tiny::Phi2 {
+            p.bias("output_norm", N_EMBD);
+            p.bias("output", N_VOCAB);
+        }
         for i in 0..N_LAYER {
-            let name = |part: &str| format!("blk.{i}.{part}");
-            p.norm(&name("attn_norm"), N_EMBD);
+            self.layer(&mut p, i, dtype);
+        }
+        p
+    }
+
+    fn layer(self, p: &mut Parts, i: usize, dtype: DType) {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        p.norm(&name("attn_norm"), N_EMBD);
+        if self == Tiny::Phi2 {
+            p.bias(&name("attn_norm"), N_EMBD);
+        } else {
             p.norm(&name("ffn_norm"), N_EMBD);
+        }
+        if matches!(self, Tiny::Phi2 | Tiny::Phi3) {
+            p.matrix(&name("attn_qkv"), N_EMBD, &[(N_HEAD + 2 * N_KV) * HEAD], dtype);
+        } else {
             for (part, heads) in [("attn_q", N_HEAD), ("attn_k", N_KV), ("attn_v", N_KV)] {
                 p.matrix(&name(part), N_EMBD, &[heads * HEAD], dtype);
-                if self == Tiny::Llama {
-                    let bias = name(&format!("{part}.bias"));
-                    let values = values(&bias, heads * HEAD, 0.5, 0.0);
-                    p.put(bias, &[heads * HEAD], DType::F32, &values);
+                if matches!(self, Tiny::Llama | Tiny::Qwen2Moe) {
+                    p.bias(&name(part), heads * HEAD);
                 }
             }
-            p.matrix(&name("attn_output"), N_HEAD * HEAD, &[N_EMBD], dtype);
-            if self == Tiny::Gemma2 {
-                p.norm(&name("post_attention_norm"), N_EMBD);
-                p.norm(&name("post_ffw_norm"), N_EMBD);
-            }
-            if self == Tiny::Qwen3Moe {
-                p.norm(&name("attn_q_norm"), HEAD);
-                p.norm(&name("attn_k_norm"), HEAD);
-                p.matrix(&name("ffn_gate_inp"), N_EMBD, &[N_EXPERT], DType::F32);
-                p.matrix(&name("ffn_gate_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
-                p.matrix(&name("ffn_up_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
-                p.matrix(&name("ffn_down_exps"), N_FF, &[N_EMBD, N_EXPERT], dtype);
-            } else {
+        }
+        p.matrix(&name("attn_output"), N_HEAD * HEAD, &[N_EMBD], dtype);
+        if self == Tiny::Phi2 {
+            p.bias(&name("attn_qkv"), (N_HEAD + 2 * N_KV) * HEAD);
+            p.bias(&name("attn_output"), N_EMBD);
+        }
+        if self == Tiny::Gemma2 {
+            p.norm(&name("post_attention_norm"), N_EMBD);
+            p.norm(&name("post_ffw_norm"), N_EMBD);
+        }
+        if self == Tiny::Qwen3Moe {
+            p.norm(&name("attn_q_norm"), HEAD);
+            p.norm(&name("attn_k_norm"), HEAD);
+        }
+        match self {
+            Tiny::Llama | Tiny::Gemma2 => {
                 p.matrix(&name("ffn_gate"), N_EMBD, &[N_FF], dtype);
                 p.matrix(&name("ffn_up"), N_EMBD, &[N_FF], dtype);
                 p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
             }
+            Tiny::Phi3 => {
+                p.matrix(&name("ffn_up"), N_EMBD, &[2 * N_FF], dtype);
+                p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
+            }
+            Tiny::Phi2 => {
+                p.matrix(&name("ffn_up"), N_EMBD, &[N_FF], dtype);
+                p.bias(&name("ffn_up"), N_FF);
+                p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
+                p.bias(&name("ffn_down"), N_EMBD);
+            }
+            Tiny::Qwen3Moe | Tiny::Qwen2Moe => {
+                p.matrix(&name("ffn_gate_inp"), N_EMBD, &[N_EXPERT], DType::F32);
+                p.matrix(&name("ffn_gate_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
+                p.matrix(&name("ffn_up_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
+                p.matrix(&name("ffn_down_exps"), N_FF, &[N_EMBD, N_EXPERT], dtype);
+            }
         }
-        p
+        if self == Tiny::Qwen2Moe {
+            let n_shared = N_FF + 32;
+            p.matrix(&name("ffn_gate_inp_shexp"), N_EMBD, &[1], DType::F32);
+            p.matrix(&name("ffn_gate_shexp"), N_EMBD, &[n_shared], dtype);
+            p.matrix(&name("ffn_up_shexp"), N_EMBD, &[n_shared], dtype);
+            p.matrix(&name("ffn_down_shexp"), n_shared, &[N_EMBD], dtype);
+        }
     }
 }
