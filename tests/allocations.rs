@@ -3,8 +3,10 @@
 mod tiny;
 
 use ruvllm::exec::SessionOptions;
+use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tiny::Tiny;
 
@@ -36,6 +38,9 @@ fn decoding_allocates_nothing() {
             // once per wake-up, not per token.
             let options = SessionOptions { n_ctx: Some(64), n_threads: 1, ..Default::default() };
             let mut session = model.session_with(&options).unwrap();
+            let mut adapter = Adapter::zeros(&model, 3, 1, |_| true).unwrap();
+            adapter.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.01));
+            session.attach(Arc::new(adapter), 0.5).unwrap();
             session.prefill(&[1, 2, 3, 4]).unwrap();
             session.decode(5).unwrap();
             let before = COUNT.load(Ordering::Relaxed);

@@ -532,6 +532,31 @@ fn damaged_files_are_errors() {
     assert!(matches!(missing, Err(AdapterError::Gguf(GgufError::Io { .. }))));
 }
 
+/// `tests/reference_peft.py` makes the files.
+#[test]
+fn peft_computes_the_same() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peft");
+    let reference = Gguf::open(format!("{folder}/logits.gguf")).unwrap();
+    let tokens = reference.metadata().i32s("tokens").unwrap();
+    assert_eq!(tokens, TOKENS.map(|t| t as i32));
+    let expected = |name: &str| {
+        let tensor = reference.tensor(name).unwrap();
+        bytemuck::pod_collect_to_vec::<u8, f32>(reference.data(tensor))
+    };
+    for arch in ["llama", "qwen2"] {
+        let model = Model::open(format!("{folder}/{arch}.gguf")).unwrap();
+        let adapter = Adapter::open(format!("{folder}/{arch}-adapter.gguf"), &model).unwrap();
+        let base = expected(&format!("{arch}.base"));
+        assert_close(&logits(&mut session(&model)), &base, TOLERANCE);
+        let expected = expected(&format!("{arch}.adapted"));
+        assert!(differ(&base, &expected) > 1.0);
+        assert_close(&with(&model, &[(&adapter, 1.0)]), &expected, TOLERANCE);
+        // What is read is what would be written.
+        let again = Adapter::from_bytes(adapter.to_bytes().unwrap(), &model).unwrap();
+        assert_eq!(again, adapter);
+    }
+}
+
 fn merged(model: &Model, adapters: &[(&Adapter, f32)], dtype: Option<DType>) -> Gguf {
     let adapters: Vec<_> = adapters.iter().map(|&(a, scale)| (Arc::new(a.clone()), scale)).collect();
     let writer = merge(model, &adapters, dtype, &|_| true).unwrap();

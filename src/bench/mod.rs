@@ -11,7 +11,9 @@ mod synthetic;
 
 use crate::error::{Error, SessionError};
 use crate::exec::{Session, SessionOptions};
+use crate::lora::Adapter;
 use crate::model::Model;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub use kernels::{KernelRow, kernels};
@@ -79,17 +81,26 @@ impl Outcome {
     }
 }
 
-/// Runs `test` on `model` after one warm-up, `repetitions` times.
+/// Runs `test` on `model` with `adapters` (and their scales) after one warm-up, `repetitions` times.
 ///
 /// # Errors
-/// If a session cannot be made, or is too small for the test.
-pub fn run(model: &Model, test: Test, options: &SessionOptions, repetitions: usize) -> Result<Outcome, Error> {
+/// If a session cannot be made, is too small for the test, or an adapter is for another model.
+pub fn run(
+    model: &Model,
+    adapters: &[(Arc<Adapter>, f32)],
+    test: Test,
+    options: &SessionOptions,
+    repetitions: usize,
+) -> Result<Outcome, Error> {
     let n_ctx = (test.depth + test.n_prompt + test.n_gen).max(1);
     let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
     if test.n_gen > 0 {
         model.settle();
     }
     let mut session = model.session_with(&options)?;
+    for (adapter, scale) in adapters {
+        session.attach(Arc::clone(adapter), *scale)?;
+    }
     let n_vocab = model.hparams().n_vocab;
     // Any tokens do; these are spread over the embedding table.
     let tokens: Vec<u32> = (0..n_ctx).map(|i| (i * 7919 % n_vocab) as u32).collect();

@@ -1,6 +1,6 @@
 //! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
 
-use super::model::ResidenceArgs;
+use super::model::{LoraArgs, ResidenceArgs};
 use super::output::{Failure, count, note, print, size};
 use clap::ValueEnum;
 use ruvllm::arch::Arch;
@@ -8,12 +8,14 @@ use ruvllm::bench::{
     KernelRow, Outcome, Shape, Test, arithmetic_peak, kernels, read_bandwidth, run as measure, synthetic,
 };
 use ruvllm::exec::{KvType, SessionOptions, default_threads};
+use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,8 +77,14 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["model", "synthetic", "vs"])]
     kernels: bool,
     /// Run each test in turns with this llama-bench command and print the ratios
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["lora", "lora_scaled", "lora_rank"])]
     vs: Option<String>,
+    #[command(flatten)]
+    lora: LoraArgs,
+    /// An adapter of this rank on every matrix, with made-up values. With adapters each test runs in turns
+    /// with the plain model, and the ratios are printed
+    #[arg(long, value_name = "N")]
+    lora_rank: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -97,7 +105,7 @@ struct Row {
     read_share: Option<f64>,
     /// Operations per second, and their share of the arithmetic peak, where that is what limits.
     flops: Option<(f64, f64)>,
-    /// The peer's tokens per second, one for each of ours.
+    /// Tokens per second of the peer, or without adapters, one for each of ours.
     peer: Vec<f64>,
 }
 
@@ -127,7 +135,7 @@ impl Row {
             ("noise", percent(o.noise)),
         ];
         if let Some(ratio) = self.ratio() {
-            cells.push(("ratio", format!("{ratio:.2}")));
+            cells.push(("ratio", format!("{ratio:.3}")));
         }
         cells
     }
@@ -236,6 +244,10 @@ fn bench(
     threads: &[usize],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
+    let mut adapters = args.lora.open(model)?;
+    if let Some(rank) = args.lora_rank {
+        adapters.push((Arc::new(made_up_adapter(model, rank)?), 1.0));
+    }
     for &n_threads in threads {
         let options = SessionOptions {
             n_batch: args.ubatch_size.min(args.batch_size),
@@ -250,15 +262,20 @@ fn bench(
         for &test in tests {
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {
-                None => outcome = Some(measure(model, test, &options, args.repetitions)?),
-                Some(command) => {
+                None if adapters.is_empty() => {
+                    outcome = Some(measure(model, &[], test, &options, args.repetitions)?);
+                }
+                vs => {
                     for _ in 0..args.repetitions.max(1) {
-                        let one = measure(model, test, &options, 1)?;
+                        let one = measure(model, &adapters, test, &options, 1)?;
                         match &mut outcome {
                             Some(all) => all.rates.extend(one.rates),
                             None => outcome = Some(one),
                         }
-                        peer.push(peer_rate(command, test, n_threads)?);
+                        peer.push(match vs {
+                            Some(command) => peer_rate(command, test, n_threads)?,
+                            None => measure(model, &[], test, &options, 1)?.rates[0],
+                        });
                     }
                 }
             }
@@ -289,6 +306,16 @@ fn bench(
         }
     }
     Ok(())
+}
+
+/// An adapter of all matrices whose changes are small, but not zero.
+fn made_up_adapter(model: &Model, rank: usize) -> Result<Adapter, Failure> {
+    let mut adapter = Adapter::zeros(model, rank, 1, |site| !site.is_embedding())?;
+    for (_, term) in adapter.terms_mut() {
+        let (_, b) = term.parts_mut();
+        b.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
+    }
+    Ok(adapter)
 }
 
 /// Prints rows as they come.

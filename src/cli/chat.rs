@@ -108,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ChatTemplate::parse(TRANSCRIPT)?
         }
     };
-    let session = session(&model, &options)?;
+    let session = session(&model, &options, &args.session.lora)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let editor = DefaultEditor::new()?;

@@ -99,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
-    let mut session = session(&model, &options)?;
+    let mut session = session(&model, &options, &args.session.lora)?;
     let load = start.elapsed();
 
     let prompt_ids = prompt_ids(tokenizer, &prompt)?;

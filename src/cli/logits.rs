@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32)?;
     let model = args.model.open(args.residence)?;
-    let mut session = session(&model, &options)?;
+    let mut session = session(&model, &options, &args.session.lora)?;
     if tokens.len() > session.n_ctx() {
         return Err(Failure::Work(format!(
             "{} tokens do not fit a context of {}; use -c {}",

@@ -13,6 +13,7 @@ mod generate;
 mod input;
 mod inspect;
 mod logits;
+mod merge;
 mod model;
 mod output;
 mod perplexity;
@@ -66,6 +67,8 @@ enum Command {
     Perplexity(perplexity::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
+    /// Fold LoRA adapters into a model
+    Merge(merge::Args),
     /// Render messages with a chat template
     Template(template::Args),
     /// Measure speed, and what it means for the machine
@@ -109,6 +112,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Template(args) => template::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -2,11 +2,15 @@
 
 use super::output::{Failure, Progress, note, size};
 use clap::Args;
+use ruvllm::AdapterError;
 use ruvllm::exec::{KvType, MemoryEstimate, Session, SessionOptions};
 use ruvllm::gguf::{Gguf, Header};
+use ruvllm::lora::Adapter;
 use ruvllm::model::{Model, Residence};
 use ruvllm::tokenizer::Tokenizer;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The model in `models/`, so that the first command needs no download.
 mod demo {
@@ -39,6 +43,11 @@ impl ModelArgs {
             Some(path) => path.display().to_string(),
             None => format!("built-in {}", demo::NAME),
         }
+    }
+
+    /// Its file name.
+    pub(super) fn file_name(&self) -> OsString {
+        self.model.as_deref().and_then(Path::file_name).unwrap_or(demo::NAME.as_ref()).to_owned()
     }
 
     /// Whether it is the built-in one.
@@ -138,6 +147,40 @@ pub(super) struct SessionArgs {
     /// The same; keys and values have one type, so name either or both alike [short: -ctv]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
     cache_type_v: Option<KvType>,
+    #[command(flatten)]
+    pub(super) lora: LoraArgs,
+}
+
+/// Adapters.
+#[derive(Args)]
+pub(super) struct LoraArgs {
+    /// LoRA adapter to add to the model's weights; repeatable, or several separated by commas
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    lora: Vec<PathBuf>,
+    /// The same, with a factor on what it adds
+    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',')]
+    lora_scaled: Vec<String>,
+}
+
+impl LoraArgs {
+    /// The adapters with their scales.
+    pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
+        let scaled = self.lora_scaled.iter().map(|text| {
+            let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
+            parts.ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE")))
+        });
+        let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
+        all.map(|part| {
+            let (path, scale) = part?;
+            let adapter = Adapter::open(path, model);
+            let adapter = adapter.map_err(|error| match error {
+                AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
+                error => Failure::Work(format!("{}: {error}", path.display())),
+            })?;
+            Ok((Arc::new(adapter), scale))
+        })
+        .collect()
+    }
 }
 
 impl SessionArgs {
@@ -161,9 +204,12 @@ impl SessionArgs {
     }
 }
 
-/// A session; warns when a full context would not fit into memory.
-pub(super) fn session<'m>(model: &'m Model, options: &SessionOptions) -> Result<Session<'m>, Failure> {
-    let session = model.session_with(options)?;
+/// A session with the adapters that the flags name; warns when a full context would not fit into memory.
+pub(super) fn session<'m>(model: &'m Model, options: &SessionOptions, lora: &LoraArgs) -> Result<Session<'m>, Failure> {
+    let mut session = model.session_with(options)?;
+    for (adapter, scale) in lora.open(model)? {
+        session.attach(adapter, scale)?;
+    }
     let need = MemoryEstimate::of(model.hparams(), options);
     let need = need.kv_cache.saturating_add(need.compute);
     if let Some(free) = available_memory().filter(|&free| need > free) {

@@ -52,7 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default())?;
     let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut session = session(&model, &options)?;
+    let mut session = session(&model, &options, &args.session.lora)?;
 
     let mut tokens = tokenizer.encode(&text, true, false);
     let n_ctx = session.n_ctx();

@@ -1,0 +1,31 @@
+//! Any bytes: the reader refuses them as an adapter of a small model, or the model can run with it, and what
+//! is saved is the same adapter again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use ruvllm::exec::SessionOptions;
+use ruvllm::lora::Adapter;
+use ruvllm::model::Model;
+use std::sync::{Arc, LazyLock};
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/peft/qwen2.gguf")).unwrap()
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let adapter = match Adapter::from_bytes(bytes.to_vec(), &MODEL) {
+        Ok(adapter) => adapter,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    let again = Adapter::from_bytes(adapter.to_bytes().unwrap(), &MODEL).unwrap();
+    assert_eq!(again, adapter);
+    let options = SessionOptions { n_ctx: Some(16), n_threads: 1, ..SessionOptions::default() };
+    let mut session = MODEL.session_with(&options).unwrap();
+    session.attach(Arc::new(adapter), 1.0).unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
+    session.decode(4).unwrap();
+});
