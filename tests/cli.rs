@@ -662,3 +662,53 @@ fn chat_through_a_pipe() {
     text(&base);
     assert!(stderr(&base).contains("no chat template"));
 }
+
+#[test]
+fn adapters() {
+    let folder = Folder::new();
+    let data = |name: &str| format!("{}/tests/data/peft/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (model, lora) = (data("llama.gguf"), data("llama-adapter.gguf"));
+    let half = format!("{lora}:0.5");
+    let logits = |model: &str, flags: &[&str]| -> Vec<f32> {
+        let file = folder.name("logits.f32");
+        let line = [&["logits", "-m", model, "--tokens", "1,2,3,4", "-o", &file], flags].concat();
+        let out = run(&line);
+        assert!(out.status.success(), "{line:?}: {}", String::from_utf8_lossy(&out.stderr));
+        bytemuck::pod_collect_to_vec(&std::fs::read(file).unwrap())
+    };
+    let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (base, adapted) = (logits(&model, &[]), logits(&model, &["--lora", &lora]));
+    assert!(apart(&base, &adapted) > 0.5);
+    assert_eq!(logits(&model, &["--lora-scaled", &format!("{lora}:1.0")]), adapted);
+    assert_eq!(logits(&model, &["--lora-scaled", &format!("{lora}:0")]), base);
+    // Two halves, in llama.cpp's ways to name several.
+    for flags in [&["--lora-scaled", &*format!("{half},{half}")][..], &["--lora-scaled", &half, "--lora_scaled", &half]]
+    {
+        assert!(apart(&logits(&model, flags), &adapted) < 1e-4);
+    }
+
+    let merged = folder.name("merged.gguf");
+    let merge = |flags: &[&str]| run(&[&["merge", "-m", &model, "-o", &merged], flags].concat());
+    assert_eq!(merge(&[]).status.code(), Some(2));
+    assert!(merge(&["--lora", &lora]).status.success());
+    assert!(apart(&logits(&merged, &[]), &adapted) < 1e-4);
+    assert_eq!(merge(&["--lora", &lora]).status.code(), Some(1));
+    assert!(merge(&["--lora", &lora, "--overwrite", "--type", "f16", "-t", "1"]).status.success());
+    assert_eq!(Gguf::open(&merged).unwrap().tensor("output.weight").unwrap().dtype, DType::F16);
+    assert_eq!(merge(&["--lora", &lora, "--overwrite", "--type", "q4_k"]).status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2, "a temporary file stays behind");
+
+    let stderr = |out: &Output| String::from_utf8_lossy(&out.stderr).into_owned();
+    for (flags, code, says) in [
+        (["--lora-scaled", &*lora], 2, "FILE:SCALE"),
+        (["--lora-scaled", &format!("{lora}:much")], 2, "FILE:SCALE"),
+        (["--lora-scaled", &format!("{lora}:inf")], 1, "finite"),
+        (["--lora", "/no/such.gguf"], 1, "/no/such.gguf"),
+        (["--lora", &data("qwen2-adapter.gguf")], 1, "qwen2"),
+        (["--lora", &model], 1, "general.type"),
+    ] {
+        let out = run(&[&["logits", "-m", &model, "--tokens", "1", "-o", "-"], &flags[..]].concat());
+        assert_eq!(out.status.code(), Some(code), "{flags:?}");
+        assert!(stderr(&out).contains(says), "{flags:?}: {}", stderr(&out));
+    }
+}

@@ -538,7 +538,7 @@ fn peft_computes_the_same() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peft");
     let reference = Gguf::open(format!("{folder}/logits.gguf")).unwrap();
     let tokens = reference.metadata().i32s("tokens").unwrap();
-    assert_eq!(tokens, TOKENS.map(|t| t as i32));
+    assert_eq!(*tokens, TOKENS.map(|t| t as i32));
     let expected = |name: &str| {
         let tensor = reference.tensor(name).unwrap();
         bytemuck::pod_collect_to_vec::<u8, f32>(reference.data(tensor))
