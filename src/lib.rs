@@ -50,7 +50,7 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (what changes it), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
 //! kernels), [`tokenizer`], [`sample`]. In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
 //! has the map.
 

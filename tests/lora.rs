@@ -629,7 +629,10 @@ fn merging_refuses_what_it_cannot_do() {
     let foreign = Arc::new(adapter(&other, 2, 1, |_| true));
     assert!(try_merge(&[(foreign, 1.0)], None).is_err());
     // A weight that would not be finite, and a call that is ended.
-    let huge = merge(&model, &[(Arc::clone(&fits), 3e38)], None, &|_| true).unwrap();
+    assert!(matches!(refused(3e38, None), AdapterError::Scale { .. }));
+    let mut large = (*fits).clone();
+    large.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(1e3));
+    let huge = merge(&model, &[(Arc::new(large), 1e38)], None, &|_| true).unwrap();
     assert!(huge.to_bytes().unwrap_err().to_string().contains("token_embd"));
     let ended = merge(&model, &[(fits, 1.0)], None, &|_| false).unwrap();
     assert!(ended.to_bytes().is_err());

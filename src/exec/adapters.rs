@@ -40,8 +40,7 @@ impl Session<'_> {
     /// # Errors
     /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
-        adapter.check(self.model)?;
-        let attached = Attached::new(adapter, finite(scale)?);
+        let attached = Attached::new(self.model, adapter, scale)?;
         let id = AdapterId(next_number());
         self.adapters.attached.push(attached);
         self.adapters.ids.push(id);
@@ -57,7 +56,7 @@ impl Session<'_> {
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
         let attached = &mut self.adapters.attached[i];
-        *attached = Attached::new(Arc::clone(&attached.adapter), finite(scale)?);
+        *attached = Attached::new(self.model, Arc::clone(&attached.adapter), scale)?;
         self.adapters_changed();
         Ok(())
     }
@@ -91,8 +90,4 @@ impl Session<'_> {
         self.adapters.generation = if self.adapters.attached.is_empty() { 0 } else { next_number() };
         self.clear();
     }
-}
-
-fn finite(scale: f32) -> Result<f32, AdapterError> {
-    if scale.is_finite() { Ok(scale) } else { Err(AdapterError::Scale { value: scale }) }
 }

@@ -171,10 +171,9 @@ impl Adapter {
         if Arc::ptr_eq(&self.sites, model.sites()) {
             return Ok(());
         }
-        let differs = self.sites.iter().zip(model.sites().iter()).find(|(a, b)| a != b).map(|(a, _)| a);
-        let longer = if self.sites.len() > model.sites().len() { &self.sites } else { model.sites() };
-        let extra = longer.get(self.sites.len().min(model.sites().len()));
-        match differs.or(extra) {
+        let (ours, theirs) = (&self.sites, model.sites());
+        let differs = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i) != theirs.get(i));
+        match differs.and_then(|i| ours.get(i).or(theirs.get(i))) {
             Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.clone() }),
             None => Ok(()),
         }
@@ -194,22 +193,31 @@ fn uniform(state: &mut u64) -> f32 {
 pub(crate) struct Attached {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) scale: f32,
+    /// The largest rank of a term.
+    pub(crate) max_rank: usize,
     /// Factor on `B·A` of every site; 0 where nothing changes.
     factors: Vec<f32>,
-    pub(crate) max_rank: usize,
 }
 
 impl Attached {
-    pub(crate) fn new(adapter: Arc<Adapter>, scale: f32) -> Attached {
+    /// # Errors
+    /// If the adapter is for another model, or what it is multiplied by not finite.
+    pub(crate) fn new(model: &Model, adapter: Arc<Adapter>, scale: f32) -> Result<Attached, AdapterError> {
+        adapter.check(model)?;
+        if !scale.is_finite() {
+            return Err(AdapterError::Scale { value: scale });
+        }
         let mut factors = vec![0.0; adapter.sites.len()];
-        for (site, term) in adapter.terms() {
-            // Not multiplied, so that no overflow can make zero times infinity of it.
-            if !term.is_zero() {
-                factors[site] = scale * adapter.scale(term);
+        // A term that is zero is not multiplied: the result has the same bits as without it.
+        for (site, term) in adapter.terms().filter(|(_, term)| !term.is_zero()) {
+            let factor = scale * adapter.scale(term);
+            if !factor.is_finite() {
+                return Err(AdapterError::Scale { value: factor });
             }
+            factors[site] = factor;
         }
         let max_rank = adapter.max_rank();
-        Attached { adapter, scale, factors, max_rank }
+        Ok(Attached { adapter, scale, factors, max_rank })
     }
 
     /// What it does to a site: the term, and the factor on `B·A`.

@@ -1,6 +1,6 @@
 //! Adapters folded into the weights they change.
 
-use super::adapter::{Adapter, Term};
+use super::adapter::{Adapter, Attached, Term};
 use super::file::sites_by_tensor;
 use crate::error::{AdapterError, QuantError};
 use crate::gguf::{TensorInfo, Writer};
@@ -31,38 +31,32 @@ pub fn merge<'a>(
     dtype: Option<DType>,
     progress: &'a dyn Fn(u64) -> bool,
 ) -> Result<Writer<'a>, AdapterError> {
-    for (adapter, scale) in adapters {
-        adapter.check(model)?;
-        if !scale.is_finite() {
-            return Err(AdapterError::Scale { value: *scale });
-        }
-    }
+    let adapters = adapters.iter().map(|(adapter, scale)| Attached::new(model, Arc::clone(adapter), *scale));
+    let adapters: Arc<[Attached]> = adapters.collect::<Result<_, _>>()?;
     let gguf = model.gguf();
     let by_tensor = sites_by_tensor(model.sites());
     let job = |name: &str, from: &'a TensorInfo| -> Result<Job<'a>, AdapterError> {
         let sites = by_tensor.get(name).cloned().unwrap_or_default();
-        let adapters: Vec<_> =
-            adapters.iter().filter(|(a, _)| sites.clone().any(|i| a.term(i).is_some())).cloned().collect();
-        let to = if adapters.is_empty() { from.dtype } else { dtype.unwrap_or(from.dtype) };
-        match to.format() {
-            _ if adapters.is_empty() => {}
-            None => return Err(QuantError::NotAWeight { dtype: to.to_string() }.into()),
-            Some(f) if f.quantize.is_none() => return Err(QuantError::ReadOnly { dtype: to.to_string() }.into()),
-            Some(f) if !from.dims[0].is_multiple_of(f.block_elems as u64) => {
-                let (name, n) = (name.to_owned(), from.dims[0]);
-                return Err(AdapterError::RowLength { name, n, dtype: to.to_string(), block: f.block_elems });
+        let changes = sites.clone().any(|i| adapters.iter().any(|a| a.term(i).is_some()));
+        let to = dtype.filter(|_| changes).unwrap_or(from.dtype);
+        if changes {
+            let format = to.format().ok_or_else(|| QuantError::NotAWeight { dtype: to.to_string() })?;
+            if format.quantize.is_none() {
+                return Err(QuantError::ReadOnly { dtype: to.to_string() }.into());
             }
-            Some(_) => {}
+            if !from.dims[0].is_multiple_of(format.block_elems as u64) {
+                let (name, n) = (name.to_owned(), from.dims[0]);
+                return Err(AdapterError::RowLength { name, n, dtype: to.to_string(), block: format.block_elems });
+            }
         }
-        Ok(Job { model, name: name.to_owned(), from, to, sites, adapters })
+        Ok(Job { model, name: name.to_owned(), from, to, sites, adapters: changes.then(|| Arc::clone(&adapters)) })
     };
     let mut jobs = gguf.tensors().iter().map(|t| job(&t.name, t)).collect::<Result<Vec<_>, _>>()?;
     if gguf.tensor("output.weight").is_none()
         && let Some(table) = gguf.tensor("token_embd.weight")
     {
         let head = job("output.weight", table)?;
-        let is_changed = |job: &Job<'_>| !job.adapters.is_empty();
-        if is_changed(&head) || jobs.iter().any(|j| j.from == table && is_changed(j)) {
+        if head.adapters.is_some() || jobs.iter().any(|job| job.from == table && job.adapters.is_some()) {
             jobs.push(head);
         }
     }
@@ -90,8 +84,8 @@ struct Job<'a> {
     from: &'a TensorInfo,
     to: DType,
     sites: Range<usize>,
-    /// Those that change it.
-    adapters: Vec<(Arc<Adapter>, f32)>,
+    /// None if they do not change it.
+    adapters: Option<Arc<[Attached]>>,
 }
 
 impl Job<'_> {
@@ -101,20 +95,18 @@ impl Job<'_> {
         let row_bytes = |dtype: DType| n / dtype.block().0 as usize * dtype.block().1 as usize;
         let (from_bytes, to_bytes) = (row_bytes(self.from.dtype), row_bytes(self.to));
         let slab_rows = (SLAB / n).max(1);
-        let mut merged = vec![0; if self.adapters.is_empty() { 0 } else { slab_rows * to_bytes }];
+        let mut merged = vec![0; if self.adapters.is_some() { slab_rows * to_bytes } else { 0 }];
         for (i, slab) in data.chunks(slab_rows * from_bytes).enumerate() {
             let first = i * slab_rows;
             let n_rows = slab.len() / from_bytes;
-            if self.adapters.is_empty() {
-                out.write_all(slab)?;
-            } else {
+            if let Some(adapters) = &self.adapters {
                 let merged = &mut merged[..n_rows * to_bytes];
                 let rows = slab.par_chunks_exact(from_bytes).zip(merged.par_chunks_exact_mut(to_bytes));
                 rows.enumerate().try_for_each_init(
                     || vec![0.0; n],
                     |values, (r, (from, to))| {
                         let converted = dequantize_row(self.from.dtype, from, values).and_then(|()| {
-                            self.change(first + r, values);
+                            self.change(adapters, first + r, values);
                             quantize_row(self.to, values, None, to)
                         });
                         converted
@@ -122,6 +114,8 @@ impl Job<'_> {
                     },
                 )?;
                 out.write_all(merged)?;
+            } else {
+                out.write_all(slab)?;
             }
             if !progress(((first + n_rows) * n) as u64) {
                 return Err(io::ErrorKind::Interrupted.into());
@@ -131,23 +125,20 @@ impl Job<'_> {
     }
 
     /// Adds what the adapters add to row `r` of the tensor.
-    fn change(&self, r: usize, values: &mut [f32]) {
+    fn change(&self, adapters: &[Attached], r: usize, values: &mut [f32]) {
         let sites = &self.model.sites()[self.sites.clone()];
         // The rows of the embedding table are its inputs.
-        let rows_of = |site: &Site| if site.is_embedding() { site.n_in } else { site.n_out };
-        let n_rows = rows_of(&sites[0]);
+        let n_rows = if sites[0].is_embedding() { sites[0].n_in } else { sites[0].n_out };
         let (e, r) = (r / n_rows, r % n_rows);
-        for (adapter, scale) in &self.adapters {
-            let Some(term) = adapter.term(self.sites.start + e) else { continue };
-            let factor = scale * adapter.scale(term);
-            for (weight, row) in rank_ones(&sites[e], term) {
-                self.model.arch().add_scaled(values, row, factor * weight[r]);
+        for (term, factor) in adapters.iter().filter_map(|a| a.term(self.sites.start + e)) {
+            for (column, row) in rank_ones(&sites[e], term) {
+                self.model.arch().add_scaled(values, row, factor * column[r]);
             }
         }
     }
 }
 
-/// The vectors whose outer products make up `B·A`: that of the tensor's rows first.
+/// The columns and rows whose outer products make up the change of a tensor.
 fn rank_ones<'t>(site: &Site, term: &'t Term) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
     let is_embedding = site.is_embedding();
     let pairs = term.a().chunks_exact(site.n_in).zip(term.b().chunks_exact(site.n_out));

@@ -42,7 +42,7 @@ pub enum Residence {
 /// looks at a prompt does without.
 pub const DECODES: u32 = 16;
 
-/// A model that is ready to run. Cheap to share behind an [`Arc`](std::sync::Arc).
+/// A model that is ready to run. Cheap to share behind an [`Arc`].
 pub struct Model {
     gguf: Gguf,
     hparams: Hparams,
