@@ -6,7 +6,8 @@
 use bytemuck::Zeroable;
 use half::f16;
 use proptest::prelude::*;
-use ruvllm::arch::{Arch, AttnParams, BlockQ16, MAX_HEAD_DIM};
+use ruvllm::arch::{Arch, AttnParams, BlockQ16, ColumnsMut, MAX_HEAD_DIM};
+use std::ops::Range;
 
 /// Unit roundoff of `f32`.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -86,26 +87,48 @@ proptest! {
     }
 
     #[test]
-    fn weighted_rows(n in length(), gap in 0usize..40, rank in 1usize..12, shift in 0usize..4, seed: u64) {
-        let (stride, t) = (n + gap, noise(rank, seed ^ 3));
-        let y = noise(n, seed);
+    fn low_rank_products(
+        n in length(), m in 1usize..10, gap in 0usize..40, rank in 1usize..12, shift in 0usize..4, seed: u64,
+    ) {
+        let (n, stride) = (n.min(700), n.min(700) + gap);
+        let (y, t) = (noise(m * stride, seed), noise(m * rank, seed ^ 3));
         // Of the last row only what is used is there.
         let (b, range) = misaligned(&noise((rank - 1) * stride + n, !seed), shift);
         let b = &b[range];
-        for arch in Arch::available() {
+        // Columns `gap/2 .. gap/2 + n` of a wider matrix: the others must stay.
+        let first = gap / 2;
+        let product = |arch: Arch, columns: Range<usize>| {
             let mut sum = y.clone();
-            arch.add_weighted(&mut sum, b, stride, &t);
-            let mut tail = y[n / 2..].to_vec();
-            arch.add_weighted(&mut tail, &b[n / 2..], stride, &t);
-            for i in 0..n {
-                let products = (0..rank).map(|j| f64::from(t[j]) * f64::from(b[j * stride + i]));
-                let truth = f64::from(y[i]) + products.clone().sum::<f64>();
-                let size = f64::from(y[i]).abs() + products.map(f64::abs).sum::<f64>();
+            let mut all = ColumnsMut::new(&mut sum, m, stride);
+            // SAFETY: `all` is not used while the part is.
+            let mut part = unsafe { all.tile(first + columns.start, columns.len()) };
+            arch.add_product(&mut part, &t, &b[columns.start..], stride);
+            let _ = all.row(0);
+            sum
+        };
+        for arch in Arch::available() {
+            let sum = product(arch, 0..n);
+            for (k, (&sum, &y)) in sum.iter().zip(&y).enumerate() {
+                let (i, c) = (k / stride, k % stride);
+                if !(first..first + n).contains(&c) {
+                    prop_assert_eq!(sum, y);
+                    continue;
+                }
+                let products = (0..rank).map(|j| f64::from(t[i * rank + j]) * f64::from(b[j * stride + c - first]));
+                let truth = f64::from(y) + products.clone().sum::<f64>();
+                let size = f64::from(y).abs() + products.map(f64::abs).sum::<f64>();
                 // One rounding of each product, and one of each sum it goes through.
-                assert_close(arch, "add_weighted", sum[i], truth, (rank + 1) as f64 * U * size);
+                assert_close(arch, "add_product", sum, truth, (rank + 1) as f64 * U * size);
             }
-            // How columns are cut does not show.
-            prop_assert_eq!(&sum[n / 2..], &tail[..]);
+            // Neither how columns are cut shows, nor what other rows there are.
+            let right = product(arch, n / 2..n);
+            for i in 0..m {
+                let columns = i * stride + first + n / 2..i * stride + first + n;
+                prop_assert_eq!(&sum[columns.clone()], &right[columns]);
+            }
+            let mut alone = y[(m - 1) * stride + first..][..n].to_vec();
+            arch.add_weighted(&mut alone, b, stride, &t[(m - 1) * rank..]);
+            prop_assert_eq!(&alone[..], &sum[(m - 1) * stride + first..][..n]);
         }
     }
 

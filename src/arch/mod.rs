@@ -118,7 +118,7 @@ pub(crate) struct Kernels {
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
-    pub(crate) add_weighted: unsafe fn(y: &mut [f32], b: &[f32], stride: usize, t: &[f32]),
+    pub(crate) add_product: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
@@ -315,13 +315,27 @@ impl Arch {
         unsafe { (self.0.add_scaled)(y, x, a) }
     }
 
-    /// `y += Σ_j t[j]·b[j·stride ..][..y.len()]`: some columns of a product `t·B` of a row and a
-    /// matrix `B: (t.len(), stride)`. Every value of `y` is summed in the order of `j`.
+    /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of a few columns, `t: (y.rows(), rank)`, with the
+    /// columns of `B: (rank, stride)` from where `b` begins. Every sum goes in the order of `j`, whatever
+    /// the other rows and columns.
+    pub fn add_product(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+        if t.is_empty() || y.cols() == 0 {
+            return;
+        }
+        let rank = t.len() / y.rows();
+        assert_eq!(t.len(), y.rows() * rank, "add_product: {} rows", y.rows());
+        assert!(
+            y.cols() <= stride && (rank - 1) * stride + y.cols() <= b.len(),
+            "add_product: {rank} rows of {stride}"
+        );
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.add_product)(y, t, b, stride) }
+    }
+
+    /// `y += Σ_j t[j]·b[j·stride ..][..y.len()]`: [`Arch::add_product`] of one row.
     pub fn add_weighted(self, y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
-        let Some(last) = t.len().checked_sub(1) else { return };
-        assert!(y.len() <= stride && last * stride + y.len() <= b.len(), "add_weighted: {} rows of {stride}", t.len());
-        // SAFETY: `self` proves the CPU features; lengths were checked.
-        unsafe { (self.0.add_weighted)(y, b, stride, t) }
+        let cols = y.len();
+        self.add_product(&mut ColumnsMut::new(y, 1, cols), t, b, stride);
     }
 
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).

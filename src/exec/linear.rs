@@ -200,11 +200,9 @@ fn run(
             let mut low = &low[p.low..];
             for (term, _) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
                 let rank = term.rank();
-                let b = &term.b()[p.w.first_row + rows.start..];
-                for i in 0..y.rows() {
-                    ctx.arch.add_weighted(y.row(i), b, term.b().len() / rank, &low[i * rank..][..rank]);
-                }
-                low = &low[y.rows() * rank..];
+                let (t, rest) = low.split_at(y.rows() * rank);
+                ctx.arch.add_product(y, t, &term.b()[p.w.first_row + rows.start..], term.b().len() / rank);
+                low = rest;
             }
         },
     );

@@ -1,6 +1,7 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
 use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
+use crate::arch::ColumnsMut;
 use half::f16;
 
 /// Vectors of independent partial sums: enough to hide the latency of an addition (4 cycles, two a
@@ -86,38 +87,101 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
     set!(z, y, |y, x| a.mul_add(x, y));
 }
 
+/// Four rows share what is read of `b`, two vectors wide; one row goes eight wide, so that there are as
+/// many independent sums.
 #[inline(always)]
-pub(in crate::arch) fn add_weighted<V: Lanes>(z: V, y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
-    let n = y.len();
-    assert!(n <= stride && (t.len() - 1) * stride + n <= b.len());
+pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+    let rank = t.len() / y.rows();
+    assert!(t.len() == y.rows() * rank && y.cols() <= stride && (rank - 1) * stride + y.cols() <= b.len());
     let mut i = 0;
-    while i + CHAINS * V::N <= n {
-        let mut sums = [z; CHAINS];
-        for (c, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: all chains' vectors from `i` on are inside the slice.
-            *sum = unsafe { z.read(y.as_ptr().add(i + c * V::N)) };
+    while i + 4 <= y.rows() {
+        add_product_rows::<V, 4, 2>(z, y, i, &t[i * rank..(i + 4) * rank], b, stride);
+        i += 4;
+    }
+    while i < y.rows() {
+        add_product_rows::<V, 1, CHAINS>(z, y, i, &t[i * rank..(i + 1) * rank], b, stride);
+        i += 1;
+    }
+}
+
+/// `R` rows from `i` on, `C` vectors at a time; their `t`.
+#[inline(always)]
+fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
+    z: V,
+    y: &mut ColumnsMut<'_>,
+    i: usize,
+    t: &[f32],
+    b: &[f32],
+    stride: usize,
+) {
+    let (cols, rank) = (y.cols(), t.len() / R);
+    let mut col = 0;
+    while col < cols {
+        // SAFETY: rows `i..i + R` are there, and the caller checked the lengths of all columns.
+        let (y, b, y_stride) = unsafe { (y.as_mut_ptr().add(i * y.stride() + col), b.as_ptr().add(col), y.stride()) };
+        let n = cols - col;
+        if n >= C * V::N {
+            // SAFETY: so many columns are left.
+            unsafe { add_product_tile::<V, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            col += C * V::N;
+        } else if n >= V::N {
+            // SAFETY: as above.
+            unsafe { add_product_tile::<V, R, 1, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            col += V::N;
+        } else {
+            // SAFETY: as above.
+            unsafe { add_product_tile::<V, R, 1, false>(z, y, y_stride, t, rank, b, stride, n) };
+            col = cols;
         }
-        for (j, t) in t.iter().enumerate() {
-            let t = z.splat(*t);
-            for (c, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: as above, of row `j` of `b`.
-                let b = unsafe { z.read(b.as_ptr().add(j * stride + i + c * V::N)) };
-                *sum = t.mul_add(b, *sum);
+    }
+}
+
+/// `R` rows of `C` vectors, `n` lanes of the last unless it is whole.
+///
+/// # Safety
+/// `y` must have so many values in `R` rows, `b` in `rank` rows; `t` has `R·rank`.
+#[inline(always)]
+unsafe fn add_product_tile<V: Lanes, const R: usize, const C: usize, const WHOLE: bool>(
+    z: V,
+    y: *mut f32,
+    y_stride: usize,
+    t: &[f32],
+    rank: usize,
+    b: *const f32,
+    stride: usize,
+    n: usize,
+) {
+    let mut sums = [[z; C]; R];
+    for r in 0..R {
+        for c in 0..C {
+            // SAFETY: the caller's promise.
+            let from = unsafe { y.add(r * y_stride + c * V::N) };
+            // SAFETY: as above.
+            sums[r][c] = unsafe { if WHOLE { z.read(from) } else { z.read_first(from, n) } };
+        }
+    }
+    for j in 0..rank {
+        let mut weights = [z; R];
+        for r in 0..R {
+            weights[r] = z.splat(t[r * rank + j]);
+        }
+        for c in 0..C {
+            // SAFETY: the caller's promise.
+            let from = unsafe { b.add(j * stride + c * V::N) };
+            // SAFETY: as above.
+            let b = unsafe { if WHOLE { z.read(from) } else { z.read_first(from, n) } };
+            for r in 0..R {
+                sums[r][c] = weights[r].mul_add(b, sums[r][c]);
             }
         }
-        for (c, sum) in sums.iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { sum.write(y.as_mut_ptr().add(i + c * V::N)) };
-        }
-        i += CHAINS * V::N;
     }
-    for (c, y) in y[i..].chunks_mut(V::N).enumerate() {
-        let mut sum = z.load(y);
-        for (j, t) in t.iter().enumerate() {
-            let b = z.load(&b[j * stride + i + c * V::N..][..y.len()]);
-            sum = z.splat(*t).mul_add(b, sum);
+    for r in 0..R {
+        for c in 0..C {
+            // SAFETY: the caller's promise.
+            let to = unsafe { y.add(r * y_stride + c * V::N) };
+            // SAFETY: as above.
+            unsafe { if WHOLE { sums[r][c].write(to) } else { sums[r][c].write_first(to, n) } };
         }
-        sum.store(y);
     }
 }
 

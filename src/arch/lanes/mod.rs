@@ -221,7 +221,7 @@ macro_rules! elementwise_kernels {
             dot(a: &[f32], b: &[f32]) -> f32;
             add(y: &mut [f32], x: &[f32]);
             add_scaled(y: &mut [f32], x: &[f32], a: f32);
-            add_weighted(y: &mut [f32], b: &[f32], stride: usize, t: &[f32]);
+            add_product(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize);
             rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32);
             layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32);
             softmax(x: &mut [f32]);

@@ -1,5 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions.
 
+use crate::arch::ColumnsMut;
 use half::f16;
 
 /// Independent partial sums: lets the compiler use vectors, and rounds less than one long sum.
@@ -29,9 +30,12 @@ pub(super) fn add_scaled(y: &mut [f32], x: &[f32], a: f32) {
     }
 }
 
-pub(super) fn add_weighted(y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
-    for (b, t) in b.chunks(stride).zip(t) {
-        add_scaled(y, &b[..y.len()], *t);
+pub(super) fn add_product(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+    let cols = y.cols();
+    for (i, t) in t.chunks(t.len() / y.rows()).enumerate() {
+        for (b, t) in b.chunks(stride).zip(t) {
+            add_scaled(y.row(i), &b[..cols], *t);
+        }
     }
 }
 

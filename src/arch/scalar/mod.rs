@@ -27,7 +27,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,
-    add_weighted: elementwise::add_weighted,
+    add_product: elementwise::add_product,
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
     softmax: elementwise::softmax,
