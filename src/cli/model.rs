@@ -91,7 +91,7 @@ impl ModelArgs {
 }
 
 /// Where weights are read from.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub(super) struct ResidenceArgs {
     /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
     /// background if memory allows]
