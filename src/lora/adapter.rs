@@ -62,7 +62,8 @@ pub(super) fn max_rank(site: &Site) -> usize {
 impl Adapter {
     /// An adapter of all sites that `targets` picks, each of rank `rank`. `A` is drawn uniformly from
     /// `±1/√n_in` (He et al., arXiv 1502.01852, as LoRA is usually begun), `B` is zero: the model is
-    /// unchanged until it is trained. The strength `alpha` is `rank`, which makes `s = 1`.
+    /// unchanged until it is trained. The strength `alpha` is `rank`, which makes `s = 1`. Among the sites are
+    /// routers, the head and the embedding table ([`Site::part`] tells).
     ///
     /// # Errors
     /// If the rank is 0 or larger than a chosen matrix, or nothing is chosen.
