@@ -80,8 +80,7 @@ fn gemm(arch: Arch, dtype: DType, w: &[u8], n: usize, x: &[f32], m: usize) -> Ve
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Panels {
     F32,
-    /// Weights and activations as the sums of two bf16 numbers, whose products but for that of the two
-    /// lesser ones are added.
+    /// Weights and activations as the sums of two bf16 numbers, all of whose products are added.
     Split,
     /// Weights and activations rounded to bf16.
     Bf16,
@@ -186,8 +185,8 @@ fn products_are_within_rounding() {
                                 sum_squares += w * x * w * x;
                                 let (abs, error) = match panels {
                                     Panels::F32 => ((w * x).abs(), 0.0),
-                                    // `lo ≤ 2⁻⁹·x`, rounded to eight bits again; `lo·lo`; as many sums again.
-                                    Panels::Split => ((w * x).abs() * 3.0, (w * x).abs() * 3.0 * 2f64.powi(-18)),
+                                    // `lo ≤ 2⁻⁹·x`, rounded to eight bits again; four sums for one.
+                                    Panels::Split => ((w * x).abs() * 4.0, (w * x).abs() * 2f64.powi(-17)),
                                     Panels::Bf16 => ((w * x).abs(), (w * x).abs() * (2f64.powi(-7) + 2f64.powi(-16))),
                                     Panels::I16 => (reach * x.abs(), w.abs() * largest * 2f64.powi(-14)),
                                     Panels::I8 => (reach * x.abs(), w.abs() * largest / 254.0),
