@@ -45,6 +45,28 @@ impl Shape {
             tied: false,
         },
         Shape {
+            name: "llama2-7b",
+            arch: "llama",
+            n_layer: 32,
+            n_embd: 4096,
+            n_head: 32,
+            n_head_kv: 32,
+            n_ff: 11008,
+            n_vocab: 32000,
+            tied: false,
+        },
+        Shape {
+            name: "mistral-7b",
+            arch: "llama",
+            n_layer: 32,
+            n_embd: 4096,
+            n_head: 32,
+            n_head_kv: 8,
+            n_ff: 14336,
+            n_vocab: 32000,
+            tied: false,
+        },
+        Shape {
             name: "qwen2-0.5b",
             arch: "qwen2",
             n_layer: 24,
@@ -56,6 +78,12 @@ impl Shape {
             tied: true,
         },
     ];
+
+    /// The same with another number of layers.
+    #[must_use]
+    pub fn with_layers(self, n_layer: usize) -> Shape {
+        Shape { n_layer, ..self }
+    }
 
     /// The shape called `name`.
     pub fn from_name(name: &str) -> Option<Shape> {

@@ -1,0 +1,34 @@
+//! The design notes' rows for whole layers: one token through one layer, and through four, of published
+//! shapes in 4-bit weights (Q4_K_M), without the head, on one thread.
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use ruvllm::bench::{Shape, synthetic};
+use ruvllm::exec::SessionOptions;
+use ruvllm::model::Model;
+use ruvllm::quant::FileType;
+
+fn layers(c: &mut Criterion) {
+    for (name, shape) in [("LLaMA2-7B", "llama2-7b"), ("LLaMA3-8B", "llama-8b"), ("Mistral-7B", "mistral-7b")] {
+        for n_layer in [1, 4] {
+            let shape = Shape::from_name(shape).expect("a shape of the list").with_layers(n_layer);
+            let gguf = synthetic(shape, FileType::from_name("Q4_K_M").expect("a known type")).expect("a model");
+            let model = Model::from_gguf(gguf, &mut |_| true).expect("a model that runs");
+            let options = SessionOptions { n_ctx: Some(512), n_threads: 1, ..Default::default() };
+            let mut session = model.session_with(&options).expect("a session");
+            let mut group = c.benchmark_group(format!("forward {name}"));
+            group.sample_size(20);
+            group.bench_function(BenchmarkId::new("layers", n_layer), |b| {
+                b.iter(|| {
+                    if session.position() == session.n_ctx() {
+                        session.clear();
+                    }
+                    // From 1 on: no logits.
+                    session.prefill_each(&[1], 1, |_, _| ()).expect("room for a token");
+                });
+            });
+        }
+    }
+}
+
+criterion_group!(benches, layers);
+criterion_main!(benches);
