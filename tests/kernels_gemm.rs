@@ -293,3 +293,100 @@ fn any_bytes() {
         }
     }
 }
+
+/// `Wᵀ·y` for `m` rows of `y`, `(m, n)`.
+fn transposed(arch: Arch, dtype: DType, w: &Weights, y: &[f32], m: usize) -> Vec<f32> {
+    let product = arch.transposed(dtype, w.n, w.k);
+    let mut packed = vec![0u32; product.packed_len(m) / 4];
+    let group = product.group();
+    let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(product.packed_len(group));
+    for (y, packed) in y.chunks(group * w.n).zip(groups) {
+        product.pack(y, y.len() / w.n, packed);
+    }
+    let mut x = vec![f32::NAN; m * w.k];
+    let view = ColumnsMut::new(&mut x, m, w.k);
+    for first in (0..w.k).step_by(product.tile()) {
+        // SAFETY: one tile after the other.
+        let mut tile = unsafe { view.tile(first, product.tile().min(w.k - first)) };
+        product.multiply(&mut tile, first, w.bytes(), bytemuck::cast_slice(&packed));
+    }
+    x
+}
+
+/// Whether the transposed product of a level rounds both factors to bf16.
+fn is_bf16(arch: Arch, f: &Format, n: usize, k: usize) -> bool {
+    let product = arch.transposed(f.dtype, n, k);
+    product.packed_len(product.group()) == product.group() * n * 2
+}
+
+/// One-hot gradients pick rows of weights out, each value in its place.
+#[test]
+fn transposed_every_weight_in_its_place() {
+    let mut lcg = Lcg(6);
+    for f in FORMATS {
+        for (n, blocks) in [(37, 1), (64, 1), (288, 3)] {
+            let w = Weights::random(&mut lcg, f, n, blocks * step(f));
+            let mut identity = vec![0.0; n * n];
+            for i in 0..n {
+                identity[i * n + i] = 1.0;
+            }
+            for arch in Arch::available() {
+                let x = transposed(arch, f.dtype, &w, &identity, n);
+                let bf16 = is_bf16(arch, f, n, w.k);
+                for (i, (x, w)) in x.iter().zip(&w.values).enumerate() {
+                    let expected = if bf16 { bf16::from_f32(*w).to_f32() } else { *w };
+                    assert_eq!(*x, expected, "{} {} n {n} value {i}", arch.name(), f.name);
+                }
+            }
+        }
+    }
+}
+
+/// The bounds are those of [`products_are_within_rounding`], with sums over the rows of the weights.
+#[test]
+fn transposed_products_are_within_rounding() {
+    let mut lcg = Lcg(7);
+    for f in FORMATS {
+        for m in [1, 2, 15, 16, 17, 33, 47, 48, 49, 97] {
+            let k = step(f) * (1 + lcg.below(3));
+            let n = [1 + lcg.below(70), 32 * (1 + lcg.below(20))][lcg.below(2)];
+            let w = Weights::random(&mut lcg, f, n, k);
+            let y: Vec<f32> = (0..m * n).map(|_| lcg.signed()).collect();
+            for arch in Arch::available() {
+                let x = transposed(arch, f.dtype, &w, &y, m);
+                let rounding = if is_bf16(arch, f, n, k) { 2f64.powi(-7) + 2f64.powi(-16) } else { 0.0 };
+                for i in 0..m {
+                    for c in 0..k {
+                        let terms = || (0..n).map(|r| f64::from(w.row(r)[c]) * f64::from(y[i * n + r]));
+                        let (sum, sum_abs): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+                        let bound = (rounding + 1.01 * n as f64 * 2f64.powi(-24)) * sum_abs;
+                        let error = (f64::from(x[i * k + c]) - sum).abs();
+                        let at = format!("{} {} m {m} n {n} k {k}, x[{i}][{c}]", arch.name(), f.name);
+                        assert!(error <= bound, "{at}: off by {error}, {bound} is allowed");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// More rows than are summed at a time, and the bits of a row do not depend on the others.
+#[test]
+fn transposed_neighbours_do_not_matter() {
+    let mut lcg = Lcg(8);
+    for dtype in [DType::F32, DType::Q8_0, DType::Q4_K] {
+        let f = dtype.float_format();
+        let (m, n) = (1100, 64);
+        let w = Weights::random(&mut lcg, f, n, 256);
+        let y: Vec<f32> = (0..m * n).map(|_| lcg.signed()).collect();
+        for arch in Arch::available() {
+            let all = transposed(arch, dtype, &w, &y, m);
+            for _ in 0..8 {
+                let i = lcg.below(m);
+                let rows = 1 + lcg.below((m - i).min(40));
+                let some = transposed(arch, dtype, &w, &y[i * n..][..rows * n], rows);
+                assert_eq!(some, &all[i * w.k..][..rows * w.k], "{} {dtype}: {i}+{rows}", arch.name());
+            }
+        }
+    }
+}

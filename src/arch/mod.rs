@@ -87,6 +87,87 @@ pub enum Element {
     I8,
 }
 
+/// How a level multiplies one format, transposed: all of `y` is packed once, then each task multiplies
+/// some columns of the weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Transposed {
+    /// Columns one task takes, a multiple of which is where it begins; the widest blocks divide it, or
+    /// it divides them.
+    pub(crate) tile: usize,
+    /// As in [`Gemm`], of rows of `k` = `n_out` values.
+    pub(crate) group: usize,
+    pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
+    pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w` and all `m` rows of the packed `y`.
+    pub(crate) kernel: unsafe fn(
+        x: &mut ColumnsMut<'_>,
+        first: usize,
+        n_in: usize,
+        dtype: DType,
+        w: &[u8],
+        packed: &[u8],
+        k: usize,
+    ),
+}
+
+/// The product with a transposed matrix, see [`Arch::transposed`].
+#[derive(Clone, Copy)]
+pub struct TransposedProduct {
+    table: Transposed,
+    dtype: DType,
+    n_in: usize,
+    n_out: usize,
+}
+
+impl std::fmt::Debug for TransposedProduct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TransposedProduct({}, {} × {})", self.dtype, self.n_out, self.n_in)
+    }
+}
+
+impl TransposedProduct {
+    /// Columns one [`TransposedProduct::multiply`] call takes; the last one may take fewer.
+    pub fn tile(&self) -> usize {
+        self.table.tile
+    }
+
+    /// Rows that [`TransposedProduct::pack`] takes at a time.
+    pub fn group(&self) -> usize {
+        self.table.group
+    }
+
+    /// Bytes of `m` packed rows.
+    pub fn packed_len(&self, m: usize) -> usize {
+        (self.table.packed_len)(m, self.n_out)
+    }
+
+    /// Packs one group of rows, `y` (`m × n_out`). Group `g` of many rows begins at `g·packed_len(group)`.
+    ///
+    /// # Panics
+    /// If the lengths disagree.
+    pub fn pack(&self, y: &[f32], m: usize, packed: &mut [u8]) {
+        assert!(y.len() == m * self.n_out && m <= self.table.group, "transposed: {m} rows to pack");
+        assert_eq!(packed.len(), self.packed_len(m), "transposed: buffer");
+        // SAFETY: `Arch` proved the CPU features; shapes were checked above.
+        unsafe { (self.table.pack)(y, m, self.n_out, packed) }
+    }
+
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made of `x.rows()` rows; `w` is the whole
+    /// matrix.
+    ///
+    /// # Panics
+    /// If the lengths disagree, or the columns are not a tile.
+    pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8]) {
+        let f = self.dtype.float_format();
+        let (cols, tile) = (x.cols(), self.table.tile);
+        assert_eq!(w.len() * f.block_elems, self.n_out * self.n_in * f.block_bytes, "transposed: weight bytes");
+        assert_eq!(packed.len(), self.packed_len(x.rows()), "transposed: packed rows");
+        assert!(first.is_multiple_of(tile) && cols == tile.min(self.n_in - first), "transposed: {first}+{cols}");
+        // SAFETY: `Arch` proved the CPU features; shapes were checked above.
+        unsafe { (self.table.kernel)(x, first, self.n_in, self.dtype, w, packed, self.n_out) }
+    }
+}
+
 /// Widest attention head the kernels take; wider models are refused when opened.
 pub const MAX_HEAD_DIM: usize = 512;
 
@@ -110,6 +191,7 @@ pub(crate) struct Kernels {
 
     pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
+    pub(crate) transposed: fn(DType, n_out: usize) -> Transposed,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
@@ -282,6 +364,12 @@ impl Arch {
         assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
+    }
+
+    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: what takes gradients by its
+    /// outputs to gradients by its inputs.
+    pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
+        TransposedProduct { table: (self.0.transposed)(dtype, n_out), dtype, n_in, n_out }
     }
 
     /// Rounds a row of activations.

@@ -17,6 +17,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     peak: peak::peak,
+    transposed: gemm::transposed_for,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

@@ -14,8 +14,8 @@
 
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::{Element, Gemm};
+use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
+use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -45,6 +45,16 @@ fn without_bf16(dtype: DType) -> Gemm {
         };
     }
     with_groups!(dtype, integers, const { table::<F32>(5) })
+}
+
+/// Scales belong to parts of rows, so that columns are not integers: bf16, as two gradients that are
+/// rounded to eight significant bits are closer to each other than the logits of the forward pass.
+pub(super) fn transposed_for(dtype: DType, n_out: usize) -> Transposed {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32>() },
+        _ if n_out.is_multiple_of(TURN) && fast_bf16() => const { transposed::<Bf16>() },
+        _ => const { transposed::<F32>() },
+    }
 }
 
 /// Whether `vdpbf16ps` issues as often as an `f32` multiply-add. By vendor instead of by timing, so
@@ -118,6 +128,30 @@ macro_rules! panels {
 }
 panels!(Bf16, true, 2);
 panels!(F32, false, 1);
+
+impl Turn for Bf16 {
+    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack::<false>(dtype, blocks, out.cast()) }
+    }
+
+    unsafe fn turn(values: *const f32, panel: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { turn_bf16(values, panel) }
+    }
+}
+
+impl Turn for F32 {
+    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack::<false>(dtype, blocks, out.cast()) }
+    }
+
+    unsafe fn turn(values: *const f32, panel: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { turn_f32(values, panel) }
+    }
+}
 
 /// 32-bit words of a register.
 const LANES: usize = 16;
@@ -427,6 +461,48 @@ pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
         d[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd_low, odd_high);
     }
     d
+}
+
+/// Columns of [`TURN`] rows as rows of pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn turn_bf16(values: *const f32, panel: *mut u32) {
+    // Word `i` of each 16 becomes a pair with word `16 + i`.
+    let mut interleave = [0i16; 32];
+    for i in 0..32 {
+        interleave[i] = (i / 2 + i % 2 * 16) as i16;
+    }
+    // SAFETY: as many bytes.
+    let interleave = unsafe { _mm512_loadu_si512(interleave.as_ptr().cast()) };
+    let mut pairs = [_mm512_setzero_si512(); LANES];
+    for (i, pairs) in pairs.iter_mut().enumerate() {
+        let row = values.wrapping_add(2 * i * EXPANDED);
+        // SAFETY: a vector of row `2i`.
+        let low = unsafe { _mm512_loadu_ps(row) };
+        // SAFETY: a vector of row `2i + 1`.
+        let high = unsafe { _mm512_loadu_ps(row.wrapping_add(EXPANDED)) };
+        *pairs = _mm512_permutexvar_epi16(interleave, bf16_pairs(low, high));
+    }
+    for (c, words) in transpose(pairs).into_iter().enumerate() {
+        // SAFETY: panel rows have room for the words.
+        unsafe { _mm512_storeu_si512(panel.wrapping_add(c * row_words(true)).cast(), words) };
+    }
+}
+
+/// Columns of [`TURN`] rows as rows.
+#[target_feature(enable = "avx512f")]
+unsafe fn turn_f32(values: *const f32, panel: *mut u32) {
+    for half in 0..TURN / LANES {
+        let mut rows = [_mm512_setzero_si512(); LANES];
+        for (r, row) in rows.iter_mut().enumerate() {
+            // SAFETY: a vector of a row.
+            *row = unsafe { _mm512_loadu_si512(values.wrapping_add((half * LANES + r) * EXPANDED).cast()) };
+        }
+        for (c, words) in transpose(rows).into_iter().enumerate() {
+            let out = panel.wrapping_add(c * row_words(false) + half * LANES);
+            // SAFETY: panel rows have room for the words.
+            unsafe { _mm512_storeu_si512(out.cast(), words) };
+        }
+    }
 }
 
 /// Where a row of the panel goes.

@@ -6,7 +6,7 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-use super::{ActForm, Element, Gemm, Kernels, Matvec};
+use super::{ActForm, Element, Gemm, Kernels, Matvec, Transposed};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
@@ -21,6 +21,13 @@ pub(crate) const KERNELS: Kernels = Kernels {
         packed_len: |m, k| m * k * size_of::<f32>(),
         pack: matmul::pack,
         kernel: matmul::gemm,
+    },
+    transposed: |_, _| Transposed {
+        tile: 256,
+        group: 16,
+        packed_len: |m, k| m * k * size_of::<f32>(),
+        pack: matmul::pack,
+        kernel: matmul::transposed,
     },
     quantize_q16: matmul::quantize_q16,
     peak: peak::peak,
