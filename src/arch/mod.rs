@@ -203,6 +203,8 @@ pub(crate) struct Kernels {
     pub(crate) add_product: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
+    pub(crate) rms_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
+    pub(crate) layer_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
     pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
@@ -210,10 +212,36 @@ pub(crate) struct Kernels {
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu: unsafe fn(x: &mut [f32]),
+    pub(crate) silu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
+    pub(crate) gelu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
+    pub(crate) gelu_backward: unsafe fn(x: &mut [f32], dy: &[f32]),
     pub(crate) f32_to_f16: unsafe fn(x: &[f32], y: &mut [half::f16]),
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
+    pub(crate) attention_queries: unsafe fn(
+        dq: &mut [f32],
+        lse: &mut [f32],
+        q: &[f32],
+        dout: &[f32],
+        delta: &[f32],
+        k: &[f32],
+        v: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ),
+    pub(crate) attention_keys: unsafe fn(
+        dk: &mut [f32],
+        dv: &mut [f32],
+        k: &[f32],
+        v: &[f32],
+        q: &[f32],
+        dout: &[f32],
+        lse: &[f32],
+        delta: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ),
 }
 
 /// `out[i] = softmax(scale·q[i]·Kᵀ over ranges[i])·V`, for query rows that share one KV head.
@@ -440,6 +468,20 @@ impl Arch {
         unsafe { (self.0.layer_norm)(y, x, w, b, eps) }
     }
 
+    /// Adds to `dx` the gradient by the `x` of [`Arch::rms_norm`], given that by its `y`.
+    pub fn rms_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "rms_norm_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rms_norm_backward)(dx, dy, x, w, eps) }
+    }
+
+    /// Adds to `dx` the gradient by the `x` of [`Arch::layer_norm`], given that by its `y`.
+    pub fn layer_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "layer_norm_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.layer_norm_backward)(dx, dy, x, w, eps) }
+    }
+
     /// Softmax in place.
     pub fn softmax(self, x: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
@@ -489,6 +531,27 @@ impl Arch {
         unsafe { (self.0.gelu)(x) }
     }
 
+    /// Replaces the operands of [`Arch::silu_mul`] by the gradients by them, given that by its result.
+    pub fn silu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        assert!(gate.len() == up.len() && gate.len() == dy.len(), "silu_mul_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.silu_mul_backward)(gate, up, dy) }
+    }
+
+    /// Replaces the operands of [`Arch::gelu_mul`] by the gradients by them, given that by its result.
+    pub fn gelu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        assert!(gate.len() == up.len() && gate.len() == dy.len(), "gelu_mul_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_mul_backward)(gate, up, dy) }
+    }
+
+    /// Replaces the operand of [`Arch::gelu`] by the gradient by it, given that by its result.
+    pub fn gelu_backward(self, x: &mut [f32], dy: &[f32]) {
+        assert_eq!(x.len(), dy.len(), "gelu_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_backward)(x, dy) }
+    }
+
     /// Rounds to half precision, ties to even.
     pub fn f32_to_f16(self, x: &[f32], y: &mut [half::f16]) {
         assert_eq!(x.len(), y.len(), "f32_to_f16");
@@ -525,6 +588,76 @@ impl Arch {
         assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { T::attention(self.0)(out, q, k, v, ranges, p) }
+    }
+}
+
+/// Operands of [`Arch::attention`] as its backward pass needs them, all of one KV head.
+#[derive(Clone, Copy, Debug)]
+pub struct AttnBackward<'a> {
+    /// Queries, `(n_q, head_dim)`.
+    pub q: &'a [f32],
+    /// Gradient by the output, `(n_q, head_dim_v)`.
+    pub dout: &'a [f32],
+    /// `Σ dout·out` of each query.
+    pub delta: &'a [f32],
+    /// Keys, `(n_kv, head_dim)`.
+    pub k: &'a [f32],
+    /// Values, `(n_kv, head_dim_v)`.
+    pub v: &'a [f32],
+}
+
+impl AttnBackward<'_> {
+    fn check(&self, n_q: usize, n_kv: usize, p: &AttnParams) {
+        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
+        assert!(self.q.len() == n_q * p.head_dim && self.dout.len() == n_q * p.head_dim_v, "attention: queries");
+        assert!(self.delta.len() == n_q, "attention: delta");
+        assert!(self.k.len() == n_kv * p.head_dim && self.v.len() == n_kv * p.head_dim_v, "attention: keys and values");
+    }
+}
+
+impl Arch {
+    /// The gradient by the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`, the
+    /// logarithm of the sum of the exponentials of each query's scores. `ranges` are the keys that each
+    /// query sees.
+    ///
+    /// # Panics
+    /// If the shapes disagree or a range is empty or ends behind the keys.
+    pub fn attention_queries(
+        self,
+        dq: &mut [f32],
+        lse: &mut [f32],
+        x: AttnBackward<'_>,
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let n_kv = x.k.len() / p.head_dim;
+        x.check(ranges.len(), n_kv, p);
+        assert!(dq.len() == x.q.len() && lse.len() == ranges.len(), "attention_queries");
+        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention_queries: ranges");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_queries)(dq, lse, x.q, x.dout, x.delta, x.k, x.v, ranges, p) }
+    }
+
+    /// The gradients by the keys and values of [`Arch::attention`], `dk: (n_kv, head_dim)` and `dv: (n_kv,
+    /// head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the queries that see each key.
+    ///
+    /// # Panics
+    /// If the shapes disagree or a range is empty or ends behind the queries.
+    pub fn attention_keys(
+        self,
+        dk: &mut [f32],
+        dv: &mut [f32],
+        x: AttnBackward<'_>,
+        lse: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let n_q = x.q.len() / p.head_dim;
+        x.check(n_q, ranges.len(), p);
+        assert!(dk.len() == x.k.len() && dv.len() == x.v.len() && lse.len() == n_q, "attention_keys");
+        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_q), "attention_keys: ranges");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_keys)(dk, dv, x.k, x.v, x.q, x.dout, lse, x.delta, ranges, p) }
     }
 }
 

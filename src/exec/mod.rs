@@ -2,9 +2,11 @@
 
 mod adapters;
 mod arena;
+mod backward;
 mod cores;
 mod forward;
 mod generate;
+mod gradient;
 mod linear;
 mod probe;
 mod team;
@@ -23,6 +25,7 @@ pub use crate::cache::KvType;
 pub use adapters::AdapterId;
 pub use cores::default_threads;
 pub use generate::{Generation, StopReason};
+pub use gradient::cross_entropy;
 pub use probe::{NoProbe, Probe};
 pub use team::{Crew, Team};
 
