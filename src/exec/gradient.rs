@@ -121,9 +121,9 @@ impl Session<'_> {
     /// token, as it was before the step: measured on a stream, chunk by chunk, it is an honest score.
     /// `gradients` says which terms learn; it is overwritten.
     ///
-    /// The first of `text` is predicted only if it is the session's last token already, so that the
-    /// chunks of a stream overlap by one token. The adapter stays as it is if loss or gradient are not
-    /// finite. The session is empty afterwards.
+    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds
+    /// what comes before it. The adapter stays as it is if loss or gradient are not finite. The session is
+    /// empty afterwards, as its keys and values belong to the adapter as it was.
     ///
     /// # Errors
     /// As [`Session::nll_gradient`].
