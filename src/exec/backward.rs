@@ -2,7 +2,7 @@
 //!
 //! It mirrors `forward.rs` function for function, and goes through the layers from the last one to the
 //! lowest that gradients are wanted of. The forward pass has saved a few rows per token and layer
-//! ([`Saved`]); everything else is computed again, layer by layer. Weights are frozen: all that is
+//! ([`Saved`]); everything else is computed again, layer by layer, unless it was few enough to keep. Weights are frozen: all that is
 //! needed of them is `dx = Wᵀ·dy`. Keys and values of tokens before the pass are constants.
 //!
 //! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
@@ -59,8 +59,14 @@ fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
     sites.map(place).min().unwrap_or((n_layer, Stage::Below))
 }
 
-/// What a forward pass leaves for the backward pass: rows of each layer from `lowest` on.
-#[derive(Debug)]
+/// Bytes of the outputs of `gate` and `up` that are kept instead of computed again, which is the most
+/// expensive part of it: as much as four layers of a 1B model make of 512 tokens, and about what one layer's
+/// buffers take.
+const KEPT_BYTES: usize = 128 << 20;
+
+/// What a forward pass leaves for the backward pass: rows of each layer from `lowest` on. A session
+/// keeps the memory for the next one.
+#[derive(Debug, Default)]
 pub(crate) struct Saved {
     lowest: usize,
     /// Inputs of the layers, and the output of the last.
@@ -78,21 +84,34 @@ struct SavedLayer {
     attn_out: Vec<f32>,
     ffn_out: Vec<f32>,
     has_post_norms: (bool, bool),
+    /// Outputs of `gate` and `up`, if they are kept.
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    keeps_products: bool,
 }
 
 impl Saved {
-    /// For the gradients `gradients` of `model`.
-    pub(crate) fn new(model: &Model, gradients: &Gradients) -> Saved {
+    /// Empty, for the gradients `gradients` of `m` tokens.
+    pub(crate) fn prepare(&mut self, model: &Model, gradients: &Gradients, m: usize) {
         let layers = &model.weights().layers;
         let (lowest, _) = lowest(gradients, layers.len());
-        let saved = |layer: &Layer| SavedLayer {
-            has_post_norms: (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some()),
-            ..SavedLayer::default()
-        };
-        Saved {
-            lowest,
-            x: vec![Vec::new(); layers.len() + 1 - lowest],
-            layers: layers[lowest..].iter().map(saved).collect(),
+        self.lowest = lowest;
+        self.x.resize_with(layers.len() + 1 - lowest, Vec::new);
+        self.x.iter_mut().for_each(Vec::clear);
+        self.layers.resize_with(layers.len() - lowest, SavedLayer::default);
+        let mut room = KEPT_BYTES / size_of::<f32>();
+        for (saved, layer) in self.layers.iter_mut().zip(&layers[lowest..]) {
+            saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
+            let products = match &layer.ffn {
+                FeedForward::Dense(ffn) => (1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out * m,
+                FeedForward::Moe(_) => usize::MAX,
+            };
+            saved.keeps_products = products <= room;
+            if saved.keeps_products {
+                room -= products;
+            }
+            let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, .. } = saved;
+            [attn, mid, attn_out, ffn_out, gate, up].into_iter().for_each(Vec::clear);
         }
     }
 }
@@ -106,6 +125,8 @@ impl Probe for Saved {
             ("kqv_out", Some(saved)) => saved.attn.extend_from_slice(values),
             ("ffn_inp", Some(saved)) => saved.mid.extend_from_slice(values),
             ("attn_out", Some(saved)) if saved.has_post_norms.0 => saved.attn_out.extend_from_slice(values),
+            ("ffn_gate", Some(saved)) if saved.keeps_products => saved.gate.extend_from_slice(values),
+            ("ffn_up", Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
             ("ffn_out", Some(saved)) if saved.has_post_norms.1 => saved.ffn_out.extend_from_slice(values),
             _ => {}
         }
@@ -402,7 +423,8 @@ fn layer_backward(
     let below = stage < Stage::FeedForward;
     match &layer.ffn {
         FeedForward::Dense(ffn) => {
-            let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: None };
+            let kept = saved.keeps_products.then_some((&*saved.gate, &*saved.up));
+            let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: None, kept };
             let dx = below.then_some(&mut *b.dnormed);
             feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dx, io);
         }
@@ -618,6 +640,8 @@ struct FfnBuffers<'b> {
     inner: &'b mut [f32],
     dinner: &'b mut [f32],
     y: Option<&'b mut [f32]>,
+    /// What `gate` and `up` would be, if that was kept.
+    kept: Option<(&'b [f32], &'b [f32])>,
 }
 
 /// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
@@ -635,24 +659,28 @@ fn feed_forward_backward(
     let n_ff = ffn.up.w.n_out;
     let [gate, up, inner, dinner] = [b.gate, b.up, b.inner, b.dinner].map(|b| &mut b[..m * n_ff]);
     let workers = crew.when(m > 1);
-    if let Some(w_gate) = &ffn.gate {
-        tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        let (gate, up) = (&*gate, &*up);
-        workers.for_chunks(inner, n_ff, |i, inner| {
-            inner.copy_from_slice(&gate[i * n_ff..][..n_ff]);
-            match activation {
-                Activation::Silu => arch.silu_mul(inner, &up[i * n_ff..][..n_ff]),
-                Activation::Gelu => arch.gelu_mul(inner, &up[i * n_ff..][..n_ff]),
+    match (b.kept, &ffn.gate) {
+        (Some((kept_gate, kept_up)), w_gate) => {
+            workers.for_chunks(up, n_ff, |i, up| up.copy_from_slice(&kept_up[i * n_ff..][..n_ff]));
+            if w_gate.is_some() {
+                workers.for_chunks(gate, n_ff, |i, gate| gate.copy_from_slice(&kept_gate[i * n_ff..][..n_ff]));
             }
-        });
-    } else {
-        tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]);
-        let up = &*up;
-        workers.for_chunks(inner, n_ff, |i, inner| {
-            inner.copy_from_slice(&up[i * n_ff..][..n_ff]);
-            arch.gelu(inner);
-        });
+        }
+        (None, Some(w_gate)) => {
+            tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
+        }
+        (None, None) => tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]),
     }
+    let gated = ffn.gate.is_some();
+    workers.for_chunks(inner, n_ff, |i, inner| {
+        let (gate, up) = (&gate[i * n_ff..][..n_ff], &up[i * n_ff..][..n_ff]);
+        inner.copy_from_slice(if gated { gate } else { up });
+        match activation {
+            Activation::Silu => arch.silu_mul(inner, up),
+            Activation::Gelu if gated => arch.gelu_mul(inner, up),
+            Activation::Gelu => arch.gelu(inner),
+        }
+    });
     if let Some(y) = b.y {
         tape.linear(inner, m, &mut [Product::of(&ffn.down, y, m)]);
     }
@@ -696,7 +724,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
         }
         let values = n_rows * n;
         let y = Some(&mut e.y[..values]);
-        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y };
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: None };
         let dx = Some(&mut e.dx[..values]);
         feed_forward_backward(tape, activation, expert, &e.x[..values], n_rows, &e.dy[..values], dx, io);
         for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
@@ -725,7 +753,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
         for ((dy, dbranch), s) in e.dy.chunks_exact_mut(n).zip(b.dbranch.chunks_exact(n)).zip(&*strength) {
             dy.iter_mut().zip(dbranch).for_each(|(dy, dbranch)| *dy = s * dbranch);
         }
-        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y) };
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: None };
         feed_forward_backward(tape, activation, shared, b.normed, m, e.dy, Some(e.dx), io);
         arch.add(b.dnormed, e.dx);
         let dstrength = &mut e.drouter[..m];

@@ -221,7 +221,8 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
                 let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io);
+                let products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io, products);
             }
             FeedForward::Moe(moe) => experts(ctx, h, moe, m, &mut b),
         }
@@ -424,7 +425,7 @@ struct FfnBuffers<'b> {
     y: &'b mut [f32],
 }
 
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `products` is shown `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -433,12 +434,15 @@ fn feed_forward(
     x: &[f32],
     m: usize,
     b: FfnBuffers<'_>,
+    mut products: impl FnMut(&str, &[f32]),
 ) {
     let n_ff = ffn.up.w.n_out;
     let (gate, up) = (&mut b.gate[..m * n_ff], &mut b.up[..m * n_ff]);
     let workers = ctx.crew.when(m > 1);
     let inner = if let Some(w_gate) = &ffn.gate {
         linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
+        products("ffn_gate", gate);
+        products("ffn_up", up);
         let up = &*up;
         workers.for_chunks(gate, n_ff, |i, gate| match activation {
             Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
@@ -447,6 +451,7 @@ fn feed_forward(
         &*gate
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
+        products("ffn_up", up);
         workers.for_chunks(up, n_ff, |_, up| match activation {
             Activation::Silu => unreachable!("no family has an ungated SiLU"),
             Activation::Gelu => ctx.arch.gelu(up),
@@ -477,7 +482,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
             continue;
         }
         let io = FfnBuffers { gate: b.gate, up: b.up, y: &mut b.moe.y[..n_rows * n] };
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io);
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
             for slot in slots.filter(|&slot| b.moe.chosen[slot] == e as u32) {
@@ -489,7 +494,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         let strength = &mut b.moe.router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io);
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io, |_, _| ());
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
         }

@@ -1,6 +1,6 @@
 //! Gradients of a session's adapters, and learning by them.
 
-use super::backward::{BackwardPass, Saved, backward};
+use super::backward::{BackwardPass, backward};
 use super::{AdapterId, Session};
 use crate::arch::Arch;
 use crate::error::{AdapterError, Error, SessionError};
@@ -36,10 +36,11 @@ impl Session<'_> {
     /// It is called from several threads, in any order; [`cross_entropy`] makes the usual one.
     ///
     /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights'
-    /// own values (rounded to bf16 where prompts are multiplied so): keys and values of `tokens` are
+    /// own values (rounded to 8 bits, as prompts are, where products of block formats take them so): keys and values of `tokens` are
     /// differentiated, those of earlier tokens are constants. Which experts are chosen is a constant, too.
     /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`,
-    /// and a few rows per token of each layer from the lowest that has a gradient on.
+    /// a few rows per token of each layer from the lowest that has a gradient on, and at most 128 MiB that
+    /// save time; the session keeps it.
     ///
     /// # Errors
     /// As [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
@@ -54,10 +55,13 @@ impl Session<'_> {
     ) -> Result<f64, Error> {
         let target = self.adapters.index(id)?;
         gradients.check(&self.adapters.attached[target].adapter)?;
-        let mut saved = Saved::new(self.model, gradients);
+        let mut saved = std::mem::take(&mut self.saved);
+        saved.prepare(self.model, gradients, tokens.len());
         let pos = self.tokens.len();
-        self.run(tokens, tokens.len(), &mut saved, &mut |_, _| ())?;
-        let Session { model, team, rope, kv, adapters, arena, cancel, .. } = self;
+        let result = self.run(tokens, tokens.len(), &mut saved, &mut |_, _| ());
+        self.saved = saved;
+        result?;
+        let Session { model, team, rope, kv, adapters, arena, saved, cancel, .. } = self;
         let pass = BackwardPass {
             model,
             adapters: &adapters.attached,
@@ -67,7 +71,7 @@ impl Session<'_> {
             tokens,
             pos,
             first_output: first.min(tokens.len()),
-            saved: &saved,
+            saved,
             objective,
             cancelled: &|| cancel.is_cancelled(),
         };

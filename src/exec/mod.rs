@@ -16,6 +16,7 @@ use crate::error::SessionError;
 use crate::model::{Hparams, Model};
 use adapters::Adapters;
 use arena::Arena;
+use backward::Saved;
 use forward::{Pass, RopeTables, forward};
 use std::fmt;
 use std::sync::Arc;
@@ -117,6 +118,7 @@ pub struct Session<'m> {
     kv: KvCache,
     adapters: Adapters,
     arena: Arena,
+    saved: Saved,
     logits: Vec<f32>,
     /// Tokens in the cache.
     tokens: Vec<u32>,
@@ -178,6 +180,7 @@ impl Model {
             kv: KvCache::new(options.kv_type, shape)?,
             adapters: Adapters::default(),
             arena: Arena::default(),
+            saved: Saved::default(),
             logits,
             tokens: Vec::with_capacity(shape.n_ctx),
             n_ctx: shape.n_ctx,
@@ -344,6 +347,7 @@ impl<'m> Session<'m> {
             kv: self.kv.fork(self.tokens.len())?,
             adapters: self.adapters.clone(),
             arena: Arena::default(),
+            saved: Saved::default(),
             logits: self.logits.clone(),
             tokens,
             n_ctx: self.n_ctx,
