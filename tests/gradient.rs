@@ -95,11 +95,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         arch: "gemma2",
-        keys: &[
-            ("attention.sliding_window", 4.0),
-            ("attn_logit_softcapping", 3.0),
-            ("final_logit_softcapping", 4.0),
-        ],
+        keys: &[("attention.sliding_window", 4.0), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 4.0)],
         parts: &[PostNorms],
     },
     Family {
@@ -109,12 +105,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         arch: "granite",
-        keys: &[
-            ("attention.scale", 0.25),
-            ("embedding_scale", 3.0),
-            ("residual_scale", 0.4),
-            ("logit_scale", 1.5),
-        ],
+        keys: &[("attention.scale", 0.25), ("embedding_scale", 3.0), ("residual_scale", 0.4), ("logit_scale", 1.5)],
         parts: &[],
     },
     Family { arch: "olmo2", keys: &[], parts: &[FullNorms, PostNorms, NoPreNorms, NoFfnNorm, Head] },
@@ -339,7 +330,9 @@ impl<'a> Reference<'a> {
         let [gate, up, down] = parts;
         let activate = |x: f64| match self.h.activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
-            Activation::Gelu => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+            Activation::Gelu => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
         };
         let u = self.linear(up.0, up.1..up.1 + n_ff, x);
         let inner: Vec<f64> = if self.opt(&format!("{}.weight", gate.0)).is_some() {
@@ -576,7 +569,12 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
                 let along: f64 = direction.iter().zip(g).map(|(d, g)| d * f64::from(*g)).sum();
                 squares += (truth - along) * (truth - along) / DIRECTIONS as f64;
             }
-            let at = format!("{name} {} {:?} {}", model.sites()[site].tensor, model.sites()[site].expert, if of_b { "B" } else { "A" });
+            let at = format!(
+                "{name} {} {:?} {}",
+                model.sites()[site].tensor,
+                model.sites()[site].expert,
+                if of_b { "B" } else { "A" }
+            );
             let error = squares.sqrt();
             assert!(error <= 1e-3 * norm + 1e-7, "{at}: off by {error:e}, the gradient is {norm:e}");
             let unused = model.sites()[site].expert.is_some();
@@ -692,7 +690,8 @@ fn quantised_weights_have_the_gradient_of_their_values() {
     for dtype in [DType::Q4_0, DType::Q8_0, DType::F16] {
         for level in Arch::available() {
             let (quantised, plain) = (gguf(dtype, false).with_arch(level), gguf(dtype, true).with_arch(level));
-            let all = |model: &Model| gradient(model, &Arc::new(adapter(model, 2, |_| true)), 0, &[1.0; 11], 1, |_| true).0;
+            let all =
+                |model: &Model| gradient(model, &Arc::new(adapter(model, 2, |_| true)), 0, &[1.0; 11], 1, |_| true).0;
             let (ours, truth) = (all(&quantised), all(&plain));
             let (mut difference, mut size) = (0.0, 0.0);
             for ((_, a), (_, b)) in ours.terms().zip(truth.terms()) {
@@ -773,7 +772,8 @@ fn steps_are_clipped_and_decay() {
         let old = before.term(site).unwrap();
         // ΔW of both together, as one term of twice the rank, would need a constructor; the first order is
         // enough for a small step.
-        let moved: f32 = term.a().iter().zip(old.a()).chain(term.b().iter().zip(old.b())).map(|(x, y)| (x - y).abs()).sum();
+        let moved: f32 =
+            term.a().iter().zip(old.a()).chain(term.b().iter().zip(old.b())).map(|(x, y)| (x - y).abs()).sum();
         assert!(moved > 0.0);
         let change = (change_norm(term) - change_norm(old)).abs() * f64::from(trained.scale(term));
         assert!(change <= 1.1e-3 * f64::from(norms[site]), "{change}");
@@ -809,7 +809,10 @@ fn misuse_is_a_typed_error() {
     assert!(matches!(outside, Err(Error::Session(SessionError::TokenOutOfRange { .. }))));
     let outside = session.nll_gradient(id, &[N_VOCAB as u32], &[1], &[1.0], &mut gradients);
     assert!(matches!(outside, Err(Error::Session(SessionError::TokenOutOfRange { .. }))));
-    assert!(matches!(session.nll_gradient(id, &[], &[], &[], &mut gradients), Err(Error::Session(SessionError::NoTokens))));
+    assert!(matches!(
+        session.nll_gradient(id, &[], &[], &[], &mut gradients),
+        Err(Error::Session(SessionError::NoTokens))
+    ));
     let long = [1; 49];
     let full = session.nll_gradient(id, &long, &long, &[1.0; 49], &mut gradients);
     assert!(matches!(full, Err(Error::Session(SessionError::ContextFull { .. }))));
@@ -828,8 +831,5 @@ fn misuse_is_a_typed_error() {
     session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients).unwrap();
     assert!(gradients.norm() > 0.0);
     session.detach(id).unwrap();
-    assert!(matches!(
-        session.update_adapter(id, |_| ()),
-        Err(AdapterError::NotAttached)
-    ));
+    assert!(matches!(session.update_adapter(id, |_| ()), Err(AdapterError::NotAttached)));
 }

@@ -99,15 +99,8 @@ pub(crate) struct Transposed {
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
     /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w` and all `m` rows of the packed `y`.
-    pub(crate) kernel: unsafe fn(
-        x: &mut ColumnsMut<'_>,
-        first: usize,
-        n_in: usize,
-        dtype: DType,
-        w: &[u8],
-        packed: &[u8],
-        k: usize,
-    ),
+    pub(crate) kernel:
+        unsafe fn(x: &mut ColumnsMut<'_>, first: usize, n_in: usize, dtype: DType, w: &[u8], packed: &[u8], k: usize),
 }
 
 /// The product with a transposed matrix, see [`Arch::transposed`].

@@ -189,13 +189,7 @@ impl<T: KvElement + Zeroable> Store<T> {
         }
     }
 
-    fn read(
-        &self,
-        (layer, head): (usize, usize),
-        k: &mut [f32],
-        v: &mut [f32],
-        convert: impl Fn(&[T], &mut [f32]),
-    ) {
+    fn read(&self, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32], convert: impl Fn(&[T], &mut [f32])) {
         let KvShape { n_ctx, head_dim, head_dim_v, .. } = self.shape;
         let layer = &self.layers[layer];
         convert(&layer.k[head * n_ctx * head_dim..][..k.len()], k);

@@ -16,7 +16,7 @@ use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
 use crate::cache::KvCache;
 use crate::lora::{Attached, Gradients};
 use crate::model::{
-    Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
+    Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -146,7 +146,7 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) pos: usize,
     /// The loss depends on the logits from this token of the pass on.
     pub(crate) first_output: usize,
-    pub(crate) saved: &'a Saved,
+    pub(crate) saved: &'a mut Saved,
     pub(crate) objective: &'a Objective<'a>,
     /// Asked before every layer; `true` ends the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
@@ -210,7 +210,6 @@ struct MoeBuffers<'a> {
 fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
     (LOGIT_BYTES / size_of::<f32>() / h.n_vocab).clamp(1, n_outputs.max(1))
 }
-
 
 impl<'a> Buffers<'a> {
     fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
@@ -316,7 +315,8 @@ pub(crate) fn backward(
     arena: &mut Arena,
     gradients: &mut Gradients,
 ) -> Option<f64> {
-    let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, .. } = pass;
+    let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, objective, cancelled } =
+        pass;
     let (h, w) = (model.hparams(), model.weights());
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
@@ -330,12 +330,13 @@ pub(crate) fn backward(
     rotations(ctx, h, rope, pos, &mut b.rope);
 
     let head_alone = lowest == h.n_layer;
-    let loss = head(&mut tape, model, &pass, &mut b, !head_alone)?;
+    let loss =
+        head(&mut tape, &w.output_norm, &w.output, saved, first_output, objective, cancelled, &mut b, !head_alone)?;
     for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
-        if (pass.cancelled)() {
+        if cancelled() {
             return None;
         }
-        let (x, saved) = (&saved.x[i - lowest], &saved.layers[i - lowest]);
+        let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
         let stage = if i == lowest { lowest_stage } else { Stage::Below };
         layer_backward(&mut tape, layer, i, x, saved, kv, stage, &mut b);
     }
@@ -358,22 +359,32 @@ fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &
 
 /// The loss, and its gradient by the output of the last layer in `b.dx`, if that is wanted. Logits are
 /// computed some rows at a time.
-fn head(tape: &mut Tape<'_>, model: &Model, pass: &BackwardPass<'_>, b: &mut Buffers<'_>, want_dx: bool) -> Option<f64> {
-    let (h, w, ctx) = (tape.h, model.weights(), tape.ctx);
+fn head(
+    tape: &mut Tape<'_>,
+    output_norm: &Norm,
+    output: &Linear,
+    saved: &Saved,
+    first_output: usize,
+    objective: &Objective<'_>,
+    cancelled: &dyn Fn() -> bool,
+    b: &mut Buffers<'_>,
+    want_dx: bool,
+) -> Option<f64> {
+    let (h, ctx) = (tape.h, tape.ctx);
     let n = h.n_embd;
-    let Some(x) = pass.saved.x.last() else { return Some(0.0) };
+    let Some(x) = saved.x.last() else { return Some(0.0) };
     let mut loss = 0.0;
     b.dx.fill(0.0);
-    let rows = logit_rows(h, tape.m - pass.first_output);
-    for first in (pass.first_output..tape.m).step_by(rows) {
-        if (pass.cancelled)() {
+    let rows = logit_rows(h, tape.m - first_output);
+    for first in (first_output..tape.m).step_by(rows) {
+        if cancelled() {
             return None;
         }
         let m = rows.min(tape.m - first);
         let (x, normed) = (&x[first * n..][..m * n], &mut b.normed[..m * n]);
         let logits = &mut b.logits[..m * h.n_vocab];
-        norm(ctx, h, Some(&w.output_norm), x, normed);
-        tape.linear(normed, m, &mut [Product::of(&w.output, logits, m)]);
+        norm(ctx, h, Some(output_norm), x, normed);
+        tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
         ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
             let (scale, cap) = (h.logit_scale, h.final_softcap);
@@ -385,7 +396,7 @@ fn head(tape: &mut Tape<'_>, model: &Model, pass: &BackwardPass<'_>, b: &mut Buf
                 logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
                 slopes.extend(logits.iter().map(|x| 1.0 - (x / cap) * (x / cap)));
             }
-            let loss = (pass.objective)(first + i, logits);
+            let loss = objective(first + i, logits);
             losses[i].store(loss.to_bits(), Ordering::Relaxed);
             logits.iter_mut().zip(slopes).for_each(|(dx, slope)| *dx *= slope);
             if scale != 1.0 {
@@ -394,9 +405,9 @@ fn head(tape: &mut Tape<'_>, model: &Model, pass: &BackwardPass<'_>, b: &mut Buf
         });
         loss += losses.iter().map(|loss| f64::from_bits(loss.load(Ordering::Relaxed))).sum::<f64>();
         let dnormed = &mut b.dnormed[..m * n];
-        tape.linear_backward(normed, m, &[(&w.output.w, logits)], want_dx.then_some(&mut *dnormed));
+        tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
         if want_dx {
-            norm_backward(ctx, h, Some(&w.output_norm), x, dnormed, &mut b.dx[first * n..][..m * n]);
+            norm_backward(ctx, h, Some(output_norm), x, dnormed, &mut b.dx[first * n..][..m * n]);
         }
     }
     Some(loss)
@@ -408,7 +419,7 @@ fn layer_backward(
     layer: &Layer,
     i: usize,
     x: &[f32],
-    saved: &SavedLayer,
+    saved: &mut SavedLayer,
     kv: &KvCache,
     stage: Stage,
     b: &mut Buffers<'_>,
@@ -423,8 +434,10 @@ fn layer_backward(
     let below = stage < Stage::FeedForward;
     match &layer.ffn {
         FeedForward::Dense(ffn) => {
-            let kept = saved.keeps_products.then_some((&*saved.gate, &*saved.up));
-            let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: None, kept };
+            let kept = saved.keeps_products;
+            let up = if kept { &mut *saved.up } else { &mut *b.up };
+            let gate = if kept && ffn.gate.is_some() { &mut *saved.gate } else { &mut *b.gate };
+            let io = FfnBuffers { gate, up, inner: b.inner, dinner: b.dinner, y: None, kept };
             let dx = below.then_some(&mut *b.dnormed);
             feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dx, io);
         }
@@ -455,7 +468,8 @@ fn layer_backward(
     if below {
         if h.parallel_residual {
             let dnormed = &*b.dnormed;
-            ctx.crew.for_chunks(b.dnormed_attn, h.n_embd, |i, dx| ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd]));
+            ctx.crew
+                .for_chunks(b.dnormed_attn, h.n_embd, |i, dx| ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd]));
         }
         norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, b.dx);
     }
@@ -640,8 +654,8 @@ struct FfnBuffers<'b> {
     inner: &'b mut [f32],
     dinner: &'b mut [f32],
     y: Option<&'b mut [f32]>,
-    /// What `gate` and `up` would be, if that was kept.
-    kept: Option<(&'b [f32], &'b [f32])>,
+    /// Whether `gate` and `up` are computed already.
+    kept: bool,
 }
 
 /// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
@@ -659,17 +673,10 @@ fn feed_forward_backward(
     let n_ff = ffn.up.w.n_out;
     let [gate, up, inner, dinner] = [b.gate, b.up, b.inner, b.dinner].map(|b| &mut b[..m * n_ff]);
     let workers = crew.when(m > 1);
-    match (b.kept, &ffn.gate) {
-        (Some((kept_gate, kept_up)), w_gate) => {
-            workers.for_chunks(up, n_ff, |i, up| up.copy_from_slice(&kept_up[i * n_ff..][..n_ff]));
-            if w_gate.is_some() {
-                workers.for_chunks(gate, n_ff, |i, gate| gate.copy_from_slice(&kept_gate[i * n_ff..][..n_ff]));
-            }
-        }
-        (None, Some(w_gate)) => {
-            tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        }
-        (None, None) => tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]),
+    match &ffn.gate {
+        _ if b.kept => {}
+        Some(w_gate) => tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]),
+        None => tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]),
     }
     let gated = ffn.gate.is_some();
     workers.for_chunks(inner, n_ff, |i, inner| {
@@ -724,7 +731,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
         }
         let values = n_rows * n;
         let y = Some(&mut e.y[..values]);
-        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: None };
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: false };
         let dx = Some(&mut e.dx[..values]);
         feed_forward_backward(tape, activation, expert, &e.x[..values], n_rows, &e.dy[..values], dx, io);
         for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
@@ -753,7 +760,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
         for ((dy, dbranch), s) in e.dy.chunks_exact_mut(n).zip(b.dbranch.chunks_exact(n)).zip(&*strength) {
             dy.iter_mut().zip(dbranch).for_each(|(dy, dbranch)| *dy = s * dbranch);
         }
-        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: None };
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: false };
         feed_forward_backward(tape, activation, shared, b.normed, m, e.dy, Some(e.dx), io);
         arch.add(b.dnormed, e.dx);
         let dstrength = &mut e.drouter[..m];
