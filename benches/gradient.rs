@@ -22,6 +22,9 @@ fn cpu_time() -> Option<f64> {
     Some((fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?) / 100.0)
 }
 
+/// Which matrices are trained.
+type Targets<'a> = &'a dyn Fn(&Site) -> bool;
+
 fn passes(rounds: usize) {
     let shape = Shape::from_name("llama-1b").unwrap();
     let gguf = synthetic(shape, FileType::Q4_K_M).unwrap();
@@ -30,7 +33,7 @@ fn passes(rounds: usize) {
     let last_quarter = |site: &Site| site.layer().is_some_and(|i| i >= n_layer - n_layer / 4);
     let in_layer = |site: &Site| site.layer().is_some();
     let background = |site: &Site| site.part().starts_with("ffn") || site.part() == "attn_output";
-    let targets: [(&str, &dyn Fn(&Site) -> bool); 3] = [
+    let targets: [(&str, Targets<'_>); 3] = [
         ("last quarter, feed-forward and attention output", &|s| last_quarter(s) && background(s)),
         ("last quarter, all matrices", &last_quarter),
         ("all layers, all matrices", &in_layer),

@@ -112,6 +112,9 @@ const FAMILIES: &[Family] = &[
     Family { arch: "smollm3", keys: &[], parts: &[Head] },
 ];
 
+/// Writes a tensor of this name and shape with values in `shift ± scale`.
+type Put<'a> = dyn FnMut(&str, &[usize], f64, f64) + 'a;
+
 impl Family {
     fn has(&self, part: Part) -> bool {
         self.parts.contains(&part)
@@ -153,7 +156,7 @@ impl Family {
         };
         let matrix_scale = |n_in: usize| 2.0 / (n_in as f64).sqrt();
         put("token_embd.weight", &[N_EMBD, N_VOCAB], 1.0, 0.0);
-        let norm = |put: &mut dyn FnMut(&str, &[usize], f64, f64), name: &str, n: usize| {
+        let norm = |put: &mut Put<'_>, name: &str, n: usize| {
             put(&format!("{name}.weight"), &[n], 0.5, 1.0);
             if self.has(LayerNorms) {
                 put(&format!("{name}.bias"), &[n], 0.3, 0.0);

@@ -587,7 +587,7 @@ fn attention_backward(
         let n_rows = KEYS.min(m - first);
         let mut ranges = [(0, 0); KEYS];
         for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
-            let end = window.map_or(m, |size| m.min(first + j + size));
+            let end = window.map_or(m, |size| m.min((first + j).saturating_add(size)));
             *range = (((first + j) * n_group) as u32, (end * n_group) as u32);
         }
         let rows = head * m_padded * n_group..(head * m_padded + m) * n_group;

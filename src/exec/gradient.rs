@@ -106,16 +106,17 @@ impl Session<'_> {
         self.gradient(id, tokens, first, &objective, gradients)
     }
 
-    /// Changes the values of an attached adapter, in place unless it is shared. Empties the session, as
-    /// [`Session::attach`] does.
+    /// Changes the values of an attached adapter; whoever else holds it keeps it as it was. Empties the
+    /// session, as [`Session::attach`] does.
     ///
     /// # Errors
-    /// If it is not attached.
+    /// If it is not attached, or is no longer one of this model. Nothing has changed then.
     pub fn update_adapter(&mut self, id: AdapterId, change: impl FnOnce(&mut Adapter)) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
         let attached = &mut self.adapters.attached[i];
-        change(Arc::make_mut(&mut attached.adapter));
-        *attached = Attached::new(Arc::clone(&attached.adapter), attached.scale);
+        let mut adapter = Adapter::clone(&attached.adapter);
+        change(&mut adapter);
+        *attached = Attached::new(self.model, Arc::new(adapter), attached.scale)?;
         self.adapters_changed();
         Ok(())
     }
@@ -128,6 +129,25 @@ impl Session<'_> {
     /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds
     /// what comes before it. The adapter stays as it is if loss or gradient are not finite. The session is
     /// empty afterwards, as its keys and values belong to the adapter as it was.
+    ///
+    /// ```
+    /// use ruvllm::lora::{Adapter, Gradients, Sgd};
+    /// use ruvllm::Model;
+    /// use std::sync::Arc;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let text = model.tokenizer().unwrap().encode("Ferris the crab borrows nothing and owns it all.", true, false);
+    /// let last = model.hparams().n_layer - 1;
+    /// let adapter = Adapter::zeros(&model, 4, 1, |site| site.layer() == Some(last))?;
+    /// let (mut gradients, mut sgd) = (Gradients::zeros(&adapter), Sgd::new(model.site_norms()));
+    /// let mut session = model.session()?;
+    /// let id = session.attach(Arc::new(adapter), 1.0)?;
+    /// let before = session.learn(id, &text, &mut sgd, &mut gradients)?;
+    /// let after = session.learn(id, &text, &mut sgd, &mut gradients)?;
+    /// assert!(after < before); // nats per token
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::nll_gradient`].
