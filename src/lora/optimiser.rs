@@ -36,11 +36,12 @@ pub struct Sgd {
 const DAMPING: (f64, f64) = (1e-2, 1e-8);
 
 impl Sgd {
-    /// A rate of 1e-3, steps of at most 5e-3, no decay. `norms` are the norms of the matrices, as
+    /// A rate of 0.01, steps of at most 0.05, no decay: on the shipped model, chunks of 128 tokens of foreign
+    /// text are learnt about equally well at a third and at three times that rate. `norms` are the norms of the matrices, as
     /// [`Model::site_norms`](crate::Model::site_norms) estimates them.
     pub fn new(norms: Vec<f32>) -> Sgd {
         let seen = vec![(0.0, 0); norms.len()];
-        Sgd { rate: 1e-3, clip: 5e-3, decay: 0.0, norms, seen }
+        Sgd { rate: 0.01, clip: 0.05, decay: 0.0, norms, seen }
     }
 }
 
@@ -90,9 +91,9 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// A rate of 1e-3, betas of 0.9 and 0.99, no decay.
+    /// A rate of 0.003, betas of 0.9 and 0.99, no decay.
     pub fn new() -> Adam {
-        Adam { rate: 1e-3, betas: (0.9, 0.99), eps: 1e-8, decay: 0.0, steps: 0, moments: Vec::new() }
+        Adam { rate: 3e-3, betas: (0.9, 0.99), eps: 1e-8, decay: 0.0, steps: 0, moments: Vec::new() }
     }
 }
 
