@@ -46,6 +46,37 @@ fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n:
     });
 }
 
+/// Gradients of `m` rows by the `n` outputs of an `n × k` matrix, to gradients by its inputs.
+fn transposed(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n: usize, k: usize) {
+    let f = dtype.float_format();
+    let w: Vec<u8> =
+        (0..n * k / f.block_elems * f.block_bytes).map(|i| (i.wrapping_mul(2654435761) >> 13) as u8 & 0x37).collect();
+    let y: Vec<f32> = (0..m * n).map(|i| (i * 7919 % 255) as f32 / 255.0 - 0.5).collect();
+    let product = arch.transposed(dtype, n, k);
+    let mut packed = lines(product.packed_len(m));
+    let packed = &mut bytemuck::cast_slice_mut::<_, u8>(&mut packed)[..product.packed_len(m)];
+    let mut x = lines(m * k * 4);
+    let x = &mut bytemuck::cast_slice_mut::<_, f32>(&mut x)[..m * k];
+
+    let mut benches = c.benchmark_group(name);
+    benches.throughput(Throughput::Elements(2 * (m * n * k) as u64));
+    benches.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    benches.bench_function(arch.name(), |b| {
+        b.iter(|| {
+            let groups = packed.chunks_mut(product.packed_len(product.group()));
+            for (y, packed) in y.chunks(product.group() * n).zip(groups) {
+                product.pack(y, y.len() / n, packed);
+            }
+            let view = ColumnsMut::new(x, m, k);
+            for first in (0..k).step_by(product.tile()) {
+                // SAFETY: one tile after the other.
+                let mut x = unsafe { view.tile(first, product.tile().min(k - first)) };
+                product.multiply(&mut x, first, &w, packed);
+            }
+        });
+    });
+}
+
 fn benches(c: &mut Criterion) {
     for arch in Arch::available().filter(|a| a.name() != "scalar") {
         for n in [128, 256, 512] {
@@ -55,6 +86,7 @@ fn benches(c: &mut Criterion) {
             for m in [16, 32, 64, 512] {
                 product(c, &format!("gemm {dtype} {m} x 2048 x 2048"), arch, dtype, m, 2048, 2048);
             }
+            transposed(c, &format!("transposed {dtype} 512 x 2048 x 2048"), arch, dtype, 512, 2048, 2048);
         }
     }
 }

@@ -292,3 +292,162 @@ fn any_bytes() {
         }
     }
 }
+
+/// `Wᵀ·y` for `m` rows of `y`, `(m, n)`.
+fn transposed(arch: Arch, dtype: DType, w: &Weights, y: &[f32], m: usize) -> Vec<f32> {
+    let product = arch.transposed(dtype, w.n, w.k);
+    let mut packed = vec![0u32; product.packed_len(m) / 4];
+    let group = product.group();
+    let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(product.packed_len(group));
+    for (y, packed) in y.chunks(group * w.n).zip(groups) {
+        product.pack(y, y.len() / w.n, packed);
+    }
+    let mut x = vec![f32::NAN; m * w.k];
+    let view = ColumnsMut::new(&mut x, m, w.k);
+    for first in (0..w.k).step_by(product.tile()) {
+        // SAFETY: one tile after the other.
+        let mut tile = unsafe { view.tile(first, product.tile().min(w.k - first)) };
+        product.multiply(&mut tile, first, w.bytes(), bytemuck::cast_slice(&packed));
+    }
+    x
+}
+
+/// Whether the transposed product of a level rounds both factors to bytes: gradients to `d·q` with `|q| ≤
+/// 127`, weights to 255 steps between the smallest and the largest, of 32 rows at a time.
+fn is_bytes(arch: Arch, f: &Format, n: usize, k: usize) -> bool {
+    let product = arch.transposed(f.dtype, n, k);
+    let bytes = product.packed_len(product.group()) / product.group();
+    assert!(bytes == 4 * n || bytes == n / 32 * 48 && f.block_elems > 1, "{} {}: {bytes}", arch.name(), f.name);
+    bytes != 4 * n
+}
+
+/// Half a step of the weights of `w` at row `r` and column `c`; their largest magnitude.
+fn half_step(w: &Weights, r: usize, c: usize) -> (f64, f64) {
+    let values = (r / 32 * 32..r / 32 * 32 + 32).map(|r| f64::from(w.row(r)[c]));
+    let (min, max) = values.fold((f64::MAX, f64::MIN), |(min, max), w| (w.min(min), w.max(max)));
+    ((max - min) / 510.0, min.abs().max(max.abs()))
+}
+
+/// One-hot gradients pick rows of weights out, each value in its place. With bytes, some operations
+/// round to `f32` besides.
+#[test]
+fn transposed_every_weight_in_its_place() {
+    let mut lcg = Lcg(6);
+    for f in FORMATS {
+        for (n, blocks) in [(37, 1), (64, 1), (288, 3)] {
+            let w = Weights::random(&mut lcg, f, n, blocks * step(f));
+            let mut identity = vec![0.0; n * n];
+            for i in 0..n {
+                identity[i * n + i] = 1.0;
+            }
+            for arch in Arch::available() {
+                let x = transposed(arch, f.dtype, &w, &identity, n);
+                let bytes = is_bytes(arch, f, n, w.k);
+                for r in 0..n {
+                    for c in 0..w.k {
+                        let allowed = if bytes {
+                            let (half, largest) = half_step(&w, r, c);
+                            half * 1.001 + 8.0 * 2f64.powi(-24) * largest
+                        } else {
+                            0.0
+                        };
+                        let (ours, expected) = (x[r * w.k + c], w.row(r)[c]);
+                        let error = f64::from(ours - expected).abs();
+                        assert!(error <= allowed, "{} {} n {n}: {ours}, not {expected}", arch.name(), f.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The bounds are those of [`products_are_within_rounding`], with sums over the rows of the weights; bytes
+/// round both factors by half a step.
+#[test]
+fn transposed_products_are_within_rounding() {
+    let mut lcg = Lcg(7);
+    for f in FORMATS {
+        for m in [1, 2, 15, 16, 17, 33, 47, 48, 49, 97] {
+            let k = step(f) * (1 + lcg.below(3));
+            let n = [1 + lcg.below(70), 32 * (1 + lcg.below(20))][lcg.below(2)];
+            let w = Weights::random(&mut lcg, f, n, k);
+            let y: Vec<f32> = (0..m * n).map(|_| lcg.signed()).collect();
+            for arch in Arch::available() {
+                let x = transposed(arch, f.dtype, &w, &y, m);
+                let bytes = is_bytes(arch, f, n, k);
+                let steps: Vec<_> = if bytes {
+                    (0..n * k / 32).map(|i| half_step(&w, i / k * 32, i % k)).collect()
+                } else {
+                    Vec::new()
+                };
+                for i in 0..m {
+                    let y = &y[i * n..][..n];
+                    let largest_y: Vec<f64> = y.chunks(32).map(|y| f64::from(reach(y)) / 4.0).collect();
+                    for c in 0..k {
+                        let (mut sum, mut sum_abs, mut rounding) = (0.0, 0.0, 0.0);
+                        for r in 0..n {
+                            let (w_rc, y_r) = (f64::from(w.row(r)[c]), f64::from(y[r]));
+                            sum += w_rc * y_r;
+                            if bytes {
+                                let ((half, largest), off) = (steps[r / 32 * k + c], largest_y[r / 32] / 254.0);
+                                rounding += half * y_r.abs() + (w_rc.abs() + half) * off;
+                                // Integer and offset parts reach twice the largest value.
+                                sum_abs += 4.0 * largest * largest_y[r / 32];
+                            } else {
+                                sum_abs += (w_rc * y_r).abs();
+                            }
+                        }
+                        let bound = 1.001 * rounding + 1.01 * (n + 8) as f64 * 2f64.powi(-24) * sum_abs;
+                        let error = (f64::from(x[i * k + c]) - sum).abs();
+                        let at = format!("{} {} m {m} n {n} k {k}, x[{i}][{c}]", arch.name(), f.name);
+                        assert!(error <= bound, "{at}: off by {error}, {bound} is allowed");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A weight or gradient that is not a number is not lost.
+#[test]
+fn transposed_not_a_number() {
+    let f = DType::Q8_0.float_format();
+    let mut lcg = Lcg(9);
+    let w = Weights::random(&mut lcg, f, 64, 256);
+    for odd in [f32::NAN, f32::INFINITY] {
+        let mut y = vec![0.5; 3 * 64];
+        y[64 + 40] = odd;
+        let mut odd_w = Weights::random(&mut lcg, f, 64, 256);
+        // The scale of the first block of row 7.
+        let at = 1 + 7 * odd_w.bytes().len() / 64;
+        odd_w.bytes[at..at + 2].copy_from_slice(&half::f16::from_f32(odd).to_le_bytes());
+        for arch in Arch::available() {
+            let x = transposed(arch, DType::Q8_0, &w, &y, 3);
+            assert!(x[..256].iter().chain(&x[512..]).all(|x| x.is_finite()), "{}", arch.name());
+            assert!(x[256..512].iter().all(|x| !x.is_finite()), "{}", arch.name());
+            let x = transposed(arch, DType::Q8_0, &odd_w, &[0.5; 64], 1);
+            assert!(x[..32].iter().all(|x| !x.is_finite()) && x[32..].iter().all(|x| x.is_finite()), "{}", arch.name());
+        }
+    }
+}
+
+/// More rows than are summed at a time, and the bits of a row do not depend on the others.
+#[test]
+fn transposed_neighbours_do_not_matter() {
+    let mut lcg = Lcg(8);
+    for dtype in [DType::F32, DType::Q8_0, DType::Q4_K] {
+        let f = dtype.float_format();
+        let (m, n) = (1100, 64);
+        let w = Weights::random(&mut lcg, f, n, 256);
+        let y: Vec<f32> = (0..m * n).map(|_| lcg.signed()).collect();
+        for arch in Arch::available() {
+            let all = transposed(arch, dtype, &w, &y, m);
+            for _ in 0..8 {
+                let i = lcg.below(m);
+                let rows = 1 + lcg.below((m - i).min(40));
+                let some = transposed(arch, dtype, &w, &y[i * n..][..rows * n], rows);
+                assert_eq!(some, &all[i * w.k..][..rows * w.k], "{} {dtype}: {i}+{rows}", arch.name());
+            }
+        }
+    }
+}

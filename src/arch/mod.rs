@@ -87,6 +87,80 @@ pub enum Element {
     I8,
 }
 
+/// How a level multiplies one format, transposed: all of `y` is packed once, then each task multiplies
+/// some columns of the weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Transposed {
+    /// Columns one task takes, a multiple of which is where it begins; the widest blocks divide it, or
+    /// it divides them.
+    pub(crate) tile: usize,
+    /// As in [`Gemm`], of rows of `k` = `n_out` values.
+    pub(crate) group: usize,
+    pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
+    pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w` and all `m` rows of the packed `y`.
+    pub(crate) kernel:
+        unsafe fn(x: &mut ColumnsMut<'_>, first: usize, n_in: usize, dtype: DType, w: &[u8], packed: &[u8], k: usize),
+}
+
+/// The product with a transposed matrix, see [`Arch::transposed`].
+#[derive(Clone, Copy)]
+pub struct TransposedProduct {
+    table: Transposed,
+    dtype: DType,
+    n_in: usize,
+    n_out: usize,
+}
+
+impl std::fmt::Debug for TransposedProduct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TransposedProduct({}, {} × {})", self.dtype, self.n_out, self.n_in)
+    }
+}
+
+impl TransposedProduct {
+    /// Columns one [`TransposedProduct::multiply`] call takes; the last one may take fewer.
+    pub fn tile(&self) -> usize {
+        self.table.tile
+    }
+
+    /// Rows that [`TransposedProduct::pack`] takes at a time.
+    pub fn group(&self) -> usize {
+        self.table.group
+    }
+
+    /// Bytes of `m` packed rows.
+    pub fn packed_len(&self, m: usize) -> usize {
+        (self.table.packed_len)(m, self.n_out)
+    }
+
+    /// Packs one group of rows, `y` (`m × n_out`). Group `g` of many rows begins at `g·packed_len(group)`.
+    ///
+    /// # Panics
+    /// If the lengths disagree.
+    pub fn pack(&self, y: &[f32], m: usize, packed: &mut [u8]) {
+        assert!(y.len() == m * self.n_out && m <= self.table.group, "transposed: {m} rows to pack");
+        assert_eq!(packed.len(), self.packed_len(m), "transposed: buffer");
+        // SAFETY: `Arch` proved the CPU features; shapes were checked above.
+        unsafe { (self.table.pack)(y, m, self.n_out, packed) }
+    }
+
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made of `x.rows()` rows; `w` is the whole
+    /// matrix.
+    ///
+    /// # Panics
+    /// If the lengths disagree, or the columns are not a tile.
+    pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8]) {
+        let f = self.dtype.float_format();
+        let (cols, tile) = (x.cols(), self.table.tile);
+        assert_eq!(w.len() * f.block_elems, self.n_out * self.n_in * f.block_bytes, "transposed: weight bytes");
+        assert_eq!(packed.len(), self.packed_len(x.rows()), "transposed: packed rows");
+        assert!(first.is_multiple_of(tile) && cols == tile.min(self.n_in - first), "transposed: {first}+{cols}");
+        // SAFETY: `Arch` proved the CPU features; shapes were checked above.
+        unsafe { (self.table.kernel)(x, first, self.n_in, self.dtype, w, packed, self.n_out) }
+    }
+}
+
 /// Widest attention head the kernels take; wider models are refused when opened.
 pub const MAX_HEAD_DIM: usize = 512;
 
@@ -110,6 +184,7 @@ pub(crate) struct Kernels {
 
     pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
+    pub(crate) transposed: fn(DType, n_out: usize) -> Transposed,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
@@ -121,6 +196,8 @@ pub(crate) struct Kernels {
     pub(crate) add_product: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
+    pub(crate) rms_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
+    pub(crate) layer_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
     pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
@@ -128,10 +205,36 @@ pub(crate) struct Kernels {
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu: unsafe fn(x: &mut [f32]),
+    pub(crate) silu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
+    pub(crate) gelu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
+    pub(crate) gelu_backward: unsafe fn(x: &mut [f32], dy: &[f32]),
     pub(crate) f32_to_f16: unsafe fn(x: &[f32], y: &mut [half::f16]),
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
+    pub(crate) attention_queries: unsafe fn(
+        dq: &mut [f32],
+        lse: &mut [f32],
+        q: &[f32],
+        dout: &[f32],
+        delta: &[f32],
+        k: &[f32],
+        v: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ),
+    pub(crate) attention_keys: unsafe fn(
+        dk: &mut [f32],
+        dv: &mut [f32],
+        k: &[f32],
+        v: &[f32],
+        q: &[f32],
+        dout: &[f32],
+        lse: &[f32],
+        delta: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ),
 }
 
 /// `out[i] = softmax(scale·q[i]·Kᵀ over ranges[i])·V`, for query rows that share one KV head.
@@ -284,6 +387,12 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
     }
 
+    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: what takes gradients by its
+    /// outputs to gradients by its inputs.
+    pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
+        TransposedProduct { table: (self.0.transposed)(dtype, n_out), dtype, n_in, n_out }
+    }
+
     /// Rounds a row of activations.
     ///
     /// # Panics
@@ -352,6 +461,20 @@ impl Arch {
         unsafe { (self.0.layer_norm)(y, x, w, b, eps) }
     }
 
+    /// Adds to `dx` the gradient by the `x` of [`Arch::rms_norm`], given that by its `y`.
+    pub fn rms_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "rms_norm_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.rms_norm_backward)(dx, dy, x, w, eps) }
+    }
+
+    /// Adds to `dx` the gradient by the `x` of [`Arch::layer_norm`], given that by its `y`.
+    pub fn layer_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "layer_norm_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.layer_norm_backward)(dx, dy, x, w, eps) }
+    }
+
     /// Softmax in place.
     pub fn softmax(self, x: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
@@ -401,6 +524,27 @@ impl Arch {
         unsafe { (self.0.gelu)(x) }
     }
 
+    /// Replaces the operands of [`Arch::silu_mul`] by the gradients by them, given that by its result.
+    pub fn silu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        assert!(gate.len() == up.len() && gate.len() == dy.len(), "silu_mul_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.silu_mul_backward)(gate, up, dy) }
+    }
+
+    /// Replaces the operands of [`Arch::gelu_mul`] by the gradients by them, given that by its result.
+    pub fn gelu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        assert!(gate.len() == up.len() && gate.len() == dy.len(), "gelu_mul_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_mul_backward)(gate, up, dy) }
+    }
+
+    /// Replaces the operand of [`Arch::gelu`] by the gradient by it, given that by its result.
+    pub fn gelu_backward(self, x: &mut [f32], dy: &[f32]) {
+        assert_eq!(x.len(), dy.len(), "gelu_backward");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_backward)(x, dy) }
+    }
+
     /// Rounds to half precision, ties to even.
     pub fn f32_to_f16(self, x: &[f32], y: &mut [half::f16]) {
         assert_eq!(x.len(), y.len(), "f32_to_f16");
@@ -437,6 +581,76 @@ impl Arch {
         assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { T::attention(self.0)(out, q, k, v, ranges, p) }
+    }
+}
+
+/// Operands of [`Arch::attention`] as its backward pass needs them, all of one KV head.
+#[derive(Clone, Copy, Debug)]
+pub struct AttnBackward<'a> {
+    /// Queries, `(n_q, head_dim)`.
+    pub q: &'a [f32],
+    /// Gradient by the output, `(n_q, head_dim_v)`.
+    pub dout: &'a [f32],
+    /// `Σ dout·out` of each query.
+    pub delta: &'a [f32],
+    /// Keys, `(n_kv, head_dim)`.
+    pub k: &'a [f32],
+    /// Values, `(n_kv, head_dim_v)`.
+    pub v: &'a [f32],
+}
+
+impl AttnBackward<'_> {
+    fn check(&self, n_q: usize, n_kv: usize, p: &AttnParams) {
+        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
+        assert!(self.q.len() == n_q * p.head_dim && self.dout.len() == n_q * p.head_dim_v, "attention: queries");
+        assert!(self.delta.len() == n_q, "attention: delta");
+        assert!(self.k.len() == n_kv * p.head_dim && self.v.len() == n_kv * p.head_dim_v, "attention: keys and values");
+    }
+}
+
+impl Arch {
+    /// The gradient by the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`, the
+    /// logarithm of the sum of the exponentials of each query's scores. `ranges` are the keys that each
+    /// query sees.
+    ///
+    /// # Panics
+    /// If the shapes disagree or a range is empty or ends behind the keys.
+    pub fn attention_queries(
+        self,
+        dq: &mut [f32],
+        lse: &mut [f32],
+        x: AttnBackward<'_>,
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let n_kv = x.k.len() / p.head_dim;
+        x.check(ranges.len(), n_kv, p);
+        assert!(dq.len() == x.q.len() && lse.len() == ranges.len(), "attention_queries");
+        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention_queries: ranges");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_queries)(dq, lse, x.q, x.dout, x.delta, x.k, x.v, ranges, p) }
+    }
+
+    /// The gradients by the keys and values of [`Arch::attention`], `dk: (n_kv, head_dim)` and `dv: (n_kv,
+    /// head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the queries that see each key.
+    ///
+    /// # Panics
+    /// If the shapes disagree or a range is empty or ends behind the queries.
+    pub fn attention_keys(
+        self,
+        dk: &mut [f32],
+        dv: &mut [f32],
+        x: AttnBackward<'_>,
+        lse: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let n_q = x.q.len() / p.head_dim;
+        x.check(n_q, ranges.len(), p);
+        assert!(dk.len() == x.k.len() && dv.len() == x.v.len() && lse.len() == n_q, "attention_keys");
+        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_q), "attention_keys: ranges");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_keys)(dk, dv, x.k, x.v, x.q, x.dout, lse, x.delta, ranges, p) }
     }
 }
 

@@ -114,6 +114,14 @@ impl KvCache {
         }
     }
 
+    /// The first keys and values of KV head `head`, as many as `k` and `v` hold.
+    pub(crate) fn read(&self, arch: Arch, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32]) {
+        match self {
+            KvCache::F32(s) => s.read((layer, head), k, v, |x, y| y.copy_from_slice(x)),
+            KvCache::F16(s) => s.read((layer, head), k, v, |x, y| arch.f16_to_f32(x, y)),
+        }
+    }
+
     /// Attention of query rows of KV head `head`, see [`Arch::attention`]; ranges are positions.
     pub(crate) fn attention(
         &self,
@@ -179,6 +187,13 @@ impl<T: KvElement + Zeroable> Store<T> {
                 crew.for_chunks(cache, n_ctx * dim, head);
             }
         }
+    }
+
+    fn read(&self, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32], convert: impl Fn(&[T], &mut [f32])) {
+        let KvShape { n_ctx, head_dim, head_dim_v, .. } = self.shape;
+        let layer = &self.layers[layer];
+        convert(&layer.k[head * n_ctx * head_dim..][..k.len()], k);
+        convert(&layer.v[head * n_ctx * head_dim_v..][..v.len()], v);
     }
 
     fn attention(

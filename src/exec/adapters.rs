@@ -25,7 +25,7 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    fn index(&self, id: AdapterId) -> Result<usize, AdapterError> {
+    pub(super) fn index(&self, id: AdapterId) -> Result<usize, AdapterError> {
         self.ids.iter().position(|&i| i == id).ok_or(AdapterError::NotAttached)
     }
 }
@@ -86,7 +86,7 @@ impl Session<'_> {
         self.adapters.generation
     }
 
-    fn adapters_changed(&mut self) {
+    pub(super) fn adapters_changed(&mut self) {
         self.adapters.generation = if self.adapters.attached.is_empty() { 0 } else { next_number() };
         self.clear();
     }

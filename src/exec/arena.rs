@@ -31,7 +31,14 @@ impl Arena {
             self.lines = Vec::new();
             self.lines.resize(n, Line([0; ALIGN]));
         }
-        Frame { rest: bytemuck::cast_slice_mut(&mut self.lines) }
+        Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None }
+    }
+
+    /// What `take` takes from a frame, which is made large enough by letting `take` try first.
+    pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> T {
+        let mut trial = Frame { rest: &mut [], counted: Some(0) };
+        take(&mut trial);
+        take(&mut self.frame(trial.counted.unwrap_or(0)))
     }
 }
 
@@ -39,6 +46,8 @@ impl Arena {
 #[derive(Debug)]
 pub(crate) struct Frame<'a> {
     rest: &'a mut [u8],
+    /// In a trial, which hands out nothing, the bytes asked for.
+    counted: Option<usize>,
 }
 
 impl<'a> Frame<'a> {
@@ -47,6 +56,10 @@ impl<'a> Frame<'a> {
     /// # Panics
     /// If the frame was opened too small.
     pub(crate) fn take<T: Pod>(&mut self, n: usize) -> &'a mut [T] {
+        if let Some(counted) = &mut self.counted {
+            *counted += footprint::<T>(n);
+            return &mut [];
+        }
         let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut(footprint::<T>(n));
         self.rest = rest;
         &mut bytemuck::cast_slice_mut(taken)[..n]

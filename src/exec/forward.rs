@@ -6,23 +6,23 @@ use super::arena::{Arena, Frame, footprint};
 use super::linear::{Ctx, Product, Scratch, linear, packed_len};
 use super::probe::Probe;
 use super::team::Crew;
-use crate::arch::AttnParams;
+use crate::arch::{Arch, AttnParams};
 use crate::cache::KvCache;
 use crate::lora::Attached;
 use crate::model::{
-    Activation, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
+    Activation, Experts, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
 };
 
 /// Query rows that one attention task handles at a time.
 const ATTN_ROWS: usize = 64;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
-const MAX_GROUP: usize = 1024;
+pub(super) const MAX_GROUP: usize = 1024;
 
 /// Rotation frequencies of a session, which depend on its context length, and the factor on cosines
 /// and sines: of all layers, or of those that see everything and those with a window.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTables {
-    kinds: Vec<(Vec<f32>, f32)>,
+    pub(super) kinds: Vec<(Vec<f32>, f32)>,
 }
 
 impl RopeTables {
@@ -39,7 +39,7 @@ impl RopeTables {
 }
 
 /// Whether layers with a window rotate by frequencies of their own (2) or like all others (1).
-fn rope_kinds(h: &Hparams) -> usize {
+pub(super) fn rope_kinds(h: &Hparams) -> usize {
     1 + usize::from(h.rope.theta_window.is_some())
 }
 
@@ -88,7 +88,7 @@ struct MoeBuffers<'a> {
 }
 
 /// Tokens that one attention task handles, and the padded number of tokens.
-fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
+pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
     let tile = (ATTN_ROWS / h.n_group()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }
@@ -221,7 +221,8 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
                 let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io);
+                let products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io, products);
             }
             FeedForward::Moe(moe) => experts(ctx, h, moe, m, &mut b),
         }
@@ -276,7 +277,7 @@ fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &
 }
 
 /// Each row of `x`, normed; copied if there is no norm.
-fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
+pub(super) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
     let Some(norm) = norm else { return y.copy_from_slice(x) };
     ctx.crew.when(y.len() > h.n_embd).for_chunks(y, h.n_embd, |i, y| {
         let x = &x[i * h.n_embd..][..h.n_embd];
@@ -336,20 +337,10 @@ fn attention<P: Probe + ?Sized>(
             }
         }
     }
-    let per_head = h.qk_norm == QkNorm::PerHead;
-    let head_norms = (layer.q_norm.as_ref().filter(|_| per_head), layer.k_norm.as_ref().filter(|_| per_head));
+    let head_norms = head_norms(h, layer);
     let window = h.window_of(i);
     let [cos, sin] = &b.rope[if window.is_some() { rope_kinds(h) - 1 } else { 0 }];
-    let n_pairs = h.rope.n_dims / 2;
-    let rotate = |token: usize, x: &mut [f32]| {
-        let (cos, sin) = (&cos[token * n_pairs..][..n_pairs], &sin[token * n_pairs..][..n_pairs]);
-        let x = &mut x[..h.rope.n_dims];
-        match h.rope.order {
-            _ if !h.has_rope(i) => {}
-            RopeOrder::Norm => arch.rope_norm(x, cos, sin),
-            RopeOrder::NeoX => arch.rope_neox(x, cos, sin),
-        }
-    };
+    let rotate = |token: usize, x: &mut [f32]| rotate(arch, h, i, (cos, sin), token, x);
     let place = |from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
         Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
         None => to.copy_from_slice(from),
@@ -409,6 +400,24 @@ fn attention<P: Probe + ?Sized>(
     probe.tensor("attn_out", i, b.branch);
 }
 
+/// Norms of single query and key heads.
+pub(super) fn head_norms<'a>(h: &Hparams, layer: &'a Layer) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
+    let per_head = h.qk_norm == QkNorm::PerHead;
+    (layer.q_norm.as_ref().filter(|_| per_head), layer.k_norm.as_ref().filter(|_| per_head))
+}
+
+/// Rotates a head of `token` in layer `layer` by the pass's cosines and sines.
+pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32], &[f32]), token: usize, x: &mut [f32]) {
+    let n = h.rope.n_dims / 2;
+    let (cos, sin) = (&cos[token * n..][..n], &sin[token * n..][..n]);
+    let x = &mut x[..h.rope.n_dims];
+    match h.rope.order {
+        _ if !h.has_rope(layer) => {}
+        RopeOrder::Norm => arch.rope_norm(x, cos, sin),
+        RopeOrder::NeoX => arch.rope_neox(x, cos, sin),
+    }
+}
+
 /// Intermediate and output rows of a feed-forward layer.
 struct FfnBuffers<'b> {
     gate: &'b mut [f32],
@@ -416,7 +425,7 @@ struct FfnBuffers<'b> {
     y: &'b mut [f32],
 }
 
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `products` is shown `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -425,12 +434,15 @@ fn feed_forward(
     x: &[f32],
     m: usize,
     b: FfnBuffers<'_>,
+    mut products: impl FnMut(&str, &[f32]),
 ) {
     let n_ff = ffn.up.w.n_out;
     let (gate, up) = (&mut b.gate[..m * n_ff], &mut b.up[..m * n_ff]);
     let workers = ctx.crew.when(m > 1);
     let inner = if let Some(w_gate) = &ffn.gate {
         linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
+        products("ffn_gate", gate);
+        products("ffn_up", up);
         let up = &*up;
         workers.for_chunks(gate, n_ff, |i, gate| match activation {
             Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
@@ -439,6 +451,7 @@ fn feed_forward(
         &*gate
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
+        products("ffn_up", up);
         workers.for_chunks(up, n_ff, |_, up| match activation {
             Activation::Silu => unreachable!("no family has an ungated SiLU"),
             Activation::Gelu => ctx.arch.gelu(up),
@@ -454,15 +467,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
     let Some(x) = h.experts else { return };
     let n = h.n_embd;
     linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, b.moe.router, m)]);
-    let choices = b.moe.chosen.chunks_exact_mut(x.n_used).zip(b.moe.weights.chunks_exact_mut(x.n_used));
-    for (p, (chosen, weights)) in b.moe.router.chunks_exact_mut(x.n_expert).zip(choices) {
-        ctx.arch.softmax(p);
-        choose(p, chosen, weights);
-        if x.normalise {
-            let sum: f32 = weights.iter().sum();
-            weights.iter_mut().for_each(|w| *w /= sum);
-        }
-    }
+    choose_experts(ctx, x, b.moe.router, b.moe.chosen, b.moe.weights);
     b.branch.fill(0.0);
     for (e, expert) in moe.experts.iter().enumerate() {
         let mut n_rows = 0;
@@ -477,7 +482,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
             continue;
         }
         let io = FfnBuffers { gate: b.gate, up: b.up, y: &mut b.moe.y[..n_rows * n] };
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io);
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
             for slot in slots.filter(|&slot| b.moe.chosen[slot] == e as u32) {
@@ -489,9 +494,22 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         let strength = &mut b.moe.router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io);
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io, |_, _| ());
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
+        }
+    }
+}
+
+/// Turns the router's outputs into probabilities, and each token's largest into weights.
+pub(super) fn choose_experts(ctx: Ctx<'_>, x: Experts, router: &mut [f32], chosen: &mut [u32], weights: &mut [f32]) {
+    let choices = chosen.chunks_exact_mut(x.n_used).zip(weights.chunks_exact_mut(x.n_used));
+    for (p, (chosen, weights)) in router.chunks_exact_mut(x.n_expert).zip(choices) {
+        ctx.arch.softmax(p);
+        choose(p, chosen, weights);
+        if x.normalise {
+            let sum: f32 = weights.iter().sum();
+            weights.iter_mut().for_each(|w| *w /= sum);
         }
     }
 }

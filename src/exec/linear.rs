@@ -4,7 +4,7 @@ use super::arena::{Frame, footprint};
 use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
-use crate::lora::Attached;
+use crate::lora::{Attached, Gradients};
 use crate::model::{Linear, Weight};
 use crate::quant::DType;
 
@@ -17,6 +17,9 @@ const TASKS_PER_THREAD: usize = 4;
 const TASK_ROWS: usize = 8;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
+/// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
+/// in the L2 cache from one row of the adapter to the next.
+const LOW_COLUMNS: usize = 128;
 /// Most products that one call of [`linear`] is given.
 const MAX_PRODUCTS: usize = 3;
 
@@ -206,4 +209,156 @@ fn run(
             }
         },
     );
+}
+
+/// Room for the backward pass of products of up to `m` rows.
+pub(crate) struct ScratchBackward<'a> {
+    packed: &'a mut [u8],
+    /// `dx` of all products but the first, `(m, n_in)`.
+    dx: &'a mut [f32],
+    /// `dy·B` and `A·x` of one adapter, `(m, rank)` each, and their transposes.
+    low: [&'a mut [f32]; 4],
+}
+
+impl<'a> ScratchBackward<'a> {
+    /// `outputs` are the rows and widths of the gradients that products are given, `n_in` is the largest
+    /// width of an input that several products share.
+    pub(crate) fn take(
+        frame: &mut Frame<'a>,
+        arch: Arch,
+        m: usize,
+        n_in: usize,
+        outputs: impl IntoIterator<Item = (usize, usize)>,
+        rank: usize,
+    ) -> ScratchBackward<'a> {
+        // Nothing is packed wider than `f32`.
+        let packed = outputs.into_iter().map(|(m, n_out)| arch.transposed(DType::F32, n_out, 1).packed_len(m));
+        ScratchBackward {
+            packed: frame.take(packed.max().unwrap_or(0)),
+            dx: frame.take(m * n_in),
+            low: [(); 4].map(|()| frame.take(m * rank)),
+        }
+    }
+}
+
+/// Of which of the attached adapters gradients are wanted, and those so far.
+pub(crate) struct Wanted<'a> {
+    pub(crate) adapter: usize,
+    pub(crate) gradients: &'a mut Gradients,
+}
+
+/// The backward pass of [`linear`]: adds the gradients of the wanted adapter's terms in `products` of
+/// `x`, given the gradients `dy` by their results, and sets `dx` to that by `x`.
+pub(crate) fn linear_backward(
+    ctx: Ctx<'_>,
+    scratch: &mut ScratchBackward<'_>,
+    wanted: &mut Wanted<'_>,
+    x: &[f32],
+    m: usize,
+    products: &[(&Weight, &[f32])],
+    mut dx: Option<&mut [f32]>,
+) {
+    for (i, &(w, dy)) in products.iter().enumerate() {
+        assert!(x.len() == m * w.n_in && dy.len() == m * w.n_out, "linear_backward: {m} rows");
+        match &mut dx {
+            Some(dx) if i == 0 => transposed(ctx, scratch.packed, w, dy, m, dx),
+            Some(dx) => {
+                let more = &mut scratch.dx[..m * w.n_in];
+                transposed(ctx, scratch.packed, w, dy, m, more);
+                ctx.crew.for_chunks(dx, w.n_in, |i, dx| ctx.arch.add(dx, &more[i * w.n_in..][..w.n_in]));
+            }
+            None => {}
+        }
+        for (j, attached) in ctx.adapters.iter().enumerate() {
+            low_rank_backward(ctx, &mut scratch.low, wanted, j, attached, x, m, (w, dy), dx.as_deref_mut());
+        }
+    }
+}
+
+/// `dx = Wᵀ·dy`.
+fn transposed(ctx: Ctx<'_>, packed: &mut [u8], w: &Weight, dy: &[f32], m: usize, dx: &mut [f32]) {
+    let product = ctx.arch.transposed(w.dtype, w.n_out, w.n_in);
+    let packed = &mut packed[..product.packed_len(m)];
+    let group = product.group();
+    ctx.crew.for_chunks(packed, product.packed_len(group), |i, packed| {
+        let rows = group.min(m - i * group);
+        product.pack(&dy[i * group * w.n_out..][..rows * w.n_out], rows, packed);
+    });
+    let (packed, data) = (&*packed, w.data(ctx.gguf));
+    ctx.crew.for_tiles(
+        &mut [ColumnsMut::new(dx, m, w.n_in)],
+        |dx| (dx, product.tile()),
+        |_, columns, dx| product.multiply(dx, columns.start, data, packed),
+    );
+}
+
+/// The backward pass of `y += s·B·A·x`, of adapter `j`: `dB += s·dy·(A·x)ᵀ`, `dA += s·(Bᵀ·dy)·xᵀ`,
+/// `dx += s·Aᵀ·(Bᵀ·dy)`.
+fn low_rank_backward(
+    ctx: Ctx<'_>,
+    low: &mut [&mut [f32]; 4],
+    wanted: &mut Wanted<'_>,
+    j: usize,
+    attached: &Attached,
+    x: &[f32],
+    m: usize,
+    (w, dy): (&Weight, &[f32]),
+    dx: Option<&mut [f32]>,
+) {
+    let Some(term) = attached.adapter.term(w.site) else { return };
+    let gradient = if j == wanted.adapter { wanted.gradients.term_mut(w.site) } else { None };
+    // A term that is zero changes nothing, but can have a gradient.
+    let dx = dx.filter(|_| attached.term(w.site).is_some());
+    if gradient.is_none() && dx.is_none() {
+        return;
+    }
+    let (arch, crew) = (ctx.arch, ctx.crew.when(m > 1));
+    let (rank, factor) = (term.rank(), attached.scale * attached.adapter.scale(term));
+    let n_rows = term.b().len() / rank;
+    let [by_token, x_by_token, by_rank, x_by_rank] = low.each_mut().map(|low| &mut low[..m * rank]);
+    crew.for_chunks(by_token, LOW_ROWS * rank, |i, t| {
+        for (t, dy) in t.chunks_exact_mut(rank).zip(dy[i * LOW_ROWS * w.n_out..].chunks_exact(w.n_out)) {
+            for (t, b) in t.iter_mut().zip(term.b().chunks_exact(n_rows)) {
+                *t = factor * arch.dot(dy, &b[w.first_row..][..w.n_out]);
+            }
+        }
+    });
+    if let Some(gradient) = gradient {
+        crew.for_chunks(x_by_token, LOW_ROWS * rank, |i, u| {
+            for (u, x) in u.chunks_exact_mut(rank).zip(x[i * LOW_ROWS * w.n_in..].chunks_exact(w.n_in)) {
+                for (u, a) in u.iter_mut().zip(term.a().chunks_exact(w.n_in)) {
+                    *u = factor * arch.dot(x, a);
+                }
+            }
+        });
+        for (from, to) in [(&*by_token, &mut *by_rank), (&*x_by_token, &mut *x_by_rank)] {
+            for (r, to) in to.chunks_exact_mut(m).enumerate() {
+                to.iter_mut().zip(from.chunks_exact(rank)).for_each(|(to, from)| *to = from[r]);
+            }
+        }
+        let (da, db) = gradient.parts_mut();
+        let (by_rank, x_by_rank) = (&*by_rank, &*x_by_rank);
+        // Columns of `dA` and `dB`, and where those of `x` and `dy` begin among them.
+        let mut sums = [
+            (ColumnsMut::new(da, rank, w.n_in), x, w.n_in, 0, by_rank),
+            (ColumnsMut::new(db, rank, n_rows), dy, w.n_out, w.first_row, x_by_rank),
+        ];
+        crew.for_tiles(
+            &mut sums,
+            |(d, ..)| (d, LOW_COLUMNS),
+            |&(_, rows, n, first, t), columns, d| {
+                let (start, end) = (columns.start.max(first), columns.end.min(first + n));
+                if start < end {
+                    for (r, t) in t.chunks_exact(m).enumerate() {
+                        let d = &mut d.row(r)[start - columns.start..end - columns.start];
+                        arch.add_weighted(d, &rows[start - first..], n, t);
+                    }
+                }
+            },
+        );
+    }
+    if let Some(dx) = dx {
+        let by_token = &*by_token;
+        crew.for_chunks(dx, w.n_in, |i, dx| arch.add_weighted(dx, term.a(), w.n_in, &by_token[i * rank..][..rank]));
+    }
 }

@@ -2,9 +2,11 @@
 
 mod adapters;
 mod arena;
+mod backward;
 mod cores;
 mod forward;
 mod generate;
+mod gradient;
 mod linear;
 mod probe;
 mod team;
@@ -14,6 +16,7 @@ use crate::error::SessionError;
 use crate::model::{Hparams, Model};
 use adapters::Adapters;
 use arena::Arena;
+use backward::Saved;
 use forward::{Pass, RopeTables, forward};
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +26,7 @@ pub use crate::cache::KvType;
 pub use adapters::AdapterId;
 pub use cores::default_threads;
 pub use generate::{Generation, StopReason};
+pub use gradient::cross_entropy;
 pub use probe::{NoProbe, Probe};
 pub use team::{Crew, Team};
 
@@ -114,6 +118,7 @@ pub struct Session<'m> {
     kv: KvCache,
     adapters: Adapters,
     arena: Arena,
+    saved: Saved,
     logits: Vec<f32>,
     /// Tokens in the cache.
     tokens: Vec<u32>,
@@ -175,6 +180,7 @@ impl Model {
             kv: KvCache::new(options.kv_type, shape)?,
             adapters: Adapters::default(),
             arena: Arena::default(),
+            saved: Saved::default(),
             logits,
             tokens: Vec::with_capacity(shape.n_ctx),
             n_ctx: shape.n_ctx,
@@ -341,6 +347,7 @@ impl<'m> Session<'m> {
             kv: self.kv.fork(self.tokens.len())?,
             adapters: self.adapters.clone(),
             arena: Arena::default(),
+            saved: Saved::default(),
             logits: self.logits.clone(),
             tokens,
             n_ctx: self.n_ctx,

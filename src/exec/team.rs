@@ -301,6 +301,28 @@ impl Crew<'_> {
     }
 }
 
+impl Crew<'_> {
+    /// Cuts `a` and `b` into as many chunks and calls `f` with the index of a pair of chunks and both.
+    ///
+    /// # Panics
+    /// If the numbers of chunks differ.
+    pub fn for_chunk_pairs<A: Send, B: Send, F>(&self, a: &mut [A], a_chunk: usize, b: &mut [B], b_chunk: usize, f: F)
+    where
+        F: Fn(usize, &mut [A], &mut [B]) + Sync,
+    {
+        let (a_len, b_len) = (a.len(), b.len());
+        assert_eq!(a_len.div_ceil(a_chunk), b_len.div_ceil(b_chunk), "pairs of chunks");
+        let base = SendPtr(b.as_mut_ptr());
+        self.for_chunks(a, a_chunk, |i, a| {
+            let start = i * b_chunk;
+            // SAFETY: `start` lies inside `b`.
+            let ptr = unsafe { base.ptr().add(start) };
+            // SAFETY: each task has a chunk of its own inside `b`, which is borrowed exclusively.
+            f(i, a, unsafe { std::slice::from_raw_parts_mut(ptr, b_chunk.min(b_len - start)) });
+        });
+    }
+}
+
 struct SendPtr<T>(*mut T);
 impl<T> SendPtr<T> {
     fn ptr(&self) -> *mut T {

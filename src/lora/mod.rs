@@ -22,11 +22,15 @@
 
 mod adapter;
 mod file;
+mod gradients;
 mod merge;
+mod optimiser;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
+pub use gradients::Gradients;
 pub use merge::merge;
+pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 
 #[cfg(doc)]
 use crate::model::Model;

@@ -220,6 +220,11 @@ impl Model {
         &self.weights.sites
     }
 
+    /// The Frobenius norm of each of [`Model::sites`], estimated from at most 64 of its rows.
+    pub fn site_norms(&self) -> Vec<f32> {
+        self.sites().iter().map(|site| self.weights.site_norm(&self.gguf, site)).collect()
+    }
+
     pub(crate) fn weights(&self) -> &Weights {
         &self.weights
     }

@@ -325,6 +325,26 @@ impl Weights {
     }
 }
 
+impl Weights {
+    /// Estimated from some rows, evenly spaced.
+    pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
+        const ROWS: usize = 64;
+        let tensor = gguf.tensor(&site.tensor).unwrap_or(&self.token_embd.tensor);
+        let (data, format) = (gguf.data(tensor), tensor.dtype.float_format());
+        let (n, n_rows) = if site.is_embedding() { (site.n_out, site.n_in) } else { (site.n_in, site.n_out) };
+        let row = n / format.block_elems * format.block_bytes;
+        let first = site.expert.unwrap_or(0) * n_rows;
+        let mut values = vec![0.0; n];
+        let sampled = n_rows.min(ROWS);
+        let squares = (0..sampled).map(|i| {
+            let r = first + i * n_rows / sampled;
+            (format.dequantize)(&data[r * row..][..row], &mut values);
+            values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>()
+        });
+        (squares.sum::<f64>() * n_rows as f64 / sampled as f64).sqrt() as f32
+    }
+}
+
 fn layer(b: &Binder<'_>, h: &Hparams, i: usize) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);

@@ -8,8 +8,8 @@
 //! that look groups of values up, go through `f32` panels.
 
 use super::unpack::{Factors, Groups, load128, load256, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::{Element, Gemm};
+use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
+use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -29,6 +29,11 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q6_K => const { table::<Ints<false, 16>>(14) },
         _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
     }
+}
+
+/// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
+pub(super) fn transposed_for(_dtype: DType, _n_out: usize) -> Transposed {
+    const { transposed::<F32>() }
 }
 
 /// Words of a register.
@@ -83,6 +88,34 @@ impl Panels for F32 {
     unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
         // SAFETY: the caller's promise.
         unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+impl Turn for F32 {
+    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack(dtype, blocks, out) }
+    }
+
+    unsafe fn turn(values: *const f32, panel: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { turn(values, panel.cast()) }
+    }
+}
+
+/// Columns of [`TURN`] rows as rows.
+#[target_feature(enable = "avx2")]
+unsafe fn turn(values: *const f32, panel: *mut f32) {
+    for part in 0..TURN / LANES {
+        let mut rows = [_mm256_setzero_ps(); LANES];
+        for (r, row) in rows.iter_mut().enumerate() {
+            // SAFETY: a vector of a row.
+            *row = unsafe { _mm256_loadu_ps(values.wrapping_add((part * LANES + r) * EXPANDED)) };
+        }
+        for (c, values) in transpose(rows).into_iter().enumerate() {
+            // SAFETY: panel rows have room for the values.
+            unsafe { _mm256_storeu_ps(panel.wrapping_add(c * BLOCK + part * LANES), values) };
+        }
     }
 }
 

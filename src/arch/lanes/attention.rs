@@ -19,16 +19,16 @@ use std::ops::Range;
 
 /// Keys of a block: 32 costs up to a tenth, 128 gains for half precision what it loses for `f32`
 /// (whose block then leaves the first-level cache); Zen 5.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Query rows that go through a block while it is in the cache; bounds what the stack holds.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 /// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
 /// which the hardware's prefetcher does not see through. From memory, one query row on half
 /// precision runs at 49 GB/s with it, 21 without; in the cache it costs up to a tenth (Zen 5, where
 /// `dot` reads 37 GB/s).
 const AHEAD: usize = 8192;
 /// Room for scores of one row: tiles and vectors run over the end of a block.
-const STRIDE: usize = BLOCK + 16;
+pub(super) const STRIDE: usize = BLOCK + 16;
 
 /// An element of a key or value row.
 pub(in crate::arch) trait Element<V: Lanes>: Copy {
@@ -66,17 +66,17 @@ impl<V: Lanes> Element<V> for f16 {
 
 /// Rows of queries, keys or values, from some position on.
 #[derive(Clone, Copy)]
-struct Rows<T> {
-    first: *const T,
-    dim: usize,
-    n: usize,
+pub(super) struct Rows<T> {
+    pub(super) first: *const T,
+    pub(super) dim: usize,
+    pub(super) n: usize,
 }
 
 impl<T> Rows<T> {
     /// # Safety
     /// Row `i` must exist.
     #[inline(always)]
-    unsafe fn row(self, i: usize) -> *const T {
+    pub(super) unsafe fn row(self, i: usize) -> *const T {
         // SAFETY: the caller's promise.
         unsafe { self.first.add(i * self.dim) }
     }
@@ -110,7 +110,7 @@ struct Pass<'a> {
 
 /// Part of `block` that a row sees, relative to the block's start.
 #[inline(always)]
-fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
+pub(super) fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
     let start = (range.0 as usize).clamp(block.start, block.end);
     let end = (range.1 as usize).clamp(start, block.end);
     start - block.start..end - block.start
@@ -118,7 +118,7 @@ fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
 
 /// Splits `n` rows in tiles of 4, 2 and 1.
 #[inline(always)]
-fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
     let mut next = 0;
     std::iter::from_fn(move || {
         let start = next;
@@ -330,7 +330,7 @@ impl Pass<'_> {
 /// `q` must have `R` rows as wide as those of `k`, `k` the rows of the span, and `s` `R` rows of
 /// `STRIDE` scores.
 #[inline(always)]
-unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
+pub(super) unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
     z: V,
     s: *mut f32,
     q: Rows<f32>,
@@ -402,7 +402,7 @@ unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
 /// `out` must have `R` rows as wide as those of `v`, `w` `R` rows of `STRIDE` weights, initialised
 /// over the span, and `v` the rows of the span.
 #[inline(always)]
-unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
+pub(super) unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
     z: V,
     out: *mut f32,
     w: *const f32,
@@ -452,7 +452,7 @@ unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
 /// # Safety
 /// As for [`columns`].
 #[inline(always)]
-unsafe fn last_columns<V: Lanes, E: Element<V>, const R: usize>(
+pub(super) unsafe fn last_columns<V: Lanes, E: Element<V>, const R: usize>(
     z: V,
     out: *mut f32,
     w: *const f32,

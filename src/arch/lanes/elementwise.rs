@@ -207,6 +207,32 @@ pub(in crate::arch) fn layer_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &
 }
 
 #[inline(always)]
+pub(in crate::arch) fn rms_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let scale = 1.0 / (dot(z, x, x) / n + eps).sqrt();
+    let along = sum!(z, sum, |dy, x, w| (dy * w).mul_add(x, *sum));
+    let (scale, shift) = (z.splat(scale), z.splat(scale * scale * scale * along / n));
+    set!(z, dx, |dx, dy, x, w| dx + (dy * w * scale - x * shift));
+}
+
+#[inline(always)]
+pub(in crate::arch) fn layer_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let mean = sum!(z, sum, |x| x + *sum) / n;
+    let m = z.splat(mean);
+    let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
+    let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
+    let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
+    let scale = 1.0 / (squares / n + eps).sqrt();
+    // Behind the end of the slices the first factors are zero.
+    let total = sum!(z, sum, |dy, w| dy.mul_add(w, *sum));
+    let along = sum!(z, sum, |dy, x, w| (dy * w).mul_add(x - m, *sum));
+    let (scale, mean_dy) = (z.splat(scale), z.splat(total / n));
+    let shift = z.splat(along / n) * scale * scale;
+    set!(z, dx, |dx, dy, x, w| dx + (dy * w - mean_dy - (x - m) * shift) * scale);
+}
+
+#[inline(always)]
 pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
     let mut max = [z.splat(f32::NEG_INFINITY); CHAINS];
     let mut chunks = x.chunks_exact(CHAINS * V::N);
@@ -296,6 +322,64 @@ pub(in crate::arch) fn gelu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub(in crate::arch) fn gelu<V: Lanes>(z: V, x: &mut [f32]) {
     set!(z, x, |x| gelu_tanh(x));
+}
+
+/// `σ(t)` and its derivative.
+#[inline(always)]
+fn sigmoid<V: Lanes>(t: V) -> (V, V) {
+    let one = t.splat(1.0);
+    let e = super::exp(t.splat(0.0) - t.abs());
+    let inverse = one / (one + e);
+    (t.if_less(t.splat(0.0), e, one) * inverse, e * inverse * inverse)
+}
+
+/// `x` within bounds beyond which activations are straight; NaN passes.
+#[inline(always)]
+fn curved<V: Lanes>(x: V, bound: f32) -> V {
+    x.splat(bound).min(x.splat(-bound).max(x))
+}
+
+/// `silu(x)` and its derivative `σ(x)·(1 + x·(1 − σ(x)))`.
+#[inline(always)]
+fn silu_slope<V: Lanes>(x: V) -> (V, V) {
+    let (sigmoid, slope) = sigmoid(x);
+    (times_sigmoid(x, x), curved(x, 100.0).mul_add(slope, sigmoid))
+}
+
+/// `gelu(x) = x·σ(u)` and its derivative `σ(u) + x·σ'(u)·u'`.
+#[inline(always)]
+fn gelu_slope<V: Lanes>(x: V) -> (V, V) {
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
+    let y = gelu_tanh(x);
+    let x = curved(x, 20.0);
+    let square = x * x;
+    let cubic = square.mul_add(x.splat(0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
+    let rise = square.mul_add(x.splat(3.0 * 0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
+    let (sigmoid, slope) = sigmoid(x * cubic);
+    (y, (x * rise).mul_add(slope, sigmoid))
+}
+
+#[inline(always)]
+pub(in crate::arch) fn silu_mul_backward<V: Lanes>(z: V, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    for ((gate, up), dy) in gate.chunks_mut(V::N).zip(up.chunks_mut(V::N)).zip(dy.chunks(V::N)) {
+        let ((y, slope), dy) = (silu_slope(z.load(gate)), z.load(dy));
+        (dy * z.load(up) * slope).store(gate);
+        (dy * y).store(up);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu_mul_backward<V: Lanes>(z: V, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    for ((gate, up), dy) in gate.chunks_mut(V::N).zip(up.chunks_mut(V::N)).zip(dy.chunks(V::N)) {
+        let ((y, slope), dy) = (gelu_slope(z.load(gate)), z.load(dy));
+        (dy * z.load(up) * slope).store(gate);
+        (dy * y).store(up);
+    }
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu_backward<V: Lanes>(z: V, x: &mut [f32], dy: &[f32]) {
+    set!(z, x, |x, dy| gelu_slope(x).1 * dy);
 }
 
 #[inline(always)]

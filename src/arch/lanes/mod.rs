@@ -5,6 +5,7 @@
 //! width, while integer dot products differ in shape and stay in the levels' own files.
 
 pub(super) mod attention;
+pub(super) mod attention_backward;
 pub(super) mod elementwise;
 
 use half::f16;
@@ -224,6 +225,8 @@ macro_rules! elementwise_kernels {
             add_product(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize);
             rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32);
             layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32);
+            rms_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32);
+            layer_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32);
             softmax(x: &mut [f32]);
             rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32);
             rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]);
@@ -231,12 +234,27 @@ macro_rules! elementwise_kernels {
             silu_mul(gate: &mut [f32], up: &[f32]);
             gelu_mul(gate: &mut [f32], up: &[f32]);
             gelu(x: &mut [f32]);
+            silu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
+            gelu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
+            gelu_backward(x: &mut [f32], dy: &[f32]);
             f32_to_f16(x: &[f32], y: &mut [half::f16]);
             f16_to_f32(x: &[half::f16], y: &mut [f32]);
         }
     };
 }
-pub(super) use {elementwise_kernels, instantiate};
+
+/// The shared backward kernels of attention.
+macro_rules! attention_backward_kernels {
+    ($features:literal, $zero:expr) => {
+        $crate::arch::lanes::instantiate! { $features, $zero, attention_backward:
+            attention_queries(dq: &mut [f32], lse: &mut [f32], q: &[f32], dout: &[f32], delta: &[f32], k: &[f32],
+                v: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::AttnParams);
+            attention_keys(dk: &mut [f32], dv: &mut [f32], k: &[f32], v: &[f32], q: &[f32], dout: &[f32],
+                lse: &[f32], delta: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::AttnParams);
+        }
+    };
+}
+pub(super) use {attention_backward_kernels, elementwise_kernels, instantiate};
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -50,3 +50,68 @@ pub(super) fn attention<T: Widen>(out: &mut [f32], q: &[f32], k: &[T], v: &[T], 
         out.iter_mut().for_each(|o| *o /= sum);
     }
 }
+
+/// The score of a product `q·k`, and its derivative.
+fn score(x: f32, p: &AttnParams) -> (f32, f32) {
+    if p.softcap > 0.0 {
+        let t = (p.scale * x / p.softcap).tanh();
+        (p.softcap * t, p.scale * (1.0 - t * t))
+    } else {
+        (p.scale * x, p.scale)
+    }
+}
+
+/// `dq = Σ w·k` with `w = softmax(s)·(dout·v − δ)·s'`, and `lse = ln Σ eˢ`.
+pub(super) fn attention_queries(
+    dq: &mut [f32],
+    lse: &mut [f32],
+    q: &[f32],
+    dout: &[f32],
+    delta: &[f32],
+    k: &[f32],
+    v: &[f32],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (d, d_v) = (p.head_dim, p.head_dim_v);
+    for (i, &(start, end)) in ranges.iter().enumerate() {
+        let (q, dout, dq) = (&q[i * d..][..d], &dout[i * d_v..][..d_v], &mut dq[i * d..][..d]);
+        let keys = || (start as usize..end as usize).map(|j| (&k[j * d..][..d], &v[j * d_v..][..d_v]));
+        let max = keys().map(|(k, _)| score(dot(q, k), p).0).fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = keys().map(|(k, _)| (score(dot(q, k), p).0 - max).exp()).sum();
+        dq.fill(0.0);
+        for (k, v) in keys() {
+            let (s, slope) = score(dot(q, k), p);
+            add_scaled(dq, k, (s - max).exp() / sum * (dot(dout, v) - delta[i]) * slope);
+        }
+        lse[i] = max + sum.ln();
+    }
+}
+
+/// `dk = Σ w·q` with `w = e^(s − lse)·(dout·v − δ)·s'`, and `dv = Σ e^(s − lse)·dout`.
+pub(super) fn attention_keys(
+    dk: &mut [f32],
+    dv: &mut [f32],
+    k: &[f32],
+    v: &[f32],
+    q: &[f32],
+    dout: &[f32],
+    lse: &[f32],
+    delta: &[f32],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (d, d_v) = (p.head_dim, p.head_dim_v);
+    dk.fill(0.0);
+    dv.fill(0.0);
+    for (j, &(start, end)) in ranges.iter().enumerate() {
+        let (k, v) = (&k[j * d..][..d], &v[j * d_v..][..d_v]);
+        for i in start as usize..end as usize {
+            let (q, dout) = (&q[i * d..][..d], &dout[i * d_v..][..d_v]);
+            let (s, slope) = score(dot(q, k), p);
+            let weight = (s - lse[i]).exp();
+            add_scaled(&mut dv[j * d_v..][..d_v], dout, weight);
+            add_scaled(&mut dk[j * d..][..d], q, weight * (dot(dout, v) - delta[i]) * slope);
+        }
+    }
+}

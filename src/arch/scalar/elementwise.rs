@@ -57,6 +57,29 @@ pub(super) fn layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f3
     }
 }
 
+pub(super) fn rms_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let scale = 1.0 / (dot(x, x) / n + eps).sqrt();
+    let along: f32 = dy.iter().zip(x).zip(w).map(|((dy, x), w)| dy * w * x).sum();
+    let shift = scale * scale * scale * along / n;
+    for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(w) {
+        *dx += dy * w * scale - x * shift;
+    }
+}
+
+pub(super) fn layer_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let mean = x.iter().sum::<f32>() / n;
+    let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
+    let scale = 1.0 / (variance + eps).sqrt();
+    let mean_dy = dot(dy, w) / n;
+    let along: f32 = dy.iter().zip(x).zip(w).map(|((dy, x), w)| dy * w * (x - mean)).sum();
+    let shift = along / n * scale * scale;
+    for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(w) {
+        *dx += (dy * w - mean_dy - (x - mean) * shift) * scale;
+    }
+}
+
 pub(super) fn softmax(x: &mut [f32]) {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
@@ -121,6 +144,44 @@ pub(super) fn gelu_mul(gate: &mut [f32], up: &[f32]) {
 pub(super) fn gelu(x: &mut [f32]) {
     for x in x {
         *x = gelu_tanh(*x);
+    }
+}
+
+/// `σ(t)` and its derivative.
+fn sigmoid(t: f32) -> (f32, f32) {
+    let e = (-t.abs()).exp();
+    (if t < 0.0 { e } else { 1.0 } / (1.0 + e), e / ((1.0 + e) * (1.0 + e)))
+}
+
+/// Derivative of `silu`: `σ(x)·(1 + x·(1 − σ(x)))`. Beyond the bound it is straight.
+fn silu_slope(x: f32) -> f32 {
+    let (sigmoid, slope) = sigmoid(x);
+    sigmoid + x.clamp(-100.0, 100.0) * slope
+}
+
+/// Derivative of `gelu(x) = x·σ(u)`: `σ(u) + x·σ'(u)·u'`. Beyond the bound it is straight.
+fn gelu_slope(x: f32) -> f32 {
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
+    let x = x.clamp(-20.0, 20.0);
+    let (sigmoid, slope) = sigmoid(TWO_SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x));
+    sigmoid + x * slope * TWO_SQRT_2_OVER_PI * (1.0 + 3.0 * 0.044715 * x * x)
+}
+
+pub(super) fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    for ((g, u), dy) in gate.iter_mut().zip(up).zip(dy) {
+        (*g, *u) = (dy * *u * silu_slope(*g), dy * silu(*g));
+    }
+}
+
+pub(super) fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    for ((g, u), dy) in gate.iter_mut().zip(up).zip(dy) {
+        (*g, *u) = (dy * *u * gelu_slope(*g), dy * gelu_tanh(*g));
+    }
+}
+
+pub(super) fn gelu_backward(x: &mut [f32], dy: &[f32]) {
+    for (x, dy) in x.iter_mut().zip(dy) {
+        *x = dy * gelu_slope(*x);
     }
 }
 

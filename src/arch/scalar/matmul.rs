@@ -1,6 +1,6 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by them.
 
-use super::elementwise::dot;
+use super::elementwise::{add_scaled, dot};
 use crate::arch::{Acts, BlockQ16, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
@@ -40,6 +40,32 @@ pub(super) fn pack(x: &[f32], _m: usize, _k: usize, packed: &mut [u8]) {
 /// The product on packed activations.
 pub(super) fn gemm(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     product(y, dtype.float_format(), w, bytemuck::cast_slice(packed), k);
+}
+
+/// `x[i][c] = Σ_r W[r][c]·y[i][r]`, for any format.
+pub(super) fn transposed(
+    x: &mut ColumnsMut<'_>,
+    first: usize,
+    n_in: usize,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+) {
+    let format = dtype.float_format();
+    let y: &[f32] = bytemuck::cast_slice(packed);
+    let bytes = |values: usize| values / format.block_elems * format.block_bytes;
+    let mut values = [0.0; CHUNK];
+    let values = &mut values[..x.cols()];
+    for i in 0..x.rows() {
+        x.row(i).fill(0.0);
+    }
+    for (r, row) in w.chunks_exact(bytes(n_in)).enumerate() {
+        (format.dequantize)(&row[bytes(first)..bytes(first + values.len())], values);
+        for i in 0..x.rows() {
+            add_scaled(x.row(i), values, y[i * k + r]);
+        }
+    }
 }
 
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {

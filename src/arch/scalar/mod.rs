@@ -6,7 +6,7 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-use super::{ActForm, Element, Gemm, Kernels, Matvec};
+use super::{ActForm, Element, Gemm, Kernels, Matvec, Transposed};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
@@ -22,6 +22,13 @@ pub(crate) const KERNELS: Kernels = Kernels {
         pack: matmul::pack,
         kernel: matmul::gemm,
     },
+    transposed: |_, _| Transposed {
+        tile: 256,
+        group: 16,
+        packed_len: |m, k| m * k * size_of::<f32>(),
+        pack: matmul::pack,
+        kernel: matmul::transposed,
+    },
     quantize_q16: matmul::quantize_q16,
     peak: peak::peak,
     dot: elementwise::dot,
@@ -30,6 +37,8 @@ pub(crate) const KERNELS: Kernels = Kernels {
     add_product: elementwise::add_product,
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
+    rms_norm_backward: elementwise::rms_norm_backward,
+    layer_norm_backward: elementwise::layer_norm_backward,
     softmax: elementwise::softmax,
     rope_angles: elementwise::rope_angles,
     rope_norm: elementwise::rope_norm,
@@ -37,8 +46,13 @@ pub(crate) const KERNELS: Kernels = Kernels {
     silu_mul: elementwise::silu_mul,
     gelu_mul: elementwise::gelu_mul,
     gelu: elementwise::gelu,
+    silu_mul_backward: elementwise::silu_mul_backward,
+    gelu_mul_backward: elementwise::gelu_mul_backward,
+    gelu_backward: elementwise::gelu_backward,
     f32_to_f16: elementwise::f32_to_f16,
     f16_to_f32: elementwise::f16_to_f32,
+    attention_queries: attention::attention_queries,
+    attention_keys: attention::attention_keys,
     attention_f32: attention::attention,
     attention_f16: attention::attention,
 };

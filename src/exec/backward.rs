@@ -1,0 +1,809 @@
+//! One backward pass: from what the logits should have been to gradients of an adapter.
+//!
+//! It mirrors `forward.rs` function for function, and goes through the layers from the last one to the
+//! lowest that gradients are wanted of. The forward pass has saved a few rows per token and layer
+//! ([`Saved`]); everything else is computed again, layer by layer, unless it was few enough to keep. Weights are frozen: all that is
+//! needed of them is `dx = Wᵀ·dy`. Keys and values of tokens before the pass are constants.
+//!
+//! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
+
+use super::arena::{Arena, Frame};
+use super::forward::{MAX_GROUP, RopeTables, attn_tiles, choose_experts, head_norms, norm, rope_kinds, rotate};
+use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward, packed_len};
+use super::probe::Probe;
+use super::team::Crew;
+use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
+use crate::cache::KvCache;
+use crate::lora::{Attached, Gradients};
+use crate::model::{
+    Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of logits that are computed at a time.
+const LOGIT_BYTES: usize = 32 << 20;
+/// Keys whose gradient one task computes.
+const KEYS: usize = 32;
+
+/// Turns the logits of token `i` into the gradient of the loss by them, and tells the loss.
+pub(crate) type Objective<'a> = dyn Fn(usize, &mut [f32]) -> f64 + Sync + 'a;
+
+/// The lowest part of a layer that gradients are wanted of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Below,
+    Qkv,
+    Output,
+    FeedForward,
+}
+
+impl Stage {
+    fn of(site: &Site) -> Stage {
+        match site.part() {
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" => Stage::Qkv,
+            "attn_output" => Stage::Output,
+            _ => Stage::FeedForward,
+        }
+    }
+}
+
+/// The lowest layer that gradients are wanted of, and its lowest part; the number of layers if they are
+/// wanted of the head alone.
+fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
+    let sites = gradients.terms().map(|(i, _)| &gradients.sites()[i]);
+    let place = |site: &Site| match site.layer() {
+        Some(layer) => (layer, Stage::of(site)),
+        None if site.is_embedding() => (0, Stage::Below),
+        None => (n_layer, Stage::Below),
+    };
+    sites.map(place).min().unwrap_or((n_layer, Stage::Below))
+}
+
+/// Bytes of the outputs of `gate` and `up` that are kept instead of computed again, which is the most
+/// expensive part of it: as much as four layers of a 1B model make of 512 tokens, and about what one layer's
+/// buffers take.
+const KEPT_BYTES: usize = 128 << 20;
+
+/// What a forward pass leaves for the backward pass: rows of each layer from `lowest` on. A session
+/// keeps the memory for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Saved {
+    lowest: usize,
+    /// Inputs of the layers, and the output of the last.
+    x: Vec<Vec<f32>>,
+    layers: Vec<SavedLayer>,
+}
+
+#[derive(Debug, Default)]
+struct SavedLayer {
+    /// Output of attention, before `wo`.
+    attn: Vec<f32>,
+    /// Between attention and feed-forward.
+    mid: Vec<f32>,
+    /// Output of either branch, if a norm follows it.
+    attn_out: Vec<f32>,
+    ffn_out: Vec<f32>,
+    has_post_norms: (bool, bool),
+    /// Outputs of `gate` and `up`, if they are kept.
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    keeps_products: bool,
+}
+
+impl Saved {
+    /// Empty, for the gradients `gradients` of `m` tokens.
+    pub(crate) fn prepare(&mut self, model: &Model, gradients: &Gradients, m: usize) {
+        let layers = &model.weights().layers;
+        let (lowest, _) = lowest(gradients, layers.len());
+        self.lowest = lowest;
+        self.x.resize_with(layers.len() + 1 - lowest, Vec::new);
+        self.x.iter_mut().for_each(Vec::clear);
+        self.layers.resize_with(layers.len() - lowest, SavedLayer::default);
+        let mut room = KEPT_BYTES / size_of::<f32>();
+        for (saved, layer) in self.layers.iter_mut().zip(&layers[lowest..]) {
+            saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
+            let products = match &layer.ffn {
+                FeedForward::Dense(ffn) => (1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out * m,
+                FeedForward::Moe(_) => usize::MAX,
+            };
+            saved.keeps_products = products <= room;
+            if saved.keeps_products {
+                room -= products;
+            }
+            let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, .. } = saved;
+            [attn, mid, attn_out, ffn_out, gate, up].into_iter().for_each(Vec::clear);
+        }
+    }
+}
+
+impl Probe for Saved {
+    fn tensor(&mut self, name: &str, layer: usize, values: &[f32]) {
+        let saved = layer.checked_sub(self.lowest).and_then(|i| self.layers.get_mut(i));
+        match (name, saved) {
+            ("inp_embd", _) if self.lowest == 0 => self.x[0].extend_from_slice(values),
+            ("l_out", _) if layer + 1 >= self.lowest => self.x[layer + 1 - self.lowest].extend_from_slice(values),
+            ("kqv_out", Some(saved)) => saved.attn.extend_from_slice(values),
+            ("ffn_inp", Some(saved)) => saved.mid.extend_from_slice(values),
+            ("attn_out", Some(saved)) if saved.has_post_norms.0 => saved.attn_out.extend_from_slice(values),
+            ("ffn_gate", Some(saved)) if saved.keeps_products => saved.gate.extend_from_slice(values),
+            ("ffn_up", Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
+            ("ffn_out", Some(saved)) if saved.has_post_norms.1 => saved.ffn_out.extend_from_slice(values),
+            _ => {}
+        }
+    }
+}
+
+/// What a backward pass works on: the tokens of a forward pass that has just ended.
+pub(crate) struct BackwardPass<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) adapters: &'a [Attached],
+    /// Which of them gradients are wanted of.
+    pub(crate) target: usize,
+    pub(crate) rope: &'a RopeTables,
+    pub(crate) kv: &'a KvCache,
+    pub(crate) tokens: &'a [u32],
+    /// Position of the first token.
+    pub(crate) pos: usize,
+    /// The loss depends on the logits from this token of the pass on.
+    pub(crate) first_output: usize,
+    pub(crate) saved: &'a mut Saved,
+    pub(crate) objective: &'a Objective<'a>,
+    /// Asked before every layer; `true` ends the pass.
+    pub(crate) cancelled: &'a dyn Fn() -> bool,
+}
+
+/// The buffers of a pass of `m` tokens.
+struct Buffers<'a> {
+    dx: &'a mut [f32],
+    normed: &'a mut [f32],
+    /// Gradients by the inputs of feed-forward and attention.
+    dnormed: &'a mut [f32],
+    dnormed_attn: &'a mut [f32],
+    dbranch: &'a mut [f32],
+    attn: AttnBuffers<'a>,
+    gate: &'a mut [f32],
+    up: &'a mut [f32],
+    inner: &'a mut [f32],
+    dinner: &'a mut [f32],
+    moe: MoeBuffers<'a>,
+    /// Some rows of logits.
+    logits: &'a mut [f32],
+    /// Cosines, sines and negative sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
+    rope: [[&'a mut [f32]; 3]; 2],
+}
+
+struct AttnBuffers<'a> {
+    q: &'a mut [f32],
+    k: &'a mut [f32],
+    dq: &'a mut [f32],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+    dattn: &'a mut [f32],
+    /// By KV head: `(n_head_kv, m_padded, n_group, …)`.
+    q_by_head: &'a mut [f32],
+    dq_by_head: &'a mut [f32],
+    dout_by_head: &'a mut [f32],
+    delta: &'a mut [f32],
+    lse: &'a mut [f32],
+    /// `(n_head_kv, pos + m, …)`.
+    k_by_head: &'a mut [f32],
+    v_by_head: &'a mut [f32],
+    /// `(n_head_kv, m, …)`, `m` rounded up to [`KEYS`].
+    dk_by_head: &'a mut [f32],
+    dv_by_head: &'a mut [f32],
+}
+
+struct MoeBuffers<'a> {
+    router: &'a mut [f32],
+    drouter: &'a mut [f32],
+    chosen: &'a mut [u32],
+    weights: &'a mut [f32],
+    dweights: &'a mut [f32],
+    rows: &'a mut [u32],
+    x: &'a mut [f32],
+    y: &'a mut [f32],
+    dx: &'a mut [f32],
+    dy: &'a mut [f32],
+}
+
+/// Rows of logits that are computed at a time.
+fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
+    (LOGIT_BYTES / size_of::<f32>() / h.n_vocab).clamp(1, n_outputs.max(1))
+}
+
+impl<'a> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
+        let h = model.hparams();
+        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
+        let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
+        let n_attn = h.n_head * h.head_dim_v;
+        let m_padded = attn_tiles(h, m).1;
+        let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
+        let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
+        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
+        Buffers {
+            dx: frame.take(m * h.n_embd),
+            normed: frame.take(m * h.n_embd),
+            dnormed: frame.take(m * h.n_embd),
+            dnormed_attn: frame.take(m * h.n_embd),
+            dbranch: frame.take(m * h.n_embd),
+            attn: AttnBuffers {
+                q: frame.take(m * n_q),
+                k: frame.take(m * n_k),
+                dq: frame.take(m * n_q),
+                dk: frame.take(m * n_k),
+                dv: frame.take(m * n_v),
+                dattn: frame.take(m * n_attn),
+                q_by_head: frame.take(m_padded * n_q),
+                dq_by_head: frame.take(m_padded * n_q),
+                dout_by_head: frame.take(m_padded * n_attn),
+                delta: frame.take(m_padded * h.n_head),
+                lse: frame.take(m_padded * h.n_head),
+                k_by_head: frame.take(n_kv * n_k),
+                v_by_head: frame.take(n_kv * n_v),
+                dk_by_head: frame.take(m_keys * n_k),
+                dv_by_head: frame.take(m_keys * n_v),
+            },
+            gate: frame.take(m * n_ff),
+            up: frame.take(m * n_ff),
+            inner: frame.take(m * n_ff),
+            dinner: frame.take(m * n_ff),
+            moe: MoeBuffers {
+                router: frame.take(m_moe * n_expert),
+                drouter: frame.take(m_moe * n_expert),
+                chosen: frame.take(m_moe * n_used),
+                weights: frame.take(m_moe * n_used),
+                dweights: frame.take(m_moe * n_used),
+                rows: frame.take(m_moe),
+                x: frame.take(m_moe * h.n_embd),
+                y: frame.take(m_moe * h.n_embd),
+                dx: frame.take(m_moe * h.n_embd),
+                dy: frame.take(m_moe * h.n_embd),
+            },
+            logits: frame.take(logit_rows(h, n_outputs) * h.n_vocab),
+            rope: angles.map(|n| [frame.take(n), frame.take(n), frame.take(n)]),
+        }
+    }
+}
+
+/// What every part of a pass needs besides its operands.
+struct Tape<'a> {
+    ctx: Ctx<'a>,
+    h: &'a Hparams,
+    pos: usize,
+    m: usize,
+    wanted: Wanted<'a>,
+    scratch: Scratch<'a>,
+    scratch_backward: ScratchBackward<'a>,
+}
+
+impl<'a> Tape<'a> {
+    /// Room for products forward and backward.
+    fn scratch(
+        frame: &mut Frame<'a>,
+        model: &Model,
+        adapters: &[Attached],
+        m: usize,
+        n_outputs: usize,
+    ) -> (Scratch<'a>, ScratchBackward<'a>) {
+        let (h, w, arch) = (model.hparams(), model.weights(), model.arch());
+        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
+        let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
+        let n_max = h.n_embd.max(h.n_head * h.head_dim_v).max(n_ff);
+        let packed = w.shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m, n)).max().unwrap_or(0);
+        let rank = adapters.iter().map(|a| a.max_rank).sum();
+        let n_expert = h.experts.map_or(1, |x| x.n_expert);
+        let widths = [n_q, n_k, n_v, h.n_embd, n_ff, n_expert].map(|n_out| (m, n_out));
+        let outputs = widths.into_iter().chain([(logit_rows(h, n_outputs), h.n_vocab)]);
+        let forward = Scratch::take(frame, m, n_max, packed, rank);
+        (forward, ScratchBackward::take(frame, arch, m, h.n_embd, outputs, rank))
+    }
+
+    fn linear(&mut self, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+        linear(self.ctx, &mut self.scratch, x, m, products);
+    }
+
+    fn linear_backward(&mut self, x: &[f32], m: usize, products: &[(&Weight, &[f32])], dx: Option<&mut [f32]>) {
+        linear_backward(self.ctx, &mut self.scratch_backward, &mut self.wanted, x, m, products, dx);
+    }
+}
+
+/// Runs a pass after its forward pass, adds to `gradients`, and returns the loss, unless cancelled.
+pub(crate) fn backward(
+    pass: BackwardPass<'_>,
+    crew: &Crew<'_>,
+    arena: &mut Arena,
+    gradients: &mut Gradients,
+) -> Option<f64> {
+    let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, objective, cancelled } =
+        pass;
+    let (h, w) = (model.hparams(), model.weights());
+    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
+    let m = tokens.len();
+    let n_outputs = m - first_output;
+    let (lowest, lowest_stage) = lowest(gradients, h.n_layer);
+    let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
+        (Buffers::take(frame, model, m, pos, n_outputs), Tape::scratch(frame, model, adapters, m, n_outputs))
+    });
+    let wanted = Wanted { adapter: target, gradients };
+    let mut tape = Tape { ctx, h, pos, m, wanted, scratch, scratch_backward };
+    rotations(ctx, h, rope, pos, &mut b.rope);
+
+    let head_alone = lowest == h.n_layer;
+    let loss =
+        head(&mut tape, &w.output_norm, &w.output, saved, first_output, objective, cancelled, &mut b, !head_alone)?;
+    for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
+        if cancelled() {
+            return None;
+        }
+        let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
+        let stage = if i == lowest { lowest_stage } else { Stage::Below };
+        layer_backward(&mut tape, layer, i, x, saved, kv, stage, &mut b);
+    }
+    if !head_alone {
+        embed_backward(&mut tape, &w.token_embd, tokens, b.dx);
+    }
+    Some(loss)
+}
+
+/// Cosines and sines of the pass's positions, and the sines that rotate back.
+fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 3]; 2]) {
+    let n = h.rope.n_dims / 2;
+    for ([cos, sin, back], (frequencies, factor)) in rope.iter_mut().zip(&tables.kinds) {
+        for (i, (cos, sin)) in cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n)).enumerate() {
+            ctx.arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
+        }
+        back.iter_mut().zip(&**sin).for_each(|(back, sin)| *back = -sin);
+    }
+}
+
+/// The loss, and its gradient by the output of the last layer in `b.dx`, if that is wanted. Logits are
+/// computed some rows at a time.
+fn head(
+    tape: &mut Tape<'_>,
+    output_norm: &Norm,
+    output: &Linear,
+    saved: &Saved,
+    first_output: usize,
+    objective: &Objective<'_>,
+    cancelled: &dyn Fn() -> bool,
+    b: &mut Buffers<'_>,
+    want_dx: bool,
+) -> Option<f64> {
+    let (h, ctx) = (tape.h, tape.ctx);
+    let n = h.n_embd;
+    let Some(x) = saved.x.last() else { return Some(0.0) };
+    let mut loss = 0.0;
+    b.dx.fill(0.0);
+    let rows = logit_rows(h, tape.m - first_output);
+    for first in (first_output..tape.m).step_by(rows) {
+        if cancelled() {
+            return None;
+        }
+        let m = rows.min(tape.m - first);
+        let (x, normed) = (&x[first * n..][..m * n], &mut b.normed[..m * n]);
+        let logits = &mut b.logits[..m * h.n_vocab];
+        norm(ctx, h, Some(output_norm), x, normed);
+        tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
+        let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
+        ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
+            let (scale, cap) = (h.logit_scale, h.final_softcap);
+            if scale != 1.0 {
+                logits.iter_mut().for_each(|x| *x *= scale);
+            }
+            let mut slopes = Vec::new();
+            if cap > 0.0 {
+                logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+                slopes.extend(logits.iter().map(|x| 1.0 - (x / cap) * (x / cap)));
+            }
+            let loss = objective(first + i, logits);
+            losses[i].store(loss.to_bits(), Ordering::Relaxed);
+            logits.iter_mut().zip(slopes).for_each(|(dx, slope)| *dx *= slope);
+            if scale != 1.0 {
+                logits.iter_mut().for_each(|dx| *dx *= scale);
+            }
+        });
+        loss += losses.iter().map(|loss| f64::from_bits(loss.load(Ordering::Relaxed))).sum::<f64>();
+        let dnormed = &mut b.dnormed[..m * n];
+        tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
+        if want_dx {
+            norm_backward(ctx, h, Some(output_norm), x, dnormed, &mut b.dx[first * n..][..m * n]);
+        }
+    }
+    Some(loss)
+}
+
+/// Turns `b.dx` from the gradient by a layer's output to that by its input `x`, or stops at `stage`.
+fn layer_backward(
+    tape: &mut Tape<'_>,
+    layer: &Layer,
+    i: usize,
+    x: &[f32],
+    saved: &mut SavedLayer,
+    kv: &KvCache,
+    stage: Stage,
+    b: &mut Buffers<'_>,
+) {
+    let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
+    branch_backward(ctx, h, layer.post_ffn_norm.as_ref(), &saved.ffn_out, b.dx, b.dbranch);
+    if h.parallel_residual {
+        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+    } else {
+        norm(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.normed);
+    }
+    let below = stage < Stage::FeedForward;
+    match &layer.ffn {
+        FeedForward::Dense(ffn) => {
+            let kept = saved.keeps_products;
+            let up = if kept { &mut *saved.up } else { &mut *b.up };
+            let gate = if kept && ffn.gate.is_some() { &mut *saved.gate } else { &mut *b.gate };
+            let io = FfnBuffers { gate, up, inner: b.inner, dinner: b.dinner, y: None, kept };
+            let dx = below.then_some(&mut *b.dnormed);
+            feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dx, io);
+        }
+        FeedForward::Moe(moe) => experts_backward(tape, moe, b),
+    }
+    if !below {
+        return;
+    }
+    if !h.parallel_residual {
+        norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, b.dx);
+    }
+
+    branch_backward(ctx, h, layer.post_attn_norm.as_ref(), &saved.attn_out, b.dx, b.dbranch);
+    let below = stage < Stage::Output;
+    let dattn = below.then_some(&mut *b.attn.dattn);
+    tape.linear_backward(&saved.attn, m, &[(&layer.wo.w, b.dbranch)], dattn);
+    if !below {
+        return;
+    }
+    if !h.parallel_residual {
+        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+    }
+    attention_backward(tape, layer, i, &saved.attn, b.normed, kv, &mut b.attn, &b.rope);
+    let a = &b.attn;
+    let products = [(&layer.wq.w, &*a.dq), (&layer.wk.w, &*a.dk), (&layer.wv.w, &*a.dv)];
+    let below = stage < Stage::Qkv;
+    tape.linear_backward(b.normed, m, &products, below.then_some(&mut *b.dnormed_attn));
+    if below {
+        if h.parallel_residual {
+            let dnormed = &*b.dnormed;
+            ctx.crew
+                .for_chunks(b.dnormed_attn, h.n_embd, |i, dx| ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd]));
+        }
+        norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, b.dx);
+    }
+}
+
+/// Adds to `dx` the gradient by the `x` of [`norm`].
+fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    let n = h.n_embd;
+    ctx.crew.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
+        let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
+        match (norm, h.norm) {
+            (None, _) => ctx.arch.add(dx, dy),
+            (Some(norm), NormKind::Rms) => ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
+            (Some(norm), NormKind::Layer) => ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
+        }
+    });
+}
+
+/// `dbranch` from the gradient `dx` by the residual stream that the branch was added to.
+fn branch_backward(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, branch: &[f32], dx: &[f32], dbranch: &mut [f32]) {
+    match post {
+        Some(_) => {
+            dbranch.fill(0.0);
+            norm_backward(ctx, h, post, branch, dx, dbranch);
+        }
+        None => dbranch.copy_from_slice(dx),
+    }
+    if h.residual_scale != 1.0 {
+        dbranch.iter_mut().for_each(|dx| *dx *= h.residual_scale);
+    }
+}
+
+/// `b.dq`, `b.dk` and `b.dv`, from `b.dattn`: the gradients by the results of `wq`, `wk` and `wv`.
+fn attention_backward(
+    tape: &mut Tape<'_>,
+    layer: &Layer,
+    i: usize,
+    attn: &[f32],
+    normed: &[f32],
+    kv: &KvCache,
+    b: &mut AttnBuffers<'_>,
+    rope: &[[&mut [f32]; 3]; 2],
+) {
+    let (Ctx { arch, crew, .. }, h, m, pos) = (tape.ctx, tape.h, tape.m, tape.pos);
+    let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
+    let (tile, m_padded) = attn_tiles(h, m);
+    let window = h.window_of(i);
+    let [cos, sin, back] = &rope[if window.is_some() { rope_kinds(h) - 1 } else { 0 }];
+    let head_norms = head_norms(h, layer);
+    let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
+
+    // Queries again; of the keys only what a norm needs, as they are in the cache.
+    tape.linear(normed, m, &mut [Product::of(&layer.wq, b.q, m)]);
+    if layer.k_norm.is_some() {
+        tape.linear(normed, m, &mut [Product::of(&layer.wk, b.k, m)]);
+    }
+    let full_norms = if h.qk_norm == QkNorm::Full { (&layer.q_norm, &layer.k_norm) } else { (&None, &None) };
+    let q = &*b.q;
+    let placed = match full_norms.0 {
+        Some(w) => {
+            let n = h.n_head * d;
+            crew.for_chunks(b.dq, n, |token, y| arch.rms_norm(y, &q[token * n..][..n], w, h.norm_eps));
+            &*b.dq
+        }
+        None => q,
+    };
+    crew.for_chunks(b.q_by_head, m_padded * n_group * d, |head, to| {
+        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+            let from = &placed[(token * h.n_head + q_head) * d..][..d];
+            match head_norms.0 {
+                Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
+                None => to.copy_from_slice(from),
+            }
+            rotate(arch, h, i, (cos, sin), token, to);
+        }
+    });
+    let n_kv = pos + m;
+    crew.for_chunk_pairs(b.k_by_head, n_kv * d, b.v_by_head, n_kv * d_v, |head, k, v| kv.read(arch, (i, head), k, v));
+    let dattn = &*b.dattn;
+    crew.for_chunk_pairs(b.dout_by_head, m_padded * n_group * d_v, b.delta, m_padded * n_group, |head, to, delta| {
+        let rows = to.chunks_exact_mut(d_v).zip(delta).take(m * n_group);
+        for (j, (to, delta)) in rows.enumerate() {
+            let row = (j / n_group * h.n_head + head * n_group + j % n_group) * d_v;
+            to.copy_from_slice(&dattn[row..][..d_v]);
+            *delta = arch.dot(to, &attn[row..][..d_v]);
+        }
+    });
+
+    let (q_by_head, dout_by_head, delta) = (&*b.q_by_head, &*b.dout_by_head, &*b.delta);
+    let (k_by_head, v_by_head) = (&*b.k_by_head, &*b.v_by_head);
+    let n_tiles = m_padded / tile;
+    crew.for_chunk_pairs(b.dq_by_head, tile * n_group * d, b.lse, tile * n_group, |task, dq, lse| {
+        let (head, first) = (task / n_tiles, task % n_tiles * tile);
+        let n_rows = tile.min(m - first) * n_group;
+        let mut ranges = [(0, 0); MAX_GROUP];
+        for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
+            let end = pos + first + j / n_group + 1;
+            *range = (window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32);
+        }
+        let row = (head * m_padded + first) * n_group;
+        let x = AttnBackward {
+            q: &q_by_head[row * d..][..n_rows * d],
+            dout: &dout_by_head[row * d_v..][..n_rows * d_v],
+            delta: &delta[row..][..n_rows],
+            k: &k_by_head[head * n_kv * d..][..n_kv * d],
+            v: &v_by_head[head * n_kv * d_v..][..n_kv * d_v],
+        };
+        arch.attention_queries(&mut dq[..n_rows * d], &mut lse[..n_rows], x, &ranges[..n_rows], &params);
+    });
+    let lse = &*b.lse;
+    let n_key_tiles = m.div_ceil(KEYS);
+    crew.for_chunk_pairs(b.dk_by_head, KEYS * d, b.dv_by_head, KEYS * d_v, |task, dk, dv| {
+        let (head, first) = (task / n_key_tiles, task % n_key_tiles * KEYS);
+        let n_rows = KEYS.min(m - first);
+        let mut ranges = [(0, 0); KEYS];
+        for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
+            let end = window.map_or(m, |size| m.min((first + j).saturating_add(size)));
+            *range = (((first + j) * n_group) as u32, (end * n_group) as u32);
+        }
+        let rows = head * m_padded * n_group..(head * m_padded + m) * n_group;
+        let x = AttnBackward {
+            q: &q_by_head[rows.start * d..rows.end * d],
+            dout: &dout_by_head[rows.start * d_v..rows.end * d_v],
+            delta: &delta[rows.clone()],
+            k: &k_by_head[(head * n_kv + pos + first) * d..][..n_rows * d],
+            v: &v_by_head[(head * n_kv + pos + first) * d_v..][..n_rows * d_v],
+        };
+        let (dk, dv) = (&mut dk[..n_rows * d], &mut dv[..n_rows * d_v]);
+        arch.attention_keys(dk, dv, x, &lse[rows], &ranges[..n_rows], &params);
+    });
+
+    // Back to rows by token, against the rotation and through the norms of heads.
+    let place = |token: usize, from: &[f32], x: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
+        Some(w) => {
+            let mut buffer = [0.0; MAX_HEAD_DIM];
+            buffer[..d].copy_from_slice(from);
+            rotate(arch, h, i, (cos, back), token, &mut buffer[..d]);
+            to.fill(0.0);
+            arch.rms_norm_backward(to, &buffer[..d], x, w, h.norm_eps);
+        }
+        None => {
+            to.copy_from_slice(from);
+            rotate(arch, h, i, (cos, back), token, to);
+        }
+    };
+    let (q, k, dq_by_head) = (&*b.q, &*b.k, &*b.dq_by_head);
+    crew.for_chunks(b.dq, h.n_head * d, |token, dq| {
+        for (q_head, dq) in dq.chunks_exact_mut(d).enumerate() {
+            let row = (q_head / n_group * m_padded + token) * n_group + q_head % n_group;
+            let x = &q[(token * h.n_head + q_head) * d..][..d];
+            place(token, &dq_by_head[row * d..][..d], x, head_norms.0, dq);
+        }
+    });
+    let m_keys = m.next_multiple_of(KEYS);
+    let (dk_by_head, dv_by_head) = (&*b.dk_by_head, &*b.dv_by_head);
+    crew.for_chunk_pairs(b.dk, h.n_head_kv * d, b.dv, h.n_head_kv * d_v, |token, dk, dv| {
+        for (head, (dk, dv)) in dk.chunks_exact_mut(d).zip(dv.chunks_exact_mut(d_v)).enumerate() {
+            let (row, x) = (head * m_keys + token, &k[(token * h.n_head_kv + head) * d..][..d]);
+            place(token, &dk_by_head[row * d..][..d], x, head_norms.1, dk);
+            dv.copy_from_slice(&dv_by_head[row * d_v..][..d_v]);
+        }
+    });
+    // Through the norms of all heads together; what was by head is free for it.
+    let of_queries = (full_norms.0, q, &mut *b.dq, &mut *b.dq_by_head);
+    let of_keys = (full_norms.1, k, &mut *b.dk, &mut *b.dk_by_head);
+    for (w, x, dx, buffer) in [of_queries, of_keys] {
+        let Some(w) = w else { continue };
+        let (n, dy) = (w.len(), &*dx);
+        crew.for_chunks(&mut buffer[..m * n], n, |token, dx| {
+            dx.fill(0.0);
+            arch.rms_norm_backward(dx, &dy[token * n..][..n], &x[token * n..][..n], w, h.norm_eps);
+        });
+        dx.copy_from_slice(&buffer[..m * n]);
+    }
+}
+
+/// Rows of a feed-forward layer; `y` for its output, if it is wanted.
+struct FfnBuffers<'b> {
+    gate: &'b mut [f32],
+    up: &'b mut [f32],
+    inner: &'b mut [f32],
+    dinner: &'b mut [f32],
+    y: Option<&'b mut [f32]>,
+    /// Whether `gate` and `up` are computed already.
+    kept: bool,
+}
+
+/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
+fn feed_forward_backward(
+    tape: &mut Tape<'_>,
+    activation: Activation,
+    ffn: &Ffn,
+    x: &[f32],
+    m: usize,
+    dy: &[f32],
+    dx: Option<&mut [f32]>,
+    b: FfnBuffers<'_>,
+) {
+    let Ctx { arch, crew, .. } = tape.ctx;
+    let n_ff = ffn.up.w.n_out;
+    let [gate, up, inner, dinner] = [b.gate, b.up, b.inner, b.dinner].map(|b| &mut b[..m * n_ff]);
+    let workers = crew.when(m > 1);
+    match &ffn.gate {
+        _ if b.kept => {}
+        Some(w_gate) => tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]),
+        None => tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]),
+    }
+    let gated = ffn.gate.is_some();
+    workers.for_chunks(inner, n_ff, |i, inner| {
+        let (gate, up) = (&gate[i * n_ff..][..n_ff], &up[i * n_ff..][..n_ff]);
+        inner.copy_from_slice(if gated { gate } else { up });
+        match activation {
+            Activation::Silu => arch.silu_mul(inner, up),
+            Activation::Gelu if gated => arch.gelu_mul(inner, up),
+            Activation::Gelu => arch.gelu(inner),
+        }
+    });
+    if let Some(y) = b.y {
+        tape.linear(inner, m, &mut [Product::of(&ffn.down, y, m)]);
+    }
+    tape.linear_backward(inner, m, &[(&ffn.down.w, dy)], Some(dinner));
+    let dinner = &*dinner;
+    if let Some(w_gate) = &ffn.gate {
+        workers.for_chunk_pairs(gate, n_ff, up, n_ff, |i, gate, up| match activation {
+            Activation::Silu => arch.silu_mul_backward(gate, up, &dinner[i * n_ff..][..n_ff]),
+            Activation::Gelu => arch.gelu_mul_backward(gate, up, &dinner[i * n_ff..][..n_ff]),
+        });
+        tape.linear_backward(x, m, &[(&w_gate.w, gate), (&ffn.up.w, up)], dx);
+    } else {
+        workers.for_chunks(up, n_ff, |i, up| arch.gelu_backward(up, &dinner[i * n_ff..][..n_ff]));
+        tape.linear_backward(x, m, &[(&ffn.up.w, up)], dx);
+    }
+}
+
+/// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.
+/// Which experts are chosen is a constant.
+fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
+    let Some(x) = tape.h.experts else { return };
+    let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
+    let activation = tape.h.activation;
+    let e = &mut b.moe;
+    tape.linear(b.normed, m, &mut [Product::of_weight(&moe.router, e.router, m)]);
+    choose_experts(tape.ctx, x, e.router, e.chosen, e.weights);
+    b.dnormed.fill(0.0);
+    for (index, expert) in moe.experts.iter().enumerate() {
+        let slots = e.chosen.iter().enumerate().filter(|&(_, &chosen)| chosen == index as u32).map(|(slot, _)| slot);
+        let mut n_rows = 0;
+        for slot in slots {
+            let token = slot / x.n_used;
+            e.rows[n_rows] = slot as u32;
+            e.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
+            let dy = e.dy[n_rows * n..][..n].iter_mut().zip(&b.dbranch[token * n..][..n]);
+            dy.for_each(|(dy, dbranch)| *dy = e.weights[slot] * dbranch);
+            n_rows += 1;
+        }
+        if n_rows == 0 {
+            continue;
+        }
+        let values = n_rows * n;
+        let y = Some(&mut e.y[..values]);
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: false };
+        let dx = Some(&mut e.dx[..values]);
+        feed_forward_backward(tape, activation, expert, &e.x[..values], n_rows, &e.dy[..values], dx, io);
+        for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
+            let token = slot as usize / x.n_used;
+            e.dweights[slot as usize] = arch.dot(&e.y[j * n..][..n], &b.dbranch[token * n..][..n]);
+            arch.add(&mut b.dnormed[token * n..][..n], &e.dx[j * n..][..n]);
+        }
+    }
+    for token in 0..m {
+        let slots = token * x.n_used..(token + 1) * x.n_used;
+        let probabilities = &e.router[token * x.n_expert..][..x.n_expert];
+        choice_backward(
+            probabilities,
+            x.normalise,
+            (&e.chosen[slots.clone()], &e.weights[slots.clone()], &e.dweights[slots]),
+            &mut e.drouter[token * x.n_expert..][..x.n_expert],
+        );
+    }
+    tape.linear_backward(b.normed, m, &[(&moe.router, e.drouter)], Some(e.dx));
+    arch.add(b.dnormed, e.dx);
+
+    if let Some((shared, gate)) = &moe.shared {
+        let strength = &mut e.router[..m];
+        tape.linear(b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
+        strength.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp()));
+        for ((dy, dbranch), s) in e.dy.chunks_exact_mut(n).zip(b.dbranch.chunks_exact(n)).zip(&*strength) {
+            dy.iter_mut().zip(dbranch).for_each(|(dy, dbranch)| *dy = s * dbranch);
+        }
+        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: false };
+        feed_forward_backward(tape, activation, shared, b.normed, m, e.dy, Some(e.dx), io);
+        arch.add(b.dnormed, e.dx);
+        let dstrength = &mut e.drouter[..m];
+        let outputs = e.y.chunks_exact(n).zip(b.dbranch.chunks_exact(n));
+        for ((ds, s), (y, dbranch)) in dstrength.iter_mut().zip(&*strength).zip(outputs) {
+            *ds = arch.dot(y, dbranch) * s * (1.0 - s);
+        }
+        tape.linear_backward(b.normed, m, &[(gate, dstrength)], Some(e.dx));
+        arch.add(b.dnormed, e.dx);
+    }
+}
+
+/// The gradient by a router's outputs, from that by the weights of the chosen experts.
+fn choice_backward(
+    probabilities: &[f32],
+    normalised: bool,
+    (chosen, weights, dweights): (&[u32], &[f32], &[f32]),
+    drouter: &mut [f32],
+) {
+    drouter.fill(0.0);
+    let mean: f32 = if normalised { weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum() } else { 0.0 };
+    let sum: f32 = if normalised { chosen.iter().map(|&e| probabilities[e as usize]).sum() } else { 1.0 };
+    for (&e, dw) in chosen.iter().zip(dweights) {
+        drouter[e as usize] = (dw - mean) / sum;
+    }
+    let mean: f32 = probabilities.iter().zip(&*drouter).map(|(p, dp)| p * dp).sum();
+    drouter.iter_mut().zip(probabilities).for_each(|(dx, p)| *dx = p * (*dx - mean));
+}
+
+/// Gradients of an adapter of the embedding table.
+fn embed_backward(tape: &mut Tape<'_>, table: &Weight, tokens: &[u32], dx: &[f32]) {
+    let (h, arch) = (tape.h, tape.ctx.arch);
+    let attached = &tape.ctx.adapters[tape.wanted.adapter];
+    let Some(term) = attached.adapter.term(table.site) else { return };
+    let Some(gradient) = tape.wanted.gradients.term_mut(table.site) else { return };
+    let factor = attached.scale * attached.adapter.scale(term) * h.embd_scale;
+    let (da, db) = gradient.parts_mut();
+    for (&token, dx) in tokens.iter().zip(dx.chunks_exact(h.n_embd)) {
+        let rows = term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd));
+        let sums = da.chunks_exact_mut(h.n_vocab).zip(db.chunks_exact_mut(h.n_embd));
+        for ((a, b), (da, db)) in rows.zip(sums) {
+            da[token as usize] += factor * arch.dot(b, dx);
+            arch.add_scaled(db, dx, factor * a[token as usize]);
+        }
+    }
+}

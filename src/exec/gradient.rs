@@ -1,0 +1,175 @@
+//! Gradients of a session's adapters, and learning by them.
+
+use super::backward::{BackwardPass, backward};
+use super::{AdapterId, Session};
+use crate::arch::Arch;
+use crate::error::{AdapterError, Error, SessionError};
+use crate::lora::{Adapter, Attached, Gradients, Optimiser};
+use std::sync::Arc;
+
+/// `−weight·ln p(target)`, given the logits of what follows a token; replaces them by the gradient,
+/// `weight·(p − [target])`. In nats.
+///
+/// # Panics
+/// If `target` is no index of `logits`.
+pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -> f64 {
+    let target = target as usize;
+    let logit = f64::from(logits[target]);
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    arch.softmax(logits);
+    // The largest probability is 1 over the sum of exponentials.
+    let largest = logits.iter().copied().fold(0.0, f32::max);
+    let loss = f64::from(max) - f64::from(largest).ln() - logit;
+    logits[target] -= 1.0;
+    if weight != 1.0 {
+        logits.iter_mut().for_each(|x| *x *= weight);
+    }
+    f64::from(weight) * loss
+}
+
+impl Session<'_> {
+    /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss by
+    /// the values of an attached adapter. Returns the loss.
+    ///
+    /// The loss is the sum of what `objective` says of the logits that follow each of `tokens[first..]`:
+    /// it is given the token's index and its logits `(n_vocab)`, which it replaces by the gradient by them.
+    /// It is called from several threads, in any order; [`cross_entropy`] makes the usual one.
+    ///
+    /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights'
+    /// own values (rounded to 8 bits, as prompts are, where products of block formats take them so): keys and values of `tokens` are
+    /// differentiated, those of earlier tokens are constants. Which experts are chosen is a constant, too.
+    /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`,
+    /// a few rows per token of each layer from the lowest that has a gradient on, and at most 128 MiB that
+    /// save time; the session keeps it.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
+    /// is cancelled on its way back, the tokens are in the session and `gradients` hold a part.
+    pub fn gradient(
+        &mut self,
+        id: AdapterId,
+        tokens: &[u32],
+        first: usize,
+        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+        gradients: &mut Gradients,
+    ) -> Result<f64, Error> {
+        let target = self.adapters.index(id)?;
+        gradients.check(&self.adapters.attached[target].adapter)?;
+        let mut saved = std::mem::take(&mut self.saved);
+        saved.prepare(self.model, gradients, tokens.len());
+        let pos = self.tokens.len();
+        let result = self.run(tokens, tokens.len(), &mut saved, &mut |_, _| ());
+        self.saved = saved;
+        result?;
+        let Session { model, team, rope, kv, adapters, arena, saved, cancel, .. } = self;
+        let pass = BackwardPass {
+            model,
+            adapters: &adapters.attached,
+            target,
+            rope,
+            kv,
+            tokens,
+            pos,
+            first_output: first.min(tokens.len()),
+            saved,
+            objective,
+            cancelled: &|| cancel.is_cancelled(),
+        };
+        let loss = team.enter(|crew| backward(pass, crew, arena, gradients));
+        Ok(loss.ok_or(SessionError::Cancelled)?)
+    }
+
+    /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` should follow `tokens[i]`; a
+    /// negative weight makes a token less likely. Otherwise as [`Session::gradient`].
+    ///
+    /// # Errors
+    /// As [`Session::gradient`], and if a target is not in the vocabulary.
+    ///
+    /// # Panics
+    /// If there are not as many targets and weights as tokens.
+    pub fn nll_gradient(
+        &mut self,
+        id: AdapterId,
+        tokens: &[u32],
+        targets: &[u32],
+        weights: &[f32],
+        gradients: &mut Gradients,
+    ) -> Result<f64, Error> {
+        assert!(targets.len() == tokens.len() && weights.len() == tokens.len(), "a target and a weight per token");
+        let n_vocab = self.model.hparams().n_vocab;
+        if let Some(&token) = targets.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
+        }
+        let arch = self.model.arch();
+        let first = weights.iter().take_while(|&&w| w == 0.0).count();
+        let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
+        self.gradient(id, tokens, first, &objective, gradients)
+    }
+
+    /// Changes the values of an attached adapter; whoever else holds it keeps it as it was. Empties the
+    /// session, as [`Session::attach`] does.
+    ///
+    /// # Errors
+    /// If it is not attached, or is no longer one of this model. Nothing has changed then.
+    pub fn update_adapter(&mut self, id: AdapterId, change: impl FnOnce(&mut Adapter)) -> Result<(), AdapterError> {
+        let i = self.adapters.index(id)?;
+        let attached = &mut self.adapters.attached[i];
+        let mut adapter = Adapter::clone(&attached.adapter);
+        change(&mut adapter);
+        *attached = Attached::new(self.model, Arc::new(adapter), attached.scale)?;
+        self.adapters_changed();
+        Ok(())
+    }
+
+    /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` by the mean
+    /// negative log-likelihood. What the session holds already is context. Returns that mean, in nats per
+    /// token, as it was before the step: measured on a stream, chunk by chunk, it is an honest score.
+    /// `gradients` says which terms learn; it is overwritten.
+    ///
+    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds
+    /// what comes before it. The adapter stays as it is if loss or gradient are not finite. The session is
+    /// empty afterwards, as its keys and values belong to the adapter as it was.
+    ///
+    /// ```
+    /// use ruvllm::lora::{Adapter, Gradients, Sgd};
+    /// use ruvllm::Model;
+    /// use std::sync::Arc;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let text = model.tokenizer().unwrap().encode("Ferris the crab borrows nothing and owns it all.", true, false);
+    /// let last = model.hparams().n_layer - 1;
+    /// let adapter = Adapter::zeros(&model, 4, 1, |site| site.layer() == Some(last))?;
+    /// let (mut gradients, mut sgd) = (Gradients::zeros(&adapter), Sgd::new(model.site_norms()));
+    /// let mut session = model.session()?;
+    /// let id = session.attach(Arc::new(adapter), 1.0)?;
+    /// let before = session.learn(id, &text, &mut sgd, &mut gradients)?;
+    /// let after = session.learn(id, &text, &mut sgd, &mut gradients)?;
+    /// assert!(after < before); // nats per token
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::nll_gradient`].
+    pub fn learn(
+        &mut self,
+        id: AdapterId,
+        text: &[u32],
+        optimiser: &mut dyn Optimiser,
+        gradients: &mut Gradients,
+    ) -> Result<f64, Error> {
+        let (Some((_, targets)), Some((_, tokens))) = (text.split_first(), text.split_last()) else {
+            return Err(SessionError::NoTokens.into());
+        };
+        gradients.clear();
+        let n = targets.len();
+        let loss = self.nll_gradient(id, tokens, targets, &vec![1.0; n], gradients)? / n as f64;
+        gradients.scale(1.0 / n as f32);
+        if loss.is_finite() && gradients.norm().is_finite() {
+            self.update_adapter(id, |adapter| optimiser.step(adapter, gradients))?;
+        } else {
+            self.clear();
+        }
+        Ok(loss)
+    }
+}

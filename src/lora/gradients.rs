@@ -1,0 +1,83 @@
+//! Gradients of an adapter.
+
+use super::{Adapter, Term};
+use crate::error::AdapterError;
+use crate::model::Site;
+use std::sync::Arc;
+
+/// The gradient of a loss by the values of an [`Adapter`]: `dL/dA` and `dL/dB` of each of its terms, in
+/// the form of the term.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    sites: Arc<[Site]>,
+    terms: Vec<Option<Term>>,
+}
+
+impl Gradients {
+    /// Zeros for all terms of `adapter`.
+    pub fn zeros(adapter: &Adapter) -> Gradients {
+        Gradients::for_terms(adapter, |_| true)
+    }
+
+    /// Zeros for the terms of the sites that `targets` picks; the others are constants. Whatever lies
+    /// below the lowest of them in the model is not differentiated, and costs nothing.
+    pub fn for_terms(adapter: &Adapter, targets: impl Fn(&Site) -> bool) -> Gradients {
+        let sites = Arc::clone(adapter.sites());
+        let zeros = |term: &Term| Term::new(term.rank(), vec![0.0; term.a().len()], vec![0.0; term.b().len()]);
+        let terms = sites.iter().enumerate().map(|(i, site)| adapter.term(i).filter(|_| targets(site)).map(zeros));
+        let terms = terms.collect();
+        Gradients { sites, terms }
+    }
+
+    /// Sets all to zero.
+    pub fn clear(&mut self) {
+        self.scale(0.0);
+    }
+
+    /// Multiplies all by `factor`.
+    pub fn scale(&mut self, factor: f32) {
+        for term in self.terms.iter_mut().flatten() {
+            let (a, b) = term.parts_mut();
+            a.iter_mut().chain(b).for_each(|x| *x = if factor == 0.0 { 0.0 } else { *x * factor });
+        }
+    }
+
+    /// The Euclidean norm of all together.
+    pub fn norm(&self) -> f64 {
+        let values = self.terms().flat_map(|(_, term)| term.a().iter().chain(term.b()));
+        values.map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+    }
+
+    /// The matrices of the model, in the order of [`Gradients::term`].
+    pub fn sites(&self) -> &Arc<[Site]> {
+        &self.sites
+    }
+
+    /// The gradient of a site's term, if it has one.
+    pub fn term(&self, site: usize) -> Option<&Term> {
+        self.terms.get(site)?.as_ref()
+    }
+
+    /// The same, to add to it.
+    pub fn term_mut(&mut self, site: usize) -> Option<&mut Term> {
+        self.terms.get_mut(site)?.as_mut()
+    }
+
+    /// All of them, with the index of their site.
+    pub fn terms(&self) -> impl Iterator<Item = (usize, &Term)> {
+        self.terms.iter().enumerate().filter_map(|(i, term)| Some((i, term.as_ref()?)))
+    }
+
+    /// Whether every term is one of `adapter`, with its shape.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check(&self, adapter: &Adapter) -> Result<(), AdapterError> {
+        let same = Arc::ptr_eq(&self.sites, adapter.sites()) || self.sites == *adapter.sites();
+        let fits = |i: usize, term: &Term| same && adapter.term(i).is_some_and(|t| t.rank() == term.rank());
+        match self.terms().find(|&(i, term)| !fits(i, term)) {
+            Some((i, _)) => Err(AdapterError::OtherModel { tensor: self.sites[i].tensor.clone() }),
+            None => Ok(()),
+        }
+    }
+}
