@@ -6,7 +6,7 @@
 //! weights, `L2` 256 KiB.
 
 use criterion::Criterion;
-use ruvllm::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS};
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -122,12 +122,17 @@ fn multiply(arch: Arch, dtype: DType, w: &[u8], m: usize, threads: usize) {
     for (x, blocks) in x.chunks_exact(N).zip(blocks.chunks_exact_mut(BlockQ16::per_row(N))) {
         arch.quantize_q16(x, blocks);
     }
+    let mut bytes = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(N)];
+    for (x, bytes) in x.chunks_exact(N).zip(bytes.chunks_exact_mut(BlockQ8::per_row(N))) {
+        arch.quantize_q8(x, bytes);
+    }
     split(w, row, threads, |w| {
-        let acts = match arch.act_form(dtype) {
+        let acts = match arch.act_form(dtype, m) {
             ActForm::F32 => Acts::F32 { x: &x, n: N },
             ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
+            ActForm::Q8 => Acts::Q8 { x: &bytes, n: N },
         };
-        let task_rows = (TASK / row).next_multiple_of(8);
+        let task_rows = (TASK / row).next_multiple_of(16);
         let mut y = vec![0.0; m * task_rows];
         for w in w.chunks(task_rows * row) {
             let rows = w.len() / row;

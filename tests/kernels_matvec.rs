@@ -1,7 +1,7 @@
 //! Products of weights with few activation rows: every level and format against sums in `f64`.
 
 use half::f16;
-use ruvllm::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
 /// xorshift64*: the tests need variety, not quality.
@@ -83,13 +83,20 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
     odd[1..].copy_from_slice(w);
     let mut y = vec![f32::NAN; m * rows];
     let mut blocks = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(n)];
-    let acts = match arch.act_form(dtype) {
+    let mut bytes = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(n)];
+    let acts = match arch.act_form(dtype, m) {
         ActForm::F32 => Acts::F32 { x, n },
         ActForm::Q16 => {
             for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(BlockQ16::per_row(n))) {
                 arch.quantize_q16(x, blocks);
             }
             Acts::Q16 { x: &blocks, n }
+        }
+        ActForm::Q8 => {
+            for (x, bytes) in x.chunks_exact(n).zip(bytes.chunks_exact_mut(BlockQ8::per_row(n))) {
+                arch.quantize_q8(x, bytes);
+            }
+            Acts::Q8 { x: &bytes, n }
         }
     };
     arch.matvec(dtype, &mut ColumnsMut::new(&mut y, m, rows), &odd[1..], &acts);
@@ -114,16 +121,17 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Compares all products with sums in f64. They may differ by
-/// - the rounding of activations: half a step `d = max|x|/32767` of each 32 (and 1/50 of it, because
-///   `x/d` is computed in f32: 32767·2⁻²³ < 0.01), or all of `x` where `d` is no normal number;
-/// - the rounding of f32 operations: ε for each addition on the way of a term into the sum, and for
-///   each of at most 16 other steps (conversion, scales, offsets, the sum over lanes).
+/// - the rounding of activations: half a step `d = max|x|/32767` (or 127) of each 32, and 1/50 of it,
+///   because `x/d` is computed in f32: 32767·2⁻²³ < 0.01; or all of `x` where the 16-bit `d` is no
+///   normal number, or the largest 8-bit `x` below 2⁻¹⁰⁰;
+/// - the rounding of f32 operations: ε for each addition on the way of a term into the sum (with a
+///   weight row per lane, an offset and a product for each 16 values), and for each of at most 16
+///   other steps (conversion, scales, offsets, the sum over lanes).
 fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]) {
-    let q16 = arch.act_form(format.dtype) == ActForm::Q16;
-    let additions = match (q16, arch.name()) {
-        (true, _) => n.div_ceil(256),
-        (false, "scalar") => n,
-        (false, _) => n.div_ceil(8),
+    let form = arch.act_form(format.dtype, x.len() / n);
+    let additions = match (form, arch.name()) {
+        (ActForm::F32, "scalar") => n,
+        _ => n.div_ceil(8),
     };
     let y = product(arch, format.dtype, rows, w, n, x);
     for (r, row) in w.chunks_exact(w.len() / rows).enumerate() {
@@ -132,13 +140,13 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
             let expected: f64 = w.iter().zip(x).map(|(w, x)| *w as f64 * *x as f64).sum();
             let mut bound = 0.0;
             for (x, size) in x.chunks(32).zip(size.chunks(32)) {
-                let d = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64)) / 32767.0;
-                let rounding = if !q16 {
-                    0.0
-                } else if d < 1.01 * f32::MIN_POSITIVE as f64 {
-                    32767.0 * d
-                } else {
-                    0.51 * d
+                let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
+                let rounding = match form {
+                    ActForm::F32 => 0.0,
+                    ActForm::Q16 if max / 32767.0 < 1.01 * f32::MIN_POSITIVE as f64 => max,
+                    ActForm::Q16 => 0.51 * max / 32767.0,
+                    ActForm::Q8 if max < 2f64.powi(-100) => max,
+                    ActForm::Q8 => 0.51 * max / 127.0,
                 };
                 for (x, size) in x.iter().zip(size) {
                     let x = x.abs() as f64 + rounding;
@@ -172,7 +180,7 @@ fn products_are_right() {
         for format in FORMATS {
             let mut random = Random(7 + format.dtype as u64);
             for &n in widths(format) {
-                for (rows, m) in [(1, 1), (2, 3), (7, 1), (8, 2), (9, 16), (17, 17)] {
+                for (rows, m) in [(1, 1), (2, 3), (7, 1), (8, 2), (9, 16), (16, 5), (33, 1), (17, 17)] {
                     let w = weights(&mut random, format, rows, n);
                     let x: Vec<f32> = (0..m * n).map(|_| random.value()).collect();
                     check(arch, format, rows, n, &w, &x);
@@ -208,7 +216,7 @@ fn extreme_activations() {
 #[test]
 fn integers_are_exact() {
     for arch in Arch::available() {
-        for format in FORMATS.iter().filter(|f| arch.act_form(f.dtype) == ActForm::Q16) {
+        for format in FORMATS.iter().filter(|f| arch.act_form(f.dtype, 1) == ActForm::Q16) {
             let mut random = Random(13 + format.dtype as u64);
             let (scales, _, sub_scales) = layout(format.dtype);
             let n = 256;
@@ -254,10 +262,14 @@ fn tiles_do_not_change_results() {
             let n = n.next_multiple_of(format.block_elems);
             let w = weights(&mut random, format, 17, n);
             let x: Vec<f32> = (0..17 * n).map(|_| random.value()).collect();
-            let all = product(arch, format.dtype, 17, &w, n, &x);
             let row = w.len() / 17;
-            for rows in 1..=17 {
-                for m in 1..=17 {
+            for m in 1..=17 {
+                // All activation rows at a time, as far as they are multiplied in the same way.
+                let mut all = product(arch, format.dtype, 17, &w, n, &x);
+                if m == 1 {
+                    all = x.chunks_exact(n).flat_map(|x| product(arch, format.dtype, 17, &w, n, x)).collect();
+                }
+                for rows in 1..=17 {
                     let (r, i) = (17 - rows, (17 - m) / 2);
                     let some = product(arch, format.dtype, rows, &w[r * row..], n, &x[i * n..][..m * n]);
                     for (j, some) in some.chunks_exact(rows).enumerate() {
@@ -348,6 +360,42 @@ fn activations_round_to_the_nearest_step() {
                 // One rounding for all levels: their results differ by the sums alone.
                 let mut reference = blocks.clone();
                 Arch::scalar().quantize_q16(&x[..n], &mut reference);
+                assert_eq!(
+                    bytemuck::cast_slice::<_, u8>(&blocks),
+                    bytemuck::cast_slice::<_, u8>(&reference),
+                    "{arch:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_round_to_the_nearest_8_bit_step() {
+    let mut random = Random(31);
+    for arch in Arch::available() {
+        for n in [1, 31, 32, 100, 256, 257, 800] {
+            for scale in [1.0, 1e30, 1e-30, 1e-34, 1e-40, 0.0] {
+                let mut x: Vec<f32> = (0..n).map(|_| random.value() * scale).collect();
+                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockQ8::per_row(n)];
+                bytemuck::cast_slice_mut::<_, u8>(&mut blocks).fill(99);
+                arch.quantize_q8(&x, &mut blocks);
+                x.resize(256 * blocks.len(), 0.0);
+                for (b, x) in x.chunks_exact(32).enumerate() {
+                    let block: &BlockQ8 = &blocks[b / 8];
+                    let (d, q) = (block.d[b % 8], &block.q[b % 8]);
+                    let step = if d == 0.0 { 2f64.powi(-99) } else { d as f64 };
+                    for (&x, &q) in x.iter().zip(q) {
+                        let error = (x as f64 - d as f64 * f64::from(q)).abs();
+                        assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
+                    }
+                    let sum = |q: &[i8]| d * q.iter().map(|&q| i32::from(q)).sum::<i32>() as f32;
+                    assert_eq!(block.s[b % 8], sum(q), "{arch:?}");
+                    assert_eq!(block.s16[b % 8 * 2..][..2], [sum(&q[..16]), sum(&q[16..])], "{arch:?}");
+                }
+                // One rounding for all levels: their results differ by the sums alone.
+                let mut reference = blocks.clone();
+                Arch::scalar().quantize_q8(&x[..n], &mut reference);
                 assert_eq!(
                     bytemuck::cast_slice::<_, u8>(&blocks),
                     bytemuck::cast_slice::<_, u8>(&reference),

@@ -29,7 +29,7 @@ mod view;
 use crate::quant::DType;
 use std::sync::OnceLock;
 
-pub use acts::{Acts, BlockQ16};
+pub use acts::{Acts, BlockQ8, BlockQ16};
 pub use view::ColumnsMut;
 
 /// Activation form a product kernel reads.
@@ -39,14 +39,16 @@ pub enum ActForm {
     F32,
     /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
+    /// Rows rounded to 8-bit integers with a scale per 32 values ([`BlockQ8`]).
+    Q8,
 }
 
 /// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
 /// of `y`) and every activation row of `x`. The result of a row depends neither on the other rows
-/// of the call nor on `x`'s other rows.
+/// of the call nor on what `x`'s other rows hold.
 pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
-/// How a level multiplies one format by few activation rows.
+/// How a level multiplies one format by a number of activation rows that is too small for [`Gemm`].
 #[derive(Clone, Copy)]
 pub(crate) struct Matvec {
     pub(crate) form: ActForm,
@@ -182,10 +184,11 @@ pub(crate) struct Kernels {
     pub(crate) name: &'static str,
     pub(crate) supported: fn() -> bool,
 
-    pub(crate) matvec: fn(DType) -> Matvec,
+    pub(crate) matvec: fn(DType, m: usize) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) transposed: fn(DType, n_out: usize) -> Transposed,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
+    pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
     /// operations that were.
@@ -304,9 +307,9 @@ impl Arch {
         self.0.name
     }
 
-    /// Form of activations that [`Arch::matvec`] wants for `dtype`.
-    pub fn act_form(self, dtype: DType) -> ActForm {
-        (self.0.matvec)(dtype).form
+    /// Form of activations that [`Arch::matvec`] wants for `dtype` and `m` of them.
+    pub fn act_form(self, dtype: DType, m: usize) -> ActForm {
+        (self.0.matvec)(dtype, m).form
     }
 
     /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values.
@@ -317,7 +320,7 @@ impl Arch {
         let f = dtype.float_format();
         assert_eq!(w.len() * f.block_elems, y.cols() * x.n() * f.block_bytes, "matvec: {dtype:?} weight bytes");
         assert_eq!(y.rows(), x.m(), "matvec: rows of activations");
-        let matvec = (self.0.matvec)(dtype);
+        let matvec = (self.0.matvec)(dtype, x.m());
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (matvec.kernel)(y, dtype, w, x) }
@@ -401,6 +404,16 @@ impl Arch {
         assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_q16)(x, blocks) }
+    }
+
+    /// Rounds a row of activations.
+    ///
+    /// # Panics
+    /// If `blocks` has another length than [`BlockQ8::per_row`] says.
+    pub fn quantize_q8(self, x: &[f32], blocks: &mut [BlockQ8]) {
+        assert_eq!(blocks.len(), BlockQ8::per_row(x.len()), "quantize_q8: {} values", x.len());
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.quantize_q8)(x, blocks) }
     }
 
     /// `Σ a·b`.

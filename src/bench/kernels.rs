@@ -1,7 +1,7 @@
 //! Every kernel of a level against what the machine allows it.
 
 use super::machine::{arithmetic_peak, read_bandwidth};
-use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockQ16, ColumnsMut, Element};
+use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockQ8, BlockQ16, ColumnsMut, Element};
 use crate::quant::{DType, FORMATS};
 use half::f16;
 use std::hint::black_box;
@@ -61,9 +61,12 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) {
         let row_bytes = N / f.block_elems * f.block_bytes;
         let n_rows = FAR / row_bytes;
         let blocks = quantised(arch, &noise[..N]);
-        let x = match arch.act_form(f.dtype) {
+        let mut bytes_of_x = vec![bytemuck::Zeroable::zeroed(); BlockQ8::per_row(N)];
+        arch.quantize_q8(&noise[..N], &mut bytes_of_x);
+        let x = match arch.act_form(f.dtype, 1) {
             ActForm::F32 => Acts::F32 { x: &noise[..N], n: N },
             ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
+            ActForm::Q8 => Acts::Q8 { x: &bytes_of_x, n: N },
         };
         let mut out = vec![0.0; n_rows];
         let bytes = n_rows * row_bytes;

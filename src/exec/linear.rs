@@ -2,7 +2,7 @@
 
 use super::arena::{Frame, footprint};
 use super::team::Crew;
-use crate::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
+use crate::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Gradients};
 use crate::model::{Linear, Weight};
@@ -14,7 +14,7 @@ const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=768 << 10;
 /// Tasks of a product for each thread, within [`TASK_BYTES`]: so many that the threads end together.
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the most that kernels take at a time.
-const TASK_ROWS: usize = 8;
+const TASK_ROWS: usize = 16;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
@@ -84,7 +84,7 @@ enum Path {
 }
 
 fn path(arch: Arch, dtype: DType, m: usize) -> Path {
-    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype)) }
+    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype, m)) }
 }
 
 /// Bytes that packing `m` rows of `n` values for weights of `dtype` takes.
@@ -154,6 +154,16 @@ fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: 
                 ctx.arch.quantize_q16(x, blocks);
             }
             Acts::Q16 { x: blocks, n }
+        }
+        ActForm::Q8 => {
+            let per_row = BlockQ8::per_row(n);
+            // Fewer bytes than the 16-bit form of as many rows.
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut *scratch.q16);
+            let blocks = bytemuck::cast_slice_mut(&mut bytes[..m * per_row * size_of::<BlockQ8>()]);
+            for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(per_row)) {
+                ctx.arch.quantize_q8(x, blocks);
+            }
+            Acts::Q8 { x: blocks, n }
         }
     };
     let n_threads = ctx.crew.n_threads();

@@ -7,7 +7,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// See [`Lanes`].
 #[derive(Clone, Copy)]
-pub(super) struct F32x8(__m256);
+pub(super) struct F32x8(pub(super) __m256);
 
 /// The first vector of a kernel.
 #[inline]

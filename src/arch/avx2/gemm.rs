@@ -2,31 +2,35 @@
 //!
 //! Block-quantised weights are multiplied as what they are, integers. With activations rounded to
 //! 16 bits, where nothing is lost that could be noticed, `vpmaddwd` does twice the products of an
-//! `f32` multiply-add. The K-quants of up to five bits take 8-bit activations, which `vpmaddubsw`
-//! multiplies twice as fast again: with a scale per 32 of them their error is three quarters of
-//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights, and the formats
+//! `f32` multiply-add. K-quants take 8-bit activations, which `vpmaddubsw` multiplies twice as fast
+//! again: with a scale per 32 of them their error is three quarters of llama.cpp's, which has one per
+//! 256 for these formats. F32, F16 and BF16 weights, and the formats
 //! that look groups of values up, go through `f32` panels.
 
 use super::unpack::{Factors, Groups, load128, load256, with_groups};
 use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::{BlockQ8, Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-/// The numbers are the activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
+/// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
+/// format has no strips: 2048 × 2048, Zen 4.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! integers {
         ($block:ident) => {
-            const { table::<Ints<false, 32>>(14) }
+            const { table::<Ints<16, 32>>(11) }
         };
     }
     match dtype {
         DType::F32 => const { table::<F32>(14) },
         DType::F16 | DType::BF16 => const { table::<F32>(32) },
-        DType::Q4_K => const { table::<Ints<true, 32>>(6) },
-        DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<Ints<true, 16>>(6) },
-        DType::Q6_K => const { table::<Ints<false, 16>>(14) },
+        DType::Q4_K => const { table::<Ints<4, 32>>(11) },
+        DType::Q2_K => const { table::<Ints<5, 16>>(5) },
+        DType::Q3_K => const { table::<Ints<5, 16>>(9) },
+        DType::Q5_K => const { table::<Ints<5, 16>>(13) },
+        DType::Q6_K => const { table::<Ints<6, 16>>(8) },
+        DType::MXFP4 | DType::TQ2_0 => const { table::<Ints<16, 32>>(6) },
         _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
     }
 }
@@ -303,12 +307,13 @@ fn array(x: __m256) -> [f32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Panels of integers: bytes or 16-bit words, with factors for each `SPAN` of 16 or 32 weights.
+/// Panels of integers: weights of up to `BITS`, as bytes for up to six bits, else as 16-bit words, with
+/// factors for each `SPAN` of 16 or 32 weights.
 ///
 /// Both operands consist of records of 32 values: words of four or two integers, then four words of
 /// factors. A weight row has its two scales and its two offsets there, an activation row the scale
 /// `d` and `d·Σq` of the first half, of the second half, and of both.
-enum Ints<const BYTES: bool, const SPAN: usize> {}
+enum Ints<const BITS: u32, const SPAN: usize> {}
 
 /// Words with the integers of a record.
 pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
@@ -320,14 +325,18 @@ pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
 
-impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
-    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
+impl<const BITS: u32, const SPAN: usize> Ints<BITS, SPAN> {
+    const BYTES: bool = BITS <= 6;
+}
+
+impl<const BITS: u32, const SPAN: usize> Panels for Ints<BITS, SPAN> {
+    const ELEMENT: (Element, u64) = (if Self::BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
 
     fn words(k: usize) -> usize {
-        k / 32 * record(BYTES)
+        k / 32 * record(Self::BYTES)
     }
 
     fn rows(vecs: usize) -> usize {
@@ -335,15 +344,21 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
     }
 
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+        let pack = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
         // SAFETY: the caller's promise.
-        unsafe { pack_ints::<BYTES>(x, k, packed) }
+        unsafe { pack(x, k, packed) }
     }
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
         macro_rules! blocks {
             ($block:ident) => {
-                // SAFETY: the caller's promise.
-                unsafe { int_blocks::<$block, BYTES>(bytes, out) }
+                if Self::BYTES {
+                    // SAFETY: the caller's promise.
+                    unsafe { int_blocks::<$block, true, false>(bytes, out) }
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { int_blocks::<$block, false, false>(bytes, out) }
+                }
             };
         }
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
@@ -359,13 +374,13 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
         ahead: *const u32,
     ) {
         let tile = match vecs {
-            1 => int_tile::<BYTES, SPAN, 1, 4>,
-            2 => int_tile::<BYTES, SPAN, 2, 4>,
-            _ => int_tile::<BYTES, SPAN, 3, 2>,
+            1 => int_tile::<BITS, SPAN, 1, 4>,
+            2 => int_tile::<BITS, SPAN, 2, 4>,
+            _ => int_tile::<BITS, SPAN, 3, 2>,
         };
         // If the compiler knew, it would unroll the inner loop and turn the sums into trees that need
         // more registers than there are.
-        let words = std::hint::black_box(int_words(BYTES) * SPAN / 32);
+        let words = std::hint::black_box(int_words(Self::BYTES) * SPAN / 32);
         // SAFETY: the caller's promise.
         unsafe { tile(w, x, k / 32, words, sums, first, ahead) }
     }
@@ -378,7 +393,7 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
 
 /// `VECS` registers of activations times `ROWS` weight rows; `words` is how many there are of a span.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, const ROWS: usize>(
+unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
     records: usize,
@@ -396,29 +411,36 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, cons
             }
         }
     }
-    let factors = int_words(BYTES);
+    let (bytes, one) = (BITS <= 6, _mm256_set1_epi16(1));
+    let factors = int_words(bytes);
     for i in 0..records {
-        let x = x.wrapping_add(i * record(BYTES) * VECS * LANES);
+        let x = x.wrapping_add(i * record(bytes) * VECS * LANES);
         for line in 0..4 {
-            let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 16) * LANES);
+            let ahead = ahead.wrapping_add((i * record(bytes) * VECS + line * 16) * LANES);
             _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
         }
         // SAFETY: word `j` of the record, for the rows in register `v`.
         let x = |j: usize, v: usize| unsafe { _mm256_loadu_si256(x.wrapping_add((j * VECS + v) * LANES).cast()) };
         // SAFETY: word `j` of the record of row `r`.
-        let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(BYTES) + j).read() };
+        let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(bytes) + j).read() };
         for span in 0..32 / SPAN {
             let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
-            for j in span * words..(span + 1) * words {
+            // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
+            for j in (span * words..(span + 1) * words).step_by(if BITS == 6 { 2 } else { 1 }) {
                 for r in 0..ROWS {
+                    let next = _mm256_set1_epi32(w(j + usize::from(BITS == 6), r) as i32);
                     let w = _mm256_set1_epi32(w(j, r) as i32);
                     for v in 0..VECS {
-                        int[r][v] = if BYTES {
+                        int[r][v] = match BITS {
                             // Sums of 16 products below 16·127, or of 8 below 32·127: less than 2¹⁵.
-                            _mm256_add_epi16(int[r][v], _mm256_maddubs_epi16(w, x(j, v)))
-                        } else {
+                            ..6 => _mm256_add_epi16(int[r][v], _mm256_maddubs_epi16(w, x(j, v))),
+                            6 => {
+                                let (a, b) =
+                                    (_mm256_maddubs_epi16(w, x(j, v)), _mm256_maddubs_epi16(next, x(j + 1, v)));
+                                _mm256_add_epi32(int[r][v], _mm256_madd_epi16(_mm256_add_epi16(a, b), one))
+                            }
                             // Sums of at most 32 products of 2⁷ and 2¹⁴.
-                            _mm256_add_epi32(int[r][v], _mm256_madd_epi16(w, x(j, v)))
+                            _ => _mm256_add_epi32(int[r][v], _mm256_madd_epi16(w, x(j, v))),
                         };
                     }
                 }
@@ -428,7 +450,7 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, cons
                 let scale = _mm256_set1_ps(f32::from_bits(w(factors + span, r)));
                 let offset = _mm256_set1_ps(f32::from_bits(w(factors + 2 + span, r)));
                 for v in 0..VECS {
-                    let int = if BYTES { _mm256_madd_epi16(int[r][v], _mm256_set1_epi16(1)) } else { int[r][v] };
+                    let int = if BITS < 6 { _mm256_madd_epi16(int[r][v], one) } else { int[r][v] };
                     let (d, sum) = (_mm256_castsi256_ps(x(factors, v)), _mm256_castsi256_ps(x(sum_word, v)));
                     let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
                     acc[r][v] = _mm256_fmadd_ps(product, scale, acc[r][v]);
@@ -513,6 +535,35 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     bytemuck::cast(record)
 }
 
+/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose
+/// bytes are 128 too large: instead of sums it has what that makes of products, `−128·Σq` of each half
+/// as an integer.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
+    let mut record = [0; 3 * LANES];
+    for (h, x) in x.as_chunks::<16>().0.iter().enumerate() {
+        let x = [load(x.first_chunk().expect("8 of 16")), load(x.last_chunk().expect("8 of 16"))];
+        let magnitude = _mm256_set1_epi32(i32::MAX);
+        let first = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
+        let second = _mm256_and_si256(_mm256_castps_si256(x[1]), magnitude);
+        let largest = int_array(_mm256_max_epi32(first, second)).into_iter().fold(0, i32::max) as u32;
+        let (d, inverse) = BlockQ8::scale(largest);
+        // 0 also where infinity times 0 would be NaN.
+        let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
+        let inverse = _mm256_set1_ps(inverse);
+        let first = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x[0], finite), inverse));
+        let second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x[1], finite), inverse));
+        let sum: i32 = int_array(_mm256_add_epi32(first, second)).iter().sum();
+        // Packing works in each 128-bit half: words 0, 2, 1, 3 of bytes.
+        let words = int_array(_mm256_packs_epi16(_mm256_packs_epi32(first, second), _mm256_setzero_si256()));
+        record[4 * h..][..4].copy_from_slice(&[words[0], words[4], words[1], words[5]].map(i32::cast_unsigned));
+        record[int_words(true) + h] = d.to_bits();
+        record[int_words(true) + 2 + h] = (-128 * sum).cast_unsigned();
+    }
+    bytemuck::cast(record)
+}
+
 #[inline]
 #[target_feature(enable = "avx2")]
 fn int_array(x: __m256i) -> [i32; 8] {
@@ -520,15 +571,16 @@ fn int_array(x: __m256i) -> [i32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Records of a weight row.
+/// Records of a weight row. With `EXCESS`, bytes are what they stand for, and 128.
 #[target_feature(enable = "avx2,f16c")]
-pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool>(bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: *mut u32) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
         for g in 0..B::GROUPS {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
+            let q = if EXCESS { _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed())) } else { q };
             let out = out.wrapping_add((i * B::GROUPS + g) * record(BYTES));
             if BYTES {
                 // SAFETY: the panel has room for the blocks that are unpacked.

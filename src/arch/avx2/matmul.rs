@@ -1,4 +1,4 @@
-//! Products of weights with few activation rows.
+//! Products of weights with an activation row, and with a few where a format has no strips.
 //!
 //! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
 //! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpmaddwd` takes
@@ -8,14 +8,20 @@
 //!
 //! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–41 GB/s (rows of 2,048, GB/s of
 //! weights from memory, in brackets from L2): Q4_K 19 (21), Q6_K 21 (21), Q8_0 28 (35), Q4_0 18 (19),
-//! F16 28 (41), F32 33 (81). Four activation rows cost 1.6 (F16) to 2.7 times one (Q4_K).
+//! F16 28 (41), F32 33 (81).
 
+use super::strip::strip_for;
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-pub(super) fn matvec_for(dtype: DType) -> Matvec {
+pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
+    if m > 1
+        && let Some(strips) = strip_for(dtype)
+    {
+        return strips;
+    }
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
@@ -62,8 +68,7 @@ trait Weights<const N: usize>: Pod {
     unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
 }
 
-/// Weight rows at a time when there are several activation rows, so that these come from the L2 cache
-/// once for all.
+/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
@@ -73,69 +78,44 @@ const AHEAD: usize = 8192;
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice(w), n * N / BlockQ16::VALUES);
-    for (c, x) in x.chunks(COLUMNS * BlockQ16::per_row(n)).enumerate() {
-        if x.len() == BlockQ16::per_row(n) {
-            columns::<B, N, 1, 1>(y, w, blocks, c * COLUMNS, x);
-        } else {
-            columns::<B, N, ROWS, COLUMNS>(y, w, blocks, c * COLUMNS, x);
-        }
-    }
-}
-
-/// The products of weight rows, of `blocks` blocks each, with up to `M` activation rows, the first of
-/// them row `i`; `R` weight rows at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn columns<B: Weights<N>, const N: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    w: &[B],
-    blocks: usize,
-    i: usize,
-    x: &[BlockQ16],
-) {
-    let groups = blocks.div_ceil(N);
-    let m = (x.len() / groups).min(M);
-    for (t, rows) in w.chunks(R * blocks).enumerate() {
-        let mut totals = [[_mm256_setzero_ps(); M]; R];
-        let mut ahead = rows.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(rows)));
-        for g in 0..groups {
-            let x = &x[g..];
-            for (row, totals) in rows.chunks_exact(blocks).zip(&mut totals) {
-                let blocks = &row[g * N..];
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
+    for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
+        for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
+            let mut total = _mm256_setzero_ps();
+            let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
+            for (blocks, x) in row.chunks(N).zip(x) {
                 ahead = prefetch(ahead, N * size_of::<B>());
-                match blocks.first_chunk() {
-                    Some(blocks) => accumulate(&mut totals[..m], blocks, x, groups),
+                total = match blocks.first_chunk() {
+                    Some(blocks) => accumulate(total, blocks, x),
                     None => {
                         let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
-                        accumulate(&mut totals[..m], &padded, x, groups);
+                        accumulate(total, &padded, x)
                     }
-                }
+                };
             }
-        }
-        for (r, totals) in totals.iter().enumerate().take(rows.len() / blocks) {
-            for (j, total) in totals[..m].iter().enumerate() {
-                y.row(i + j)[t * R + r] = sum(*total);
-            }
+            *y = sum(total);
         }
     }
 }
 
-/// Asks for `bytes` from `p` on; returns where they end.
+/// Asks for `bytes` from `p` on in the second-level cache; returns where they end. The first level has
+/// too few lines on their way at a time: 1.5 times as fast for Q8_0 and F16 on Zen 4.
 #[inline(always)]
 pub(in crate::arch) fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
     for line in 0..bytes.div_ceil(64) {
         // SAFETY: a hint; it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line * 64)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(line * 64)) };
     }
     p.wrapping_add(bytes)
 }
 
-/// Adds the products of 256 weights with each activation row; their blocks are `stride` apart.
+/// Adds the products of 256 weights and as many activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn accumulate<B: Weights<N>, const N: usize>(totals: &mut [__m256], blocks: &[B; N], x: &[BlockQ16], stride: usize) {
+fn accumulate<B: Weights<N>, const N: usize>(total: __m256, blocks: &[B; N], x: &BlockQ16) -> __m256 {
     // SAFETY: this function has the features.
     let weights = unsafe { B::unpack(blocks) };
+    let mut total = total;
     for half in 0..2 {
         let [a, b, c, d] = weights.w[half];
         let w = if B::SIGNED {
@@ -143,11 +123,10 @@ fn accumulate<B: Weights<N>, const N: usize>(totals: &mut [__m256], blocks: &[B;
         } else {
             [words(a), words(b), words(c), words(d)]
         };
-        for (i, total) in totals.iter_mut().enumerate() {
-            let product = product::<B, N>(&w, weights.scale[half], weights.offset[half], &x[i * stride], half);
-            *total = _mm256_add_ps(*total, product);
-        }
+        let product = product::<B, N>(&w, weights.scale[half], weights.offset[half], x, half);
+        total = _mm256_add_ps(total, product);
     }
+    total
 }
 
 /// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes.

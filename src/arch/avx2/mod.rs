@@ -5,6 +5,7 @@ mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 mod peak;
+pub(super) mod strip;
 pub(super) mod unpack;
 
 use super::Kernels;
@@ -15,6 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    quantize_q8: strip::quantize_q8,
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,

@@ -15,6 +15,8 @@ pub(in crate::arch) struct Factors {
 /// A block of `GROUPS` groups of 32 values.
 pub(in crate::arch) trait Groups: Pod {
     const GROUPS: usize;
+    /// Without a minimum, what an offset is made of: `offset = −ZERO·scale`.
+    const ZERO: u8 = 0;
 
     /// # Safety
     /// The CPU must have AVX2 and F16C.
@@ -53,9 +55,10 @@ pub(in crate::arch) use with_groups;
 
 /// Blocks of one group with one scale and one offset.
 macro_rules! small {
-    ($block:ident, |$b:ident| $scale:expr, $offset:expr, $bytes:expr) => {
+    ($block:ident, zero: $zero:literal, |$b:ident| $scale:expr, $offset:expr, $bytes:expr) => {
         impl Groups for $block {
             const GROUPS: usize = 1;
+            const ZERO: u8 = $zero;
 
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
@@ -73,13 +76,13 @@ macro_rules! small {
         }
     };
 }
-small!(BlockQ4_0, |b| f16_value(b.d), -8.0 * f16_value(b.d), halves(&b.qs));
-small!(BlockQ4_1, |b| f16_value(b.d), f16_value(b.m), halves(&b.qs));
-small!(BlockQ5_0, |b| f16_value(b.d), -16.0 * f16_value(b.d), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
-small!(BlockQ5_1, |b| f16_value(b.d), f16_value(b.m), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
-small!(BlockQ8_0, |b| f16_value(b.d), 0.0, load256(&b.qs));
-small!(BlockIq4Nl, |b| f16_value(b.d), 0.0, look_up(&IQ4_VALUES, halves(&b.qs)));
-small!(BlockMxfp4, |b| b.half_scale(), 0.0, look_up(&MXFP4_VALUES, halves(&b.qs)));
+small!(BlockQ4_0, zero: 8, |b| f16_value(b.d), -8.0 * f16_value(b.d), halves(&b.qs));
+small!(BlockQ4_1, zero: 0, |b| f16_value(b.d), f16_value(b.m), halves(&b.qs));
+small!(BlockQ5_0, zero: 16, |b| f16_value(b.d), -16.0 * f16_value(b.d), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
+small!(BlockQ5_1, zero: 0, |b| f16_value(b.d), f16_value(b.m), _mm256_or_si256(halves(&b.qs), bits(b.qh, 16)));
+small!(BlockQ8_0, zero: 0, |b| f16_value(b.d), 0.0, load256(&b.qs));
+small!(BlockIq4Nl, zero: 0, |b| f16_value(b.d), 0.0, look_up(&IQ4_VALUES, halves(&b.qs)));
+small!(BlockMxfp4, zero: 0, |b| b.half_scale(), 0.0, look_up(&MXFP4_VALUES, halves(&b.qs)));
 
 /// Super-blocks of 256.
 macro_rules! large {

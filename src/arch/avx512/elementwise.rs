@@ -7,7 +7,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// See [`Lanes`].
 #[derive(Clone, Copy)]
-pub(super) struct F32x16(__m512);
+pub(super) struct F32x16(pub(super) __m512);
 
 /// The first vector of a kernel.
 #[inline]

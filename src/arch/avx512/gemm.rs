@@ -4,15 +4,18 @@
 //! does four times the products of an `f32` multiply-add. With a scale per 32 activations the logits
 //! are off by two thirds of what llama.cpp's, with one per 256, are.
 //!
-//! Formats of 32 values have activations of that kind there, and no room for a second rounding; here
-//! they are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32` multiply-add, and
-//! rounding both factors to eight significant bits makes 0.4 of that error. Intel's cores run the
-//! instruction at a quarter of the rate of `f32` multiply-adds (measured on Sapphire Rapids), so
-//! there these formats take 16-bit activations and `vpdpwssd`.
+//! Formats of 32 values have activations with a scale per 32 there. Here they get one per 16, and no
+//! minimum to subtract, as sums of products begin with what their excess of 128 makes; the logits are
+//! off by at most 0.9 of llama.cpp's error, and 1.2 to 1.5 times as many products go through as with
+//! bf16 (Zen 4).
+//!
+//! Q4_1, Q5_1 and TQ2_0 are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32`
+//! multiply-add. Intel's cores run the instruction at a quarter of the rate of `f32` multiply-adds
+//! (measured on Sapphire Rapids), so there these formats take 16-bit activations and `vpdpwssd`.
 //!
 //! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
-use crate::arch::avx2::gemm::{int_blocks, int_words, record, round};
+use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
 use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
 use crate::arch::{Element, Gemm, Transposed};
@@ -21,18 +24,24 @@ use bytemuck::Pod;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// The numbers are the activation rows from which on panels beat `matmul.rs`: 2048 × 2048, Zen 5.
+/// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
+/// format has no strips: 2048 × 2048, Zen 4.
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! bf16 {
         ($block:ident) => {
-            const { table::<Bf16>(11) }
+            const { table::<Bf16>(28) }
         };
     }
     match dtype {
         DType::F32 => const { table::<F32>(22) },
         DType::F16 | DType::BF16 => const { table::<F32>(32) },
-        DType::Q4_K | DType::Q5_K => const { table::<Ints<true, 32>>(8) },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<Ints<true, 16>>(8) },
+        DType::Q4_K | DType::Q5_K => const { table::<Ints<true, 32>>(28) },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<Ints<true, 16>>(28) },
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => {
+            const { table::<Ints<true, 16, true>>(28) }
+        }
+        DType::MXFP4 => const { table::<Ints<true, 16, true>>(6) },
+        DType::TQ2_0 if fast_bf16() => const { table::<Bf16>(11) },
         _ if fast_bf16() => with_groups!(dtype, bf16, const { table::<Bf16>(5) }),
         _ => without_bf16(dtype),
     }
@@ -41,10 +50,13 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
 fn without_bf16(dtype: DType) -> Gemm {
     macro_rules! integers {
         ($block:ident) => {
-            const { table::<Ints<false, 32>>(11) }
+            const { table::<Ints<false, 32>>(28) }
         };
     }
-    with_groups!(dtype, integers, const { table::<F32>(5) })
+    match dtype {
+        DType::TQ2_0 => const { table::<Ints<false, 32>>(11) },
+        _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
+    }
 }
 
 /// Scales belong to parts of rows, so that columns are rounded again: to bytes with a scale and an offset
@@ -191,10 +203,11 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
     }
 }
 
-/// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make.
-enum Ints<const BYTES: bool, const SPAN: usize> {}
+/// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make. With
+/// `EXCESS`, weights are bytes 128 too large, and activations those of [`round_halves`].
+enum Ints<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
-impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for Ints<BYTES, SPAN, EXCESS> {
     const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
@@ -210,14 +223,14 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
 
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
         // SAFETY: the caller's promise.
-        unsafe { pack_ints::<BYTES>(x, k, packed) }
+        unsafe { pack_ints::<BYTES, EXCESS>(x, k, packed) }
     }
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
         macro_rules! blocks {
             ($block:ident) => {
                 // SAFETY: the caller's promise.
-                unsafe { int_blocks::<$block, BYTES>(bytes, out) }
+                unsafe { int_blocks::<$block, BYTES, EXCESS>(bytes, out) }
             };
         }
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
@@ -233,9 +246,9 @@ impl<const BYTES: bool, const SPAN: usize> Panels for Ints<BYTES, SPAN> {
         ahead: *const u32,
     ) {
         let tile = match vecs {
-            1 => int_tile::<BYTES, SPAN, 1, 8>,
-            2 => int_tile::<BYTES, SPAN, 2, 4>,
-            _ => int_tile::<BYTES, SPAN, 3, 4>,
+            1 => int_tile::<BYTES, SPAN, EXCESS, 1, 8>,
+            2 => int_tile::<BYTES, SPAN, EXCESS, 2, 4>,
+            _ => int_tile::<BYTES, SPAN, EXCESS, 3, 4>,
         };
         // SAFETY: the caller's promise.
         unsafe { tile(w, x, k / 32, sums, first, ahead) }
@@ -261,7 +274,7 @@ impl Turn for Ints<true, 32> {
 
 /// `VECS` registers of activations times `ROWS` weight rows.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, const ROWS: usize>(
+unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
     records: usize,
@@ -291,6 +304,13 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, cons
         let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(BYTES) + j).read() };
         for span in 0..32 / SPAN {
             let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
+            if EXCESS {
+                for r in 0..ROWS {
+                    for v in 0..VECS {
+                        int[r][v] = x(factors + 2 + span, v);
+                    }
+                }
+            }
             for j in span * words..(span + 1) * words {
                 let mut xs = [_mm512_setzero_si512(); VECS];
                 for v in 0..VECS {
@@ -307,15 +327,20 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, cons
                     }
                 }
             }
-            let sum_word = factors + if SPAN == 32 { 3 } else { 1 + span };
+            let (d_word, sum_word) = match (EXCESS, SPAN) {
+                (true, _) => (factors + span, 0),
+                (false, 32) => (factors, factors + 3),
+                (false, _) => (factors, factors + 1 + span),
+            };
             for r in 0..ROWS {
                 let scale = _mm512_set1_ps(f32::from_bits(w(factors + span, r)));
                 let offset = _mm512_set1_ps(f32::from_bits(w(factors + 2 + span, r)));
                 for v in 0..VECS {
-                    let (d, sum) = (_mm512_castsi512_ps(x(factors, v)), _mm512_castsi512_ps(x(sum_word, v)));
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), d);
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(d_word, v)));
                     acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
-                    acc[r][v] = _mm512_fmadd_ps(offset, sum, acc[r][v]);
+                    if !EXCESS {
+                        acc[r][v] = _mm512_fmadd_ps(offset, _mm512_castsi512_ps(x(sum_word, v)), acc[r][v]);
+                    }
                 }
             }
         }
@@ -329,14 +354,14 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const VECS: usize, cons
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
+fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (i, packed) in packed.chunks_exact_mut(record(BYTES) * n_vecs * LANES).enumerate() {
             let mut rows = [[[0.0; 8]; 3]; LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
                 if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = round::<BYTES>(x);
+                    *row = if EXCESS { round_halves(x) } else { round::<BYTES>(x) };
                 }
             }
             for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {

@@ -1,4 +1,4 @@
-//! Products of weights with few activation rows.
+//! Products of weights with an activation row, and with a few where a format has no strips.
 //!
 //! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
 //! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpdpwssd`
@@ -8,9 +8,10 @@
 //!
 //! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of
 //! weights from memory, in brackets from L2): Q4_K 28 (34), Q6_K 36 (43), Q8_0 31 (49), Q4_0 26 (29),
-//! F16 29 (75), F32 31 (110). Four activation rows cost 1.3 (F16) to 2.5 times one (Q4_K), sixteen
-//! 3 to 10 times; a level's `Gemm::min_rows` says where panels take over.
+//! F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide inside, from L2: Q4_K 19, Q6_K
+//! 21, Q8_0 33, Q4_0 21, Q5_0 18, IQ4_NL 17, and from memory on huge pages as much.
 
+use super::strip::strip_for;
 use crate::arch::avx2::{each, joined, padded, prefetch};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
@@ -18,7 +19,12 @@ use bytemuck::Pod;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-pub(super) fn matvec_for(dtype: DType) -> Matvec {
+pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
+    if m > 1
+        && let Some(strips) = strip_for(dtype)
+    {
+        return strips;
+    }
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
@@ -64,8 +70,7 @@ trait Weights<const N: usize>: Pod {
     unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
 }
 
-/// Weight rows at a time when there are several activation rows, so that these come from the L2 cache
-/// once for all.
+/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
@@ -76,57 +81,31 @@ const AHEAD: usize = 8192;
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice(w), n * N / BlockQ16::VALUES);
-    for (c, x) in x.chunks(COLUMNS * BlockQ16::per_row(n)).enumerate() {
-        if x.len() == BlockQ16::per_row(n) {
-            columns::<B, N, 1, 1>(y, w, blocks, c * COLUMNS, x);
-        } else {
-            columns::<B, N, ROWS, COLUMNS>(y, w, blocks, c * COLUMNS, x);
-        }
-    }
-}
-
-/// The products of weight rows, of `blocks` blocks each, with up to `M` activation rows, the first of
-/// them row `i`; `R` weight rows at a time.
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn columns<B: Weights<N>, const N: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    w: &[B],
-    blocks: usize,
-    i: usize,
-    x: &[BlockQ16],
-) {
-    let groups = blocks.div_ceil(N);
-    let m = (x.len() / groups).min(M);
-    for (t, rows) in w.chunks(R * blocks).enumerate() {
-        let mut totals = [[_mm512_setzero_ps(); M]; R];
-        let mut ahead = rows.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(rows)));
-        for g in 0..groups {
-            let x = &x[g..];
-            for (row, totals) in rows.chunks_exact(blocks).zip(&mut totals) {
-                let blocks = &row[g * N..];
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
+    for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
+        for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
+            let mut total = _mm512_setzero_ps();
+            let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
+            for (blocks, x) in row.chunks(N).zip(x) {
                 ahead = prefetch(ahead, N * size_of::<B>());
-                match blocks.first_chunk() {
-                    Some(blocks) => accumulate(&mut totals[..m], blocks, x, groups),
+                let sum = match blocks.first_chunk() {
+                    Some(blocks) => product(blocks, x),
                     None => {
                         let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
-                        accumulate(&mut totals[..m], &padded, x, groups);
+                        product(&padded, x)
                     }
-                }
+                };
+                total = _mm512_add_ps(total, sum);
             }
-        }
-        for (r, totals) in totals.iter().enumerate().take(rows.len() / blocks) {
-            for (j, total) in totals[..m].iter().enumerate() {
-                y.row(i + j)[t * R + r] = _mm512_reduce_add_ps(*total);
-            }
+            *y = _mm512_reduce_add_ps(total);
         }
     }
 }
 
-/// Adds the products of 256 weights with each activation row; their blocks are `stride` apart.
+/// `Σ (scale·w + offset)·x`, the sum spread over the lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn accumulate<B: Weights<N>, const N: usize>(totals: &mut [__m512], blocks: &[B; N], x: &[BlockQ16], stride: usize) {
+fn product<B: Weights<N>, const N: usize>(blocks: &[B; N], x: &BlockQ16) -> __m512 {
     // SAFETY: this function has the features.
     let weights = unsafe { B::unpack(blocks) };
     let [a, b, c, d] = weights.w;
@@ -135,15 +114,6 @@ fn accumulate<B: Weights<N>, const N: usize>(totals: &mut [__m512], blocks: &[B;
     } else {
         [words(a), words(b), words(c), words(d)]
     };
-    for (i, total) in totals.iter_mut().enumerate() {
-        *total = _mm512_add_ps(*total, product::<B, N>(&w, &weights, &x[i * stride]));
-    }
-}
-
-/// `Σ (scale·w + offset)·x`, the sum spread over the lanes.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn product<B: Weights<N>, const N: usize>(w: &[[__m512i; 2]; 4], weights: &Unpacked, x: &BlockQ16) -> __m512 {
     let zero = _mm512_setzero_si512();
     // |w| ≤ 128, |x| ≤ 32767, eight products per lane: below 2²⁵.
     let scale = _mm512_mul_ps(weights.scale, load_f32(&x.d));
@@ -478,22 +448,13 @@ fn shifted(x: __m512i, by: __m512i, mask: __m512i) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn with_fifth_bits(low: [__m512i; 4], qh: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    // Each byte looks at the byte of `qh` that holds its bit.
-    let first = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-    let second = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
-    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
     let mut w = low;
-    for odd in 0..2 {
-        let qh = each_lane(
-            i32::from_le_bytes(*qh[odd]),
-            i32::from_le_bytes(*qh[odd + 2]),
-            i32::from_le_bytes(*qh[odd + 4]),
-            i32::from_le_bytes(*qh[odd + 6]),
-        );
-        for (w, bytes) in w[2 * odd..][..2].iter_mut().zip([first, second]) {
-            let has = _mm512_test_epi8_mask(_mm512_shuffle_epi8(qh, bytes), bit);
-            *w = _mm512_mask_add_epi8(*w, has, *w, _mm512_set1_epi8(16));
-        }
+    for (r, w) in w.iter_mut().enumerate() {
+        // Half `r % 2` of every second block.
+        let [a, b, c, d] = [qh[r / 2], qh[r / 2 + 2], qh[r / 2 + 4], qh[r / 2 + 6]];
+        let half = |qh: &[u8; 4]| [qh[r % 2 * 2], qh[r % 2 * 2 + 1]];
+        let has = four([half(a), half(b), half(c), half(d)]);
+        *w = _mm512_mask_add_epi8(*w, has, *w, _mm512_set1_epi8(16));
     }
     w
 }
@@ -551,9 +512,18 @@ fn twice(x: u64) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn halves(x: [&[u8; 2]; 8]) -> __m512 {
-    let x = load_16(bytemuck::cast_ref(&x.map(|x| *x)));
+    // Put together in general registers: vector ones are short of shuffles.
+    let [a, b, c, d, e, f, g, h] = x;
+    let x = _mm_set_epi64x(four([*e, *f, *g, *h]).cast_signed(), four([*a, *b, *c, *d]).cast_signed());
     let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
+}
+
+/// Four words of 16 bits, the first one lowest.
+#[inline(always)]
+fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
+    let word = |x| u64::from(u16::from_le_bytes(x));
+    word(a) | word(b) << 16 | word(c) << 32 | word(d) << 48
 }
 
 /// An f16 in all lanes.
@@ -579,10 +549,9 @@ fn each_lane(a: i32, b: i32, c: i32, d: i32) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn lanes(x: [&[u8; 16]; 4]) -> __m512i {
-    let v = _mm512_castsi128_si512(load_16(x[0]));
-    let v = _mm512_inserti32x4::<1>(v, load_16(x[1]));
-    let v = _mm512_inserti32x4::<2>(v, load_16(x[2]));
-    _mm512_inserti32x4::<3>(v, load_16(x[3]))
+    let low = _mm256_set_m128i(load_16(x[1]), load_16(x[0]));
+    let high = _mm256_set_m128i(load_16(x[3]), load_16(x[2]));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
 #[inline]

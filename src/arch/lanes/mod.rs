@@ -1,12 +1,15 @@
-//! Float kernels written once over a vector type, and instantiated by each level under its
+//! Kernels written once over a vector type, and instantiated by each level under its
 //! `#[target_feature]`.
 //!
-//! Only `f32` arithmetic is shared this way: it differs between instruction sets in spelling and
-//! width, while integer dot products differ in shape and stay in the levels' own files.
+//! Shared this way is what differs between instruction sets in spelling and width only: `f32`
+//! arithmetic, and products with a weight row per lane. Other integer dot products differ in shape
+//! and stay in the levels' own files.
 
 pub(super) mod attention;
 pub(super) mod attention_backward;
 pub(super) mod elementwise;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod strip;
 
 use half::f16;
 use std::ops::{Add, Div, Mul, Sub};

@@ -1,7 +1,7 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by them.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::{Acts, BlockQ16, ColumnsMut};
+use crate::arch::{Acts, BlockQ8, BlockQ16, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
 
@@ -84,6 +84,24 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
                 }
                 block.s[2 * b + h] = d * sum as f32;
             }
+        }
+    }
+}
+
+pub(super) fn quantize_q8(x: &[f32], blocks: &mut [BlockQ8]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ8::VALUES)) {
+        *block = BlockQ8::zeroed();
+        for (b, x) in x.chunks(32).enumerate() {
+            let (d, inverse) = BlockQ8::scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
+            let mut sums = [0; 2];
+            for (i, x) in x.iter().enumerate() {
+                let q = (x * inverse).round_ties_even() as i8;
+                block.q[b][i] = q;
+                sums[i / 16] += i32::from(q);
+            }
+            block.d[b] = d;
+            block.s[b] = d * (sums[0] + sums[1]) as f32;
+            block.s16[2 * b..][..2].copy_from_slice(&[d * sums[0] as f32, d * sums[1] as f32]);
         }
     }
 }

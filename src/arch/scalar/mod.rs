@@ -11,7 +11,7 @@ use super::{ActForm, Element, Gemm, Kernels, Matvec, Transposed};
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
     supported: || true,
-    matvec: |_| Matvec { form: ActForm::F32, kernel: matmul::matvec },
+    matvec: |_, _| Matvec { form: ActForm::F32, kernel: matmul::matvec },
     gemm: |_| Gemm {
         // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
         min_rows: usize::MAX,
@@ -30,6 +30,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         kernel: matmul::transposed,
     },
     quantize_q16: matmul::quantize_q16,
+    quantize_q8: matmul::quantize_q8,
     peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,
