@@ -270,7 +270,8 @@ proptest! {
             let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(x.len())];
             arch.quantize_q16(x, &mut blocks);
             let bits = |x: f32| if x.is_nan() { 1 } else { x.to_bits() };
-            blocks.iter().map(|b| (b.q, b.d.map(bits), b.s.map(bits))).collect::<Vec<_>>()
+            let integers = |b: &BlockQ16| (0..BlockQ16::VALUES).map(|i| b.integer(i)).collect::<Vec<_>>();
+            blocks.iter().map(|b| (integers(b), b.d.map(bits), b.s.map(bits))).collect::<Vec<_>>()
         };
         let expected = bits(Arch::scalar());
         for arch in Arch::available() {
@@ -304,10 +305,7 @@ fn q16_of_zeros_tiny_and_broken_values() {
         let quantized = |x: [f32; 32]| {
             let mut block = [BlockQ16::zeroed()];
             arch.quantize_q16(&x, &mut block);
-            let q: [i16; 32] = std::array::from_fn(|i| {
-                let (row, column) = BlockQ16::position(i);
-                block[0].q[row][column]
-            });
+            let q: [i16; 32] = std::array::from_fn(|i| block[0].integer(i));
             (q, block[0].d[0], [block[0].s[0], block[0].s[1]])
         };
         for tiny in [0.0, -0.0, 1e-45, 1e-35] {
@@ -316,9 +314,10 @@ fn q16_of_zeros_tiny_and_broken_values() {
         let mut x = [1.0; 32];
         x[5] = -4.0;
         let (q, d, s) = quantized(x);
-        assert_eq!((q[5], q[6]), (-32767, 8192), "{arch:?}");
-        assert_eq!(d, 4.0 / 32767.0);
-        assert_eq!(s, [d * (15 * 8192 - 32767) as f32, d * (16 * 8192) as f32]);
+        let (largest, quarter) = (i32::from(BlockQ16::MAX), i32::from(BlockQ16::MAX) / 4 + 1);
+        assert_eq!((q[5].into(), q[6].into()), (-largest, quarter), "{arch:?}");
+        assert_eq!(d, 4.0 / largest as f32);
+        assert_eq!(s, [d * (15 * quarter - largest) as f32, d * (16 * quarter) as f32]);
         for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             x[17] = broken;
             let (_, d, _) = quantized(x);

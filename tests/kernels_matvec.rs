@@ -4,6 +4,9 @@ use half::f16;
 use ruvllm::arch::{ActForm, Acts, Arch, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
+/// The largest integer of a rounded activation.
+const LARGEST: f32 = BlockQ16::MAX as f32;
+
 /// xorshift64*: the tests need variety, not quality.
 struct Random(u64);
 
@@ -114,8 +117,8 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Compares all products with sums in f64. They may differ by
-/// - the rounding of activations: half a step `d = max|x|/32767` of each 32 (and 1/50 of it, because
-///   `x/d` is computed in f32: 32767·2⁻²³ < 0.01), or all of `x` where `d` is no normal number;
+/// - the rounding of activations: half a step `d = max|x|/MAX` of each 32 (and 1/50 of it, because
+///   `x/d` is computed in f32: MAX·2⁻²³ < 0.01), or all of `x` where `d` is no normal number;
 /// - the rounding of f32 operations: ε for each addition on the way of a term into the sum, and for
 ///   each of at most 16 other steps (conversion, scales, offsets, the sum over lanes).
 fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]) {
@@ -132,11 +135,11 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
             let expected: f64 = w.iter().zip(x).map(|(w, x)| *w as f64 * *x as f64).sum();
             let mut bound = 0.0;
             for (x, size) in x.chunks(32).zip(size.chunks(32)) {
-                let d = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64)) / 32767.0;
+                let d = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64)) / LARGEST as f64;
                 let rounding = if !q16 {
                     0.0
                 } else if d < 1.01 * f32::MIN_POSITIVE as f64 {
-                    32767.0 * d
+                    LARGEST as f64 * d
                 } else {
                     0.51 * d
                 };
@@ -227,12 +230,12 @@ fn integers_are_exact() {
                 }
             }
             for block in 0..8 {
-                // The largest is 32767, so that the scale is 1.
+                // The largest is that of the integers, so that the scale is 1.
                 let mut x = vec![0.0; n];
                 for x in &mut x[32 * block..][..32] {
                     *x = (random.bits() % 99) as f32 - 49.0;
                 }
-                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 { 32767.0 } else { -32767.0 };
+                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 { LARGEST } else { -LARGEST };
                 let y = product(arch, format.dtype, 9, &w, n, &x);
                 for (r, row) in w.chunks_exact(w.len() / 9).enumerate() {
                     let (w, _) = expand(format, row, n);
@@ -328,7 +331,8 @@ fn activations_round_to_the_nearest_step() {
         for n in [1, 31, 32, 100, 256, 257, 800] {
             for scale in [1.0, 1e30, 1e-30, 1e-34, 1e-40, 0.0] {
                 let mut x: Vec<f32> = (0..n).map(|_| random.value() * scale).collect();
-                let mut blocks = vec![BlockQ16 { q: [[99; 32]; 8], d: [9.0; 16], s: [9.0; 16] }; BlockQ16::per_row(n)];
+                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockQ16::per_row(n)];
+                bytemuck::cast_slice_mut::<BlockQ16, u8>(&mut blocks).fill(99);
                 arch.quantize_q16(&x, &mut blocks);
                 x.resize(256 * blocks.len(), 0.0);
                 for (b, x) in x.chunks_exact(16).enumerate() {
@@ -336,10 +340,9 @@ fn activations_round_to_the_nearest_step() {
                     let (d, s) = (block.d[b % 16], block.s[b % 16]);
                     let mut sum = 0;
                     for (i, &x) in x.iter().enumerate() {
-                        let (row, column) = BlockQ16::position(b % 16 * 16 + i);
-                        let q = block.q[row][column];
+                        let q = block.integer(b % 16 * 16 + i);
                         sum += i32::from(q);
-                        let step = if d == 0.0 { 32767.0 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let step = if d == 0.0 { LARGEST as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }
