@@ -14,9 +14,13 @@ use crate::arch::gemm::{BLOCK, Panels, TILE, table};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-/// From twice as many rows on as one tile's half: below, most of a tile would multiply nothing.
-pub(in crate::arch) fn gemm_for(_: DType) -> Gemm {
-    const { table::<F32>(6) }
+/// The numbers are the activation rows from which on panels take fewer instructions than `matmul.rs`.
+pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
+    match dtype {
+        DType::F32 => const { table::<F32>(14) },
+        DType::F16 | DType::BF16 => const { table::<F32>(24) },
+        _ => const { table::<F32>(6) },
+    }
 }
 
 /// Words of a register.
@@ -80,24 +84,41 @@ unsafe fn tile_f32<const VECS: usize>(w: *const f32, x: *const f32, words: usize
             }
         }
     }
-    for i in 0..words {
-        // SAFETY: word `i` of the eight rows.
-        let w = unsafe { [vld1q_f32(w.wrapping_add(i * ROWS)), vld1q_f32(w.wrapping_add(i * ROWS + LANES))] };
-        for v in 0..VECS {
-            // SAFETY: word `i` of the rows in register `v`.
-            let x = unsafe { vld1q_f32(x.wrapping_add((i * VECS + v) * LANES)) };
-            for h in 0..2 {
-                acc[4 * h][v] = vfmaq_laneq_f32::<0>(acc[4 * h][v], x, w[h]);
-                acc[4 * h + 1][v] = vfmaq_laneq_f32::<1>(acc[4 * h + 1][v], x, w[h]);
-                acc[4 * h + 2][v] = vfmaq_laneq_f32::<2>(acc[4 * h + 2][v], x, w[h]);
-                acc[4 * h + 3][v] = vfmaq_laneq_f32::<3>(acc[4 * h + 3][v], x, w[h]);
-            }
+    let mut i = 0;
+    while i + 2 <= words {
+        // SAFETY: words `i` and `i + 1` of all rows.
+        unsafe {
+            word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES));
+            word(&mut acc, w.wrapping_add((i + 1) * ROWS), x.wrapping_add((i + 1) * VECS * LANES));
         }
+        i += 2;
+    }
+    if i < words {
+        // SAFETY: word `i` of all rows.
+        unsafe { word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES)) };
     }
     for r in 0..ROWS {
         for v in 0..VECS {
             // SAFETY: as above.
             unsafe { vst1q_f32(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
+/// Adds the products of one value of each row.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn word<const VECS: usize>(acc: &mut [[float32x4_t; VECS]; ROWS], w: *const f32, x: *const f32) {
+    // SAFETY: the caller's promise.
+    let w = unsafe { [vld1q_f32(w), vld1q_f32(w.wrapping_add(LANES))] };
+    for v in 0..VECS {
+        // SAFETY: the caller's promise.
+        let x = unsafe { vld1q_f32(x.wrapping_add(v * LANES)) };
+        for h in 0..2 {
+            acc[4 * h][v] = vfmaq_laneq_f32::<0>(acc[4 * h][v], x, w[h]);
+            acc[4 * h + 1][v] = vfmaq_laneq_f32::<1>(acc[4 * h + 1][v], x, w[h]);
+            acc[4 * h + 2][v] = vfmaq_laneq_f32::<2>(acc[4 * h + 2][v], x, w[h]);
+            acc[4 * h + 3][v] = vfmaq_laneq_f32::<3>(acc[4 * h + 3][v], x, w[h]);
         }
     }
 }

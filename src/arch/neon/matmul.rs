@@ -6,7 +6,7 @@
 //! ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to them,
 //! so that a product costs twice the multiplications of 8-bit activations, and all else once.
 //!
-//! Two weight rows at a time share the loads of an activation row. Here, without `sdot`, 16 weights
+//! Two weight rows at a time share the loads of an activation row where registers allow. Here, without `sdot`, 16 weights
 //! take six multiply-adds (`smull`, `smlal2`, `sadalp` for each plane): with unpacking 0.6 to 0.7
 //! instructions per weight, so that four 128-bit pipes at 4.4 GHz multiply at most 27 billion
 //! weights a second, 15 GB/s of Q4_K.
@@ -68,9 +68,6 @@ fn matvec_q16<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w
     unsafe { matvec::<Smull, B, N>(y, w, x) }
 }
 
-/// Weight rows at a time.
-const ROWS: usize = 2;
-
 /// The product, to be inlined into a function that has the features of `D`.
 ///
 /// # Safety
@@ -83,15 +80,17 @@ pub(in crate::arch) unsafe fn matvec<D: Dot, B: Weights<N>, const N: usize>(
 ) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
     let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
-    for (t, w) in w.chunks(ROWS * blocks).enumerate() {
+    // The sixteen factors of two rows would not leave registers enough.
+    let rows = if B::FACTORS_PER_16 { 1 } else { 2 };
+    for (t, w) in w.chunks(rows * blocks).enumerate() {
         for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
-            if w.len() == ROWS * blocks {
+            let y = &mut y.row(i)[t * rows..];
+            if w.len() == 2 * blocks {
                 // SAFETY: the caller's promise.
-                let sums = unsafe { dots::<D, B, N, ROWS>(w, x) };
-                y.row(i)[t * ROWS..][..ROWS].copy_from_slice(&sums);
+                y[..2].copy_from_slice(&unsafe { dots::<D, B, N, 2>(w, x) });
             } else {
                 // SAFETY: as above.
-                y.row(i)[t * ROWS..].copy_from_slice(&unsafe { dots::<D, B, N, 1>(w, x) });
+                y[..1].copy_from_slice(&unsafe { dots::<D, B, N, 1>(w, x) });
             }
         }
     }
@@ -325,18 +324,29 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     x: &[f32],
 ) {
     let (row_bytes, n) = (w.len() / R, x.len() / M);
-    let w: [_; R] = std::array::from_fn(|r| w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>());
-    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<16>());
+    // Not `from_fn`: its closures are not compiled for this level.
+    let (mut w_rows, mut x_rows) = ([(&[][..], &[][..]); R], [(&[][..], &[][..]); M]);
+    for r in 0..R {
+        w_rows[r] = w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>();
+    }
+    for i in 0..M {
+        x_rows[i] = x[i * n..][..n].as_chunks::<16>();
+    }
     // Four sums each: an addition takes as many cycles.
     let mut totals = [[[vdupq_n_f32(0.0); 4]; M]; R];
     for k in 0..n / 16 {
-        let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
-        let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
+        let (mut w, mut x) = ([&[0; BYTES]; R], [&[0.0; 16]; M]);
+        for r in 0..R {
+            w[r] = &w_rows[r].0[k];
+        }
+        for i in 0..M {
+            x[i] = &x_rows[i].0[k];
+        }
         accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
     }
     if !n.is_multiple_of(16) {
-        let w: [_; R] = std::array::from_fn(|r| padded(w[r].1));
-        let x: [_; M] = std::array::from_fn(|i| padded(x[i].1));
+        let w: [_; R] = std::array::from_fn(|r| padded(w_rows[r].1));
+        let x: [_; M] = std::array::from_fn(|i| padded(x_rows[i].1));
         accumulate_float::<F, BYTES, R, M>(&mut totals, w.each_ref(), x.each_ref());
     }
     for j in 0..M {

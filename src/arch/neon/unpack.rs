@@ -191,10 +191,8 @@ weights!(
         [vsliq_n_s8::<2>(low, vreinterpretq_s8_u8(first)), vsliq_n_s8::<2>(high, vreinterpretq_s8_u8(second))]
     }
 );
-weights!(BlockQ4K, 1, {}, |[block]| scales_mins(block.d, block.dmin, &block.scales), |[block], b| nibble_pairs(
-    &block.qs, b
-));
-weights!(BlockQ5K, 1, {}, |[block]| scales_mins(block.d, block.dmin, &block.scales), |[block], b| {
+weights!(BlockQ4K, 1, {}, |[block]| scales_mins(head(block)), |[block], b| nibble_pairs(&block.qs, b));
+weights!(BlockQ5K, 1, {}, |[block]| scales_mins(head(block)), |[block], b| {
     let ([low, high], bit) = (nibble_pairs(&block.qs, b), vdupq_n_u8(16));
     let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(&block.qh);
     let (first, second) =
@@ -212,11 +210,7 @@ weights!(
     |[block], b| {
         let (ql, qh): (&[[u8; 16]; 8], &[[u8; 16]; 4]) = (bytemuck::cast_ref(&block.ql), bytemuck::cast_ref(&block.qh));
         let (low, high) = (4 * (b / 4) + 2 * (b % 2), 2 * (b / 4));
-        let low = [half_bytes(load(&ql[low]), b / 2 % 2), half_bytes(load(&ql[low + 1]), b / 2 % 2)];
-        // Bits `2(b % 4)..` of `qh` become bits 4 and 5.
-        let bits = vdupq_n_u8(0x30);
-        let high = [shifted_to::<4>(load(&qh[high]), 2 * (b % 4)), shifted_to::<4>(load(&qh[high + 1]), 2 * (b % 4))];
-        [vreinterpretq_s8_u8(vbslq_u8(bits, high[0], low[0])), vreinterpretq_s8_u8(vbslq_u8(bits, high[1], low[1]))]
+        [six_bits(load(&ql[low]), load(&qh[high]), b % 4), six_bits(load(&ql[low + 1]), load(&qh[high + 1]), b % 4)]
     }
 );
 weights!(
@@ -305,26 +299,31 @@ fn half_scales(blocks: &[BlockMxfp4]) -> float32x4_t {
     vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), small, normal))
 }
 
-/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them.
+/// Scales and offsets of Q4_K and Q5_K, whose blocks begin with `d`, `dmin` and what
+/// [`unpack_scales_mins`] describes.
 #[inline]
 #[target_feature(enable = "neon")]
-fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
-    let [a, b, c]: [[u8; 4]; 3] = bytemuck::cast(*packed);
-    let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
-    let six = |low: u32, high: u32| {
-        u64::from(low & 0x3F3F_3F3F) | u64::from(high & 0x0F0F_0F0F | low >> 2 & 0x3030_3030) << 32
-    };
-    let [d, dmin] = halves(d, dmin);
-    Factors { scale: eight_times(six(a, c), d), offset: eight_times(six(b, c >> 4), -dmin) }
+fn scales_mins(head: &[u8; 16]) -> Factors {
+    let [d, a, b, c]: [[u8; 4]; 4] = bytemuck::cast(*head);
+    let ab = u64::from(u32::from_le_bytes(a)) | u64::from(u32::from_le_bytes(b)) << 32;
+    let c = u64::from(u32::from_le_bytes(c));
+    // Four scales in the low half, four minima in the high one.
+    let first = ab & 0x3F3F_3F3F_3F3F_3F3F;
+    let last = (c | c << 28) & 0x0F0F_0F0F_0F0F_0F0F | ab >> 2 & 0x3030_3030_3030_3030;
+    let (first, last) = (vcreate_u32(first), vcreate_u32(last));
+    let scale = vmovl_u8(vreinterpret_u8_u32(vzip1_u32(first, last)));
+    let min = vmovl_u8(vreinterpret_u8_u32(vzip2_u32(first, last)));
+    let d = widen_f16(vcreate_u16(u32::from_le_bytes(d).into()));
+    Factors { scale: eight_times::<0>(scale, d), offset: eight_times::<1>(min, vnegq_f32(d)) }
 }
 
-/// `d·q` of eight unsigned bytes.
+/// `d·q` of eight numbers.
 #[inline]
 #[target_feature(enable = "neon")]
-fn eight_times(q: u64, d: f32) -> [float32x4_t; 4] {
-    let (q, zero) = (vmovl_u8(vcreate_u8(q)), vdupq_n_f32(0.0));
-    let (first, second) = (vmovl_u16(vget_low_u16(q)), vmovl_high_u16(q));
-    [vmulq_n_f32(vcvtq_f32_u32(first), d), vmulq_n_f32(vcvtq_f32_u32(second), d), zero, zero]
+fn eight_times<const D: i32>(q: uint16x8_t, d: float32x4_t) -> [float32x4_t; 4] {
+    let (first, second) = (vcvtq_f32_u32(vmovl_u16(vget_low_u16(q))), vcvtq_f32_u32(vmovl_high_u16(q)));
+    let zero = vdupq_n_f32(0.0);
+    [vmulq_laneq_f32::<D>(first, d), vmulq_laneq_f32::<D>(second, d), zero, zero]
 }
 
 /// Unsigned bytes as numbers.
@@ -419,6 +418,19 @@ fn shifted_to<const TO: i32>(x: uint8x16_t, from: usize) -> uint8x16_t {
         -6 => vshrq_n_u8::<6>(x),
         _ => vshrq_n_u8::<7>(x),
     }
+}
+
+/// Low or high nibbles, with bits `2j` and `2j + 1` of `high` above them.
+#[inline]
+#[target_feature(enable = "neon")]
+fn six_bits(nibbles: uint8x16_t, high: uint8x16_t, j: usize) -> int8x16_t {
+    vreinterpretq_s8_u8(if j < 2 {
+        let high = vandq_u8(shifted(high, 2 * j), vdupq_n_u8(3));
+        vsliq_n_u8::<4>(vandq_u8(nibbles, vdupq_n_u8(15)), high)
+    } else {
+        let high = vandq_u8(shifted_to::<4>(high, 2 * j), vdupq_n_u8(0x30));
+        vsraq_n_u8::<4>(high, nibbles)
+    })
 }
 
 /// Adds bit `i` of `qh` as bit 4 of value `i`.
