@@ -1,8 +1,8 @@
 //! Products with many activation rows: the loops that all vector levels share.
 //!
 //! Activations are packed once: the rows of a register tile interleaved, so that a register holds
-//! one value (or a pair) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time: it
-//! unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
+//! one value (or a few) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows,
+//! [`BLOCK`] values of each at a time: it unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
 //! register tile in which every word of the panel is broadcast. Unpacking needs no transposition
 //! that way; only the finished sums are transposed, on their way out.
 //!
@@ -208,7 +208,7 @@ fn prefetch(bytes: &[u8]) {
         #[cfg(target_arch = "aarch64")]
         // SAFETY: as above, of 64-bit Arm. `_prefetch` of std::arch is not stable.
         unsafe {
-            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line.as_ptr(), options(nomem, nostack, preserves_flags));
+            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line.as_ptr(), options(readonly, nostack, preserves_flags));
         }
     }
 }

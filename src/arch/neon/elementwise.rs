@@ -137,7 +137,7 @@ fn array(x: float32x4_t) -> [f32; 4] {
 #[target_feature(enable = "neon")]
 pub(super) fn prefetch(p: *const u8) {
     // SAFETY: a hint; it reads nothing. `_prefetch` of std::arch is not stable.
-    unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(nomem, nostack, preserves_flags)) };
+    unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags)) };
 }
 
 /// Widens half precision; exact.
@@ -148,6 +148,18 @@ pub(in crate::arch) fn widen_f16(bits: uint16x4_t) -> float32x4_t {
     // SAFETY: computes on registers. From Rust 1.94 on: `vcvt_f32_f16`.
     unsafe {
         std::arch::asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) x, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
+    }
+    x
+}
+
+/// Widens the upper four; exact.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn widen_high_f16(bits: uint16x8_t) -> float32x4_t {
+    let x: float32x4_t;
+    // SAFETY: computes on registers. From Rust 1.94 on: `vcvt_high_f32_f16`.
+    unsafe {
+        std::arch::asm!("fcvtl2 {0:v}.4s, {1:v}.8h", lateout(vreg) x, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
     }
     x
 }

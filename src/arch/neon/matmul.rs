@@ -6,12 +6,18 @@
 //! ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to them,
 //! so that a product costs twice the multiplications of 8-bit activations, and all else once.
 //!
-//! Two weight rows at a time share the loads of an activation row where registers allow. Here, without `sdot`, 16 weights
-//! take six multiply-adds (`smull`, `smlal2`, `sadalp` for each plane): with unpacking 0.6 to 0.7
-//! instructions per weight, so that four 128-bit pipes at 4.4 GHz multiply at most 27 billion
-//! weights a second, 15 GB/s of Q4_K.
+//! Two weight rows at a time share the loads of an activation row where registers allow.
+//!
+//! Instructions per weight, all counted (`tests/neon_instructions.py`), and the billions of weights
+//! per second that four 128-bit pipes at 4.4 GHz (a core of Apple's M4) multiply at most if each of
+//! them took one; in brackets GB/s of weights:
+//!
+//! | | Q8_0 | Q4_0 | Q4_K | Q6_K |
+//! |---|---|---|---|---|
+//! | here: `smull`, `smlal2`, `sadalp` for 16 weights and a plane | 0.84: 21 (22) | 0.78: 23 (13) | 0.79: 22 (13) | 1.00: 18 (14) |
+//! | `sdot` for them | 0.43: 41 (44) | 0.49: 36 (20) | 0.52: 34 (19) | 0.79: 22 (18) |
 
-use super::elementwise::widen_f16;
+use super::elementwise::{widen_f16, widen_high_f16};
 use super::unpack::{Factors, Weights, with_weights};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
@@ -274,12 +280,7 @@ impl Floats<32> for F16 {
     unsafe fn widen(bytes: &[u8; 32]) -> [float32x4_t; 4] {
         let [a, b]: &[[u8; 16]; 2] = bytemuck::cast_ref(bytes);
         let (a, b) = (vreinterpretq_u16_u8(load_16(a)), vreinterpretq_u16_u8(load_16(b)));
-        [
-            widen_f16(vget_low_u16(a)),
-            widen_f16(vget_high_u16(a)),
-            widen_f16(vget_low_u16(b)),
-            widen_f16(vget_high_u16(b)),
-        ]
+        [widen_f16(vget_low_u16(a)), widen_high_f16(a), widen_f16(vget_low_u16(b)), widen_high_f16(b)]
     }
 }
 

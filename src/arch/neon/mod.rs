@@ -5,6 +5,7 @@ mod attention;
 mod elementwise;
 pub(super) mod gemm;
 pub(super) mod matmul;
+pub(super) mod peak;
 pub(super) mod unpack;
 
 use super::Kernels;
@@ -15,6 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
+    peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

@@ -1,4 +1,5 @@
-//! Products of weights with few activation rows, by `sdot`.
+//! Products of weights with few activation rows, by `sdot`. Instruction counts are given in
+//! [`matmul`].
 
 use crate::arch::neon::matmul::{self, Dot, matvec};
 use crate::arch::neon::unpack::{Weights, with_weights};
@@ -29,7 +30,7 @@ impl Dot for Sdot {
 /// `acc[i] + Σ w[4i + j]·x[4i + j]`.
 #[inline]
 #[target_feature(enable = "dotprod")]
-fn sdot(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+pub(super) fn sdot(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut acc = acc;
     // SAFETY: computes on registers. Once it is stable: `vdotq_s32`.
     unsafe {

@@ -1,13 +1,13 @@
 //! Products with many activation rows: the integer panels of [`crate::arch::neon_dotprod`], two rows
 //! by two rows at a time. Instruction counts are given there.
 
-use crate::arch::Gemm;
 use crate::arch::gemm::{BLOCK, Panels, table};
 use crate::arch::neon::gemm::{self, LANES};
 use crate::arch::neon::unpack::with_weights;
 use crate::arch::neon_dotprod::gemm::{
     Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints, record,
 };
+use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
@@ -44,14 +44,14 @@ impl Products for Smmla {
     unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t {
         let (a, b) = (int[r / 2 * 2][v], int[r / 2 * 2 + 1][v]);
         // SAFETY: the caller's promise.
-        unsafe { if r % 2 == 0 { vuzp1q_s32(a, b) } else { vuzp2q_s32(a, b) } }
+        unsafe { if r.is_multiple_of(2) { vuzp1q_s32(a, b) } else { vuzp2q_s32(a, b) } }
     }
 }
 
 /// `acc[2i + j] + Σ a[8i + l]·b[8j + l]`.
 #[inline]
 #[target_feature(enable = "i8mm")]
-fn smmla(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+pub(super) fn smmla(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut acc = acc;
     // SAFETY: computes on registers. Once it is stable: `vmmlaq_s32`.
     unsafe {
