@@ -39,6 +39,8 @@ pub(super) trait Panels {
     const VECS: usize;
     /// Values of a weight row that a panel holds, whole super-blocks; they take at most [`BLOCK`] words.
     const BLOCK: usize = BLOCK;
+    /// Rows of a panel that lie interleaved word by word; a divisor of [`Panels::rows`].
+    const INTERLEAVED: usize = 1;
     /// Values that one register tile goes over, so that its activations fit the L1 cache.
     const DEPTH: usize;
 
@@ -49,9 +51,6 @@ pub(super) trait Panels {
     fn panel_words(k: usize) -> usize {
         Self::words(k)
     }
-
-    /// Rows of a panel that lie interleaved word by word; a divisor of [`Panels::rows`].
-    const INTERLEAVED: usize = 1;
 
     /// Weight rows of a register tile with `vecs` registers of activations, a divisor of [`TILE`].
     fn rows(vecs: usize) -> usize;

@@ -20,6 +20,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,
+    add_product: elementwise::add_product,
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
     softmax: elementwise::softmax,
