@@ -1,5 +1,8 @@
 //! Products with many activation rows, every level and format, against the definition.
 
+mod common;
+
+use common::emulated;
 use half::bf16;
 use ruvllm::arch::{Arch, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
@@ -127,6 +130,9 @@ fn every_weight_in_its_place() {
     for f in FORMATS {
         for blocks in [1, 2, 3] {
             let k = blocks * step(f);
+            if emulated() && k > 256 {
+                continue;
+            }
             let w = Weights::random(&mut lcg, f, 37, k);
             let mut identity = vec![0.0; k * k];
             for i in 0..k {
@@ -167,6 +173,9 @@ fn products_are_within_rounding() {
     for f in FORMATS {
         let (mut squares, mut allowed) = ([0.0; 8], [0.0; 8]);
         for m in [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 33, 40, 47, 48, 49, 97] {
+            if emulated() && ![1, 3, 7, 9, 16, 25].contains(&m) {
+                continue;
+            }
             let k = step(f) * (1 + lcg.below(1024 / step(f))).min(1 + 2 * lcg.below(5));
             let n = 1 + lcg.below(70);
             let w = Weights::random(&mut lcg, f, n, k);

@@ -4,6 +4,9 @@ use half::f16;
 use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
+/// The largest integer of a rounded activation.
+const LARGEST: f32 = BlockQ16::MAX as f32;
+
 /// xorshift64*: the tests need variety, not quality.
 struct Random(u64);
 
@@ -121,8 +124,8 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Compares all products with sums in f64. They may differ by
-/// - the rounding of activations: half a step `d = max|x|/32767` (or 127) of each 32, and 1/50 of it,
-///   because `x/d` is computed in f32: 32767·2⁻²³ < 0.01; or all of `x` where the 16-bit `d` is no
+/// - the rounding of activations: half a step `d = max|x|/MAX` (or 127) of each 32, and 1/50 of it,
+///   because `x/d` is computed in f32: MAX·2⁻²³ < 0.01; or all of `x` where the 16-bit `d` is no
 ///   normal number, or the largest 8-bit `x` below 2⁻¹⁰⁰;
 /// - the rounding of f32 operations: ε for each addition on the way of a term into the sum (with a
 ///   weight row per lane, an offset and a product for each 16 values), and for each of at most 16
@@ -143,8 +146,8 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
                 let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
                 let rounding = match form {
                     ActForm::F32 => 0.0,
-                    ActForm::Q16 if max / 32767.0 < 1.01 * f32::MIN_POSITIVE as f64 => max,
-                    ActForm::Q16 => 0.51 * max / 32767.0,
+                    ActForm::Q16 if max / LARGEST as f64 < 1.01 * f32::MIN_POSITIVE as f64 => max,
+                    ActForm::Q16 => 0.51 * max / LARGEST as f64,
                     ActForm::Q8 if max < 2f64.powi(-100) => max,
                     ActForm::Q8 => 0.51 * max / 127.0,
                 };
@@ -235,12 +238,12 @@ fn integers_are_exact() {
                 }
             }
             for block in 0..8 {
-                // The largest is 32767, so that the scale is 1.
+                // The largest is that of the integers, so that the scale is 1.
                 let mut x = vec![0.0; n];
                 for x in &mut x[32 * block..][..32] {
                     *x = (random.bits() % 99) as f32 - 49.0;
                 }
-                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 { 32767.0 } else { -32767.0 };
+                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 { LARGEST } else { -LARGEST };
                 let y = product(arch, format.dtype, 9, &w, n, &x);
                 for (r, row) in w.chunks_exact(w.len() / 9).enumerate() {
                     let (w, _) = expand(format, row, n);
@@ -340,7 +343,8 @@ fn activations_round_to_the_nearest_step() {
         for n in [1, 31, 32, 100, 256, 257, 800] {
             for scale in [1.0, 1e30, 1e-30, 1e-34, 1e-40, 0.0] {
                 let mut x: Vec<f32> = (0..n).map(|_| random.value() * scale).collect();
-                let mut blocks = vec![BlockQ16 { q: [[99; 32]; 8], d: [9.0; 16], s: [9.0; 16] }; BlockQ16::per_row(n)];
+                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockQ16::per_row(n)];
+                bytemuck::cast_slice_mut::<BlockQ16, u8>(&mut blocks).fill(99);
                 arch.quantize_q16(&x, &mut blocks);
                 x.resize(256 * blocks.len(), 0.0);
                 for (b, x) in x.chunks_exact(16).enumerate() {
@@ -348,10 +352,9 @@ fn activations_round_to_the_nearest_step() {
                     let (d, s) = (block.d[b % 16], block.s[b % 16]);
                     let mut sum = 0;
                     for (i, &x) in x.iter().enumerate() {
-                        let (row, column) = BlockQ16::position(b % 16 * 16 + i);
-                        let q = block.q[row][column];
+                        let q = block.integer(b % 16 * 16 + i);
                         sum += i32::from(q);
-                        let step = if d == 0.0 { 32767.0 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let step = if d == 0.0 { LARGEST as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }

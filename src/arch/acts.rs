@@ -4,19 +4,25 @@ use super::ActForm;
 
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
-/// Within 32 values `x ≈ d·q` with `|q| ≤ 32767`: a rounding error 256 times below that of 8-bit
+/// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit
 /// activations, so that a product is exact to `f32` noise. The last block of a row is filled up with
-/// zeros.
-///
-/// The integers lie in the order in which kernels unpack weights, so that the sums of four blocks of
-/// 32 end up in the four 128-bit lanes of one 512-bit register: value `j` of block `b` is
-/// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds every second
-/// value of 16 (they come out of one mask of 16-bit words holding packed weights), for four blocks.
+/// zeros. The integers are stored as the multipliers of the architecture want them.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockQ16 {
-    /// The integers.
+    /// The integers, in the order in which kernels unpack weights, so that the sums of four blocks of
+    /// 32 end up in the four 128-bit lanes of one 512-bit register: value `j` of block `b` is
+    /// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds every second
+    /// value of 16 (they come out of one mask of 16-bit words holding packed weights), for four blocks.
+    #[cfg(not(target_arch = "aarch64"))]
     pub q: [[i16; 32]; 8],
+    /// The integers in two signed bytes, `q = 256·high + low`: Arm multiplies bytes by bytes, and
+    /// weights have no more.
+    #[cfg(target_arch = "aarch64")]
+    pub high: [i8; 256],
+    /// See [`BlockQ16::high`].
+    #[cfg(target_arch = "aarch64")]
+    pub low: [i8; 256],
     /// Scale of each 16 values; the two halves of 32 values share one.
     pub d: [f32; 16],
     /// `d·Σq` of each 16 values: what a constant offset on their weights contributes.
@@ -27,12 +33,42 @@ impl BlockQ16 {
     /// Values of a block.
     pub const VALUES: usize = 256;
 
+    /// The largest integer.
+    pub const MAX: i16 = if cfg!(target_arch = "aarch64") { 127 * 256 + 127 } else { i16::MAX };
+
     /// Blocks of a row of `n` values.
     pub const fn per_row(n: usize) -> usize {
         n.div_ceil(Self::VALUES)
     }
 
+    /// Integer `i` of 256.
+    pub fn integer(&self, i: usize) -> i16 {
+        #[cfg(not(target_arch = "aarch64"))]
+        let q = {
+            let (row, column) = Self::position(i);
+            self.q[row][column]
+        };
+        #[cfg(target_arch = "aarch64")]
+        let q = i16::from(self.high[i]) * 256 + i16::from(self.low[i]);
+        q
+    }
+
+    /// Sets integer `i` of 256; `|q| ≤ MAX`.
+    pub(super) fn set_integer(&mut self, i: usize, q: i16) {
+        #[cfg(not(target_arch = "aarch64"))]
+        {
+            let (row, column) = Self::position(i);
+            self.q[row][column] = q;
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            self.low[i] = q as i8;
+            self.high[i] = ((q + 128) >> 8) as i8;
+        }
+    }
+
     /// Where in [`BlockQ16::q`] value `i` of 256 is.
+    #[cfg(not(target_arch = "aarch64"))]
     pub const fn position(i: usize) -> (usize, usize) {
         let (b, j) = (i / 32, i % 32);
         (b % 2 * 4 + j / 16 * 2 + j % 2, b / 2 * 8 + j % 16 / 2)
@@ -42,9 +78,9 @@ impl BlockQ16 {
     /// because NaN then is the largest, and must reach `d` and with it the result.
     pub(super) fn scale(max_bits: u32) -> (f32, f32) {
         let max = f32::from_bits(max_bits);
-        let d = max / 32767.0;
+        let d = max / f32::from(Self::MAX);
         // Below the normal numbers the inverse would overflow; so little is nothing.
-        if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, 32767.0 / max) }
+        if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(Self::MAX) / max) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Products with many activation rows: the loops that all vector levels share.
 //!
 //! Activations are packed once: the rows of a register tile interleaved, so that a register holds
-//! one value (or a pair) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time: it
-//! unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
+//! one value (or a few) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows,
+//! [`BLOCK`] values of each at a time: it unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a
 //! register tile in which every word of the panel is broadcast. Unpacking needs no transposition
 //! that way; only the finished sums are transposed, on their way out.
 //!
@@ -43,6 +43,8 @@ pub(super) trait Panels {
     const VECS: usize;
     /// Values of a weight row that a panel holds, whole super-blocks; they take at most [`BLOCK`] words.
     const BLOCK: usize = BLOCK;
+    /// Rows of a panel that lie interleaved word by word; a divisor of [`Panels::rows`].
+    const INTERLEAVED: usize = 1;
     /// Values that one register tile goes over, so that its activations fit the L1 cache.
     const DEPTH: usize;
 
@@ -64,7 +66,7 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `packed` that length.
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
 
-    /// Expands at most [`Panels::BLOCK`] weights of a row.
+    /// Expands at most [`Panels::BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
     ///
     /// # Safety
     /// The CPU must have the level's features, and `out` room for the words.
@@ -75,8 +77,8 @@ pub(super) trait Panels {
     /// from `ahead` on, where the next activations are.
     ///
     /// # Safety
-    /// The CPU must have the level's features. Rows of `w` lie `panel_words(`[`Panels::BLOCK`]`)` apart and have
-    /// the values; registers of `sums` lie [`TILE`] registers apart.
+    /// The CPU must have the level's features. `w` points into a panel whose rows have the values;
+    /// registers of `sums` lie [`TILE`] registers apart.
     unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
 
     /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
@@ -129,9 +131,13 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
     const { assert!(P::BLOCK % BLOCK == 0) };
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
-    // Row-major.
+    // Row-major, `INTERLEAVED` rows at a time.
     let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
     let panel = panel.as_mut_ptr().cast::<u32>();
+    let at = |r: usize, word: usize| {
+        let i = P::INTERLEAVED;
+        panel.wrapping_add(r / i * i * panel_stride + word * i + r % i)
+    };
     // `[register of activations][weight row][lane]`
     let mut sums = MaybeUninit::<Aligned<[f32; TILE * SUMS]>>::uninit();
     let sums = sums.as_mut_ptr().cast::<f32>();
@@ -150,12 +156,14 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
                 let n = (k - k0).min(P::BLOCK);
                 for r in 0..n_rows {
                     // SAFETY: rows of the panel have room for a block.
-                    unsafe { P::unpack(dtype, blocks(r, k0), panel.wrapping_add(r * panel_stride)) };
+                    unsafe { P::unpack(dtype, blocks(r, k0), at(r, 0)) };
                 }
                 // Register tiles are multiplied whole: rows that are not there count as 0.
                 for r in n_rows..n_rows.next_multiple_of(P::rows(1)) {
-                    // SAFETY: a row of the panel.
-                    unsafe { panel.wrapping_add(r * panel_stride).write_bytes(0, P::panel_words(n)) };
+                    for word in 0..P::panel_words(n) {
+                        // SAFETY: a word of the panel.
+                        unsafe { at(r, word).write(0) };
+                    }
                 }
                 if k0 + P::BLOCK < k {
                     for r in 0..n_rows {
@@ -170,7 +178,7 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
                         let x = &x[..P::words(depth) * vecs * P::LANES];
                         for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
                             let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = panel.wrapping_add(r * panel_stride + P::panel_words(k1));
+                            let w = at(r, P::panel_words(k1));
                             let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
                             unsafe { P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
@@ -311,7 +319,15 @@ unsafe fn transposed_kernel<P: Turn>(
 /// Asks for `bytes` in the L2 cache.
 fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast()) };
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above, of 64-bit Arm. `_prefetch` of std::arch is not stable.
+        unsafe {
+            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line.as_ptr(), options(readonly, nostack, preserves_flags));
+        }
     }
 }

@@ -19,10 +19,16 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod gemm;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_dotprod;
+#[cfg(target_arch = "aarch64")]
+mod neon_i8mm;
 mod scalar;
 mod view;
 
@@ -252,6 +258,12 @@ static LEVELS: &[&Kernels] = &[
     &avx512::KERNELS,
     #[cfg(target_arch = "x86_64")]
     &avx2::KERNELS,
+    #[cfg(target_arch = "aarch64")]
+    &neon_i8mm::KERNELS,
+    #[cfg(target_arch = "aarch64")]
+    &neon_dotprod::KERNELS,
+    #[cfg(target_arch = "aarch64")]
+    &neon::KERNELS,
     &scalar::KERNELS,
 ];
 

@@ -14,6 +14,12 @@ pub(crate) fn conformance() -> Option<PathBuf> {
     }
 }
 
+/// Whether the CPU is emulated (`RUVLLM_EMULATED` is set), tens of times slower than a real one: long
+/// tests then take a part of their cases.
+pub(crate) fn emulated() -> bool {
+    std::env::var_os("RUVLLM_EMULATED").is_some()
+}
+
 pub(crate) fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> =
         std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();

@@ -77,9 +77,8 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
             for (h, x) in x.chunks(16).enumerate() {
                 let mut sum = 0;
                 for (i, x) in x.iter().enumerate() {
-                    let (row, column) = BlockQ16::position(32 * b + 16 * h + i);
                     let q = (x * inverse).round_ties_even() as i32;
-                    block.q[row][column] = q as i16;
+                    block.set_integer(32 * b + 16 * h + i, q as i16);
                     sum += q;
                 }
                 block.s[2 * b + h] = d * sum as f32;

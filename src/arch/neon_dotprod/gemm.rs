@@ -1,0 +1,448 @@
+//! Products with many activation rows: panels of integers, at this level and with `smmla`.
+//!
+//! Block-quantised weights are multiplied as what they are, bytes. The K-quants take 8-bit
+//! activations, whose scale per 32 leaves an error below llama.cpp's with one per 256. Formats of 32
+//! weights have activations of that kind there, and no room for a second rounding: they take 16-bit
+//! ones, in two planes of bytes. F32, F16 and BF16 weights, and the formats that look groups of
+//! values up, go through `f32` panels.
+//!
+//! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
+//! `f32` that they are added to with their factors after each 32 (or 16) values. More would not leave
+//! registers for operands. As each record's integers start from zero, those of the next records do
+//! not wait for them.
+//!
+//! Instructions per product of a weight and an activation (`tests/neon_instructions.py`), and the
+//! billions of products per second that four 128-bit pipes at 4.4 GHz bound them to if each took one:
+//!
+//! | | one plane, factors per 32 | per 16 | two planes, per 32 |
+//! |---|---|---|---|
+//! | `sdot` by element | 0.124: 142 | 0.164: 107 | 0.202: 87 |
+//! | `smmla`, two rows by two | 0.109: 161 | 0.169: 104 | 0.157: 112 |
+//!
+//! The `f32` panels take 0.30, at most 58.
+
+use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::neon::gemm::{self, LANES, factors};
+use crate::arch::neon::unpack::{Factors, Weights, with_weights};
+use crate::arch::{Element, Gemm};
+use crate::quant::*;
+use std::arch::aarch64::*;
+
+/// The numbers are the activation rows from which on panels take fewer instructions than `matmul.rs`.
+macro_rules! int_gemm_for {
+    ($ints:ident) => {
+        pub(super) fn gemm_for(dtype: DType) -> Gemm {
+            macro_rules! two_planes {
+                ($block:ident, $n:literal) => {
+                    const { table::<$ints<2, 32>>(6) }
+                };
+            }
+            match dtype {
+                DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>(5) },
+                DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>(5) },
+                _ => with_weights!(dtype, two_planes, gemm::gemm_for(dtype)),
+            }
+        }
+    };
+}
+
+/// Weight rows of a tile.
+pub(in crate::arch) const ROWS: usize = 4;
+
+/// How a level adds products of bytes to a tile of integers.
+pub(in crate::arch) trait Products {
+    /// Whether activation rows come in pairs, eight bytes of each in a register; else a register has
+    /// four bytes of four rows.
+    const PAIRS: bool;
+
+    /// Adds the products of 16 weights of each row with the activations in registers
+    /// `x[j · VECS + v]`, `j < 4`.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and there must be such activations.
+    unsafe fn add<const VECS: usize>(int: &mut [[int32x4_t; VECS]; ROWS], w: [int8x16_t; ROWS], x: *const u32);
+
+    /// The sums for weight row `r` and the four activation rows of register `v`.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t;
+}
+
+/// `sdot` by element.
+enum Sdot {}
+
+impl Products for Sdot {
+    const PAIRS: bool = false;
+
+    #[inline(always)]
+    unsafe fn add<const VECS: usize>(int: &mut [[int32x4_t; VECS]; ROWS], w: [int8x16_t; ROWS], x: *const u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            word::<0, VECS>(int, w, x);
+            word::<1, VECS>(int, w, x);
+            word::<2, VECS>(int, w, x);
+            word::<3, VECS>(int, w, x);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t {
+        int[r][v]
+    }
+}
+
+/// Four weights of each row.
+#[inline(always)]
+unsafe fn word<const J: usize, const VECS: usize>(
+    int: &mut [[int32x4_t; VECS]; ROWS],
+    w: [int8x16_t; ROWS],
+    x: *const u32,
+) {
+    for v in 0..VECS {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = vld1q_s8(x.wrapping_add((J * VECS + v) * LANES).cast());
+            for r in 0..ROWS {
+                int[r][v] = sdot_word::<J>(int[r][v], x, w[r]);
+            }
+        }
+    }
+}
+
+/// `acc[i] + Σ x[4i + j]·w[4J + j]`.
+#[inline]
+#[target_feature(enable = "dotprod")]
+fn sdot_word<const J: usize>(acc: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
+    let mut acc = acc;
+    // SAFETY: computes on registers. Once it is stable: `vdotq_laneq_s32`.
+    unsafe {
+        std::arch::asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[{3}]", inout(vreg) acc, in(vreg) x, in(vreg) w, const J, options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// Words with the integers of a record.
+const fn int_words(planes: usize) -> usize {
+    8 * planes
+}
+
+/// Words of a record.
+pub(in crate::arch) const fn record(planes: usize) -> usize {
+    int_words(planes) + 4
+}
+
+/// Words between rows of a panel.
+const ROW: usize = BLOCK / 32 * record(1);
+
+/// Panels of integers: activations in one plane of bytes or in two, with factors for each `SPAN` of
+/// 16 or 32 weights.
+///
+/// Both operands consist of records of 32 values: their bytes, then four words of factors. A weight
+/// row has its two scales and its two offsets there, an activation row the scale `d` and `d·Σq` of
+/// the first half, of the second half, and of both.
+macro_rules! int_panels {
+    ($ints:ident, $features:literal, $products:ident) => {
+        enum $ints<const PLANES: usize, const SPAN: usize> {}
+
+        impl<const PLANES: usize, const SPAN: usize> Panels for $ints<PLANES, SPAN> {
+            const ELEMENT: (Element, u64) = (Element::I8, PLANES as u64);
+            const LANES: usize = LANES;
+            const VECS: usize = 2;
+            const DEPTH: usize = BLOCK;
+
+            fn words(k: usize) -> usize {
+                k / 32 * record(PLANES)
+            }
+
+            fn panel_words(k: usize) -> usize {
+                k / 32 * record(1)
+            }
+
+            fn rows(_: usize) -> usize {
+                ROWS
+            }
+
+            unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+                // SAFETY: the caller's promise.
+                unsafe { pack_ints::<$products, PLANES>(x, k, packed) }
+            }
+
+            unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+                macro_rules! blocks {
+                    ($block:ident, $n:literal) => {
+                        // SAFETY: the caller's promise.
+                        unsafe { int_blocks::<$block, $n>(bytes, out) }
+                    };
+                }
+                with_weights!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+            }
+
+            unsafe fn tile(
+                vecs: usize,
+                w: *const u32,
+                x: *const u32,
+                k: usize,
+                sums: *mut f32,
+                first: bool,
+                _: *const u32,
+            ) {
+                let tile = match vecs {
+                    1 => tile_ints::<PLANES, SPAN, 1>,
+                    _ => tile_ints::<PLANES, SPAN, 2>,
+                };
+                // SAFETY: the caller's promise.
+                unsafe { tile(w, x, k / 32, sums, first) }
+            }
+
+            unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+                // SAFETY: the caller's promise.
+                unsafe { gemm::store_transposed(sums, y, stride, rows, cols) }
+            }
+        }
+
+        /// `VECS` registers of activations times 4 weight rows.
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn tile_ints<const PLANES: usize, const SPAN: usize, const VECS: usize>(
+            w: *const u32,
+            x: *const u32,
+            records: usize,
+            sums: *mut f32,
+            first: bool,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { int_tile::<$products, PLANES, SPAN, VECS>(w, x, records, sums, first) }
+        }
+    };
+}
+pub(in crate::arch) use {int_gemm_for, int_panels};
+
+int_panels!(Ints, "neon,dotprod", Sdot);
+int_gemm_for!(Ints);
+
+/// The tile, to be inlined into a function that has the features of `P`.
+///
+/// # Safety
+/// The CPU must have them; else as [`Panels::tile`].
+#[inline(always)]
+pub(in crate::arch) unsafe fn int_tile<P: Products, const PLANES: usize, const SPAN: usize, const VECS: usize>(
+    w: *const u32,
+    x: *const u32,
+    records: usize,
+    sums: *mut f32,
+    first: bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[vdupq_n_f32(0.0); VECS]; ROWS];
+        if !first {
+            for r in 0..ROWS {
+                for v in 0..VECS {
+                    acc[r][v] = vld1q_f32(sums.wrapping_add((v * TILE + r) * LANES));
+                }
+            }
+        }
+        for i in 0..records {
+            let w = w.wrapping_add(i * record(1));
+            let x = x.wrapping_add(i * record(PLANES) * VECS * LANES);
+            if SPAN == 32 {
+                add_span::<P, PLANES, VECS, 2>(&mut acc, w, x, 0);
+            } else {
+                add_span::<P, PLANES, VECS, 1>(&mut acc, w, x, 0);
+                add_span::<P, PLANES, VECS, 1>(&mut acc, w, x, 1);
+            }
+        }
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                vst1q_f32(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]);
+            }
+        }
+    }
+}
+
+/// Adds the products of `16·N` values from `16·span` on of a record.
+#[inline(always)]
+unsafe fn add_span<P: Products, const PLANES: usize, const VECS: usize, const N: usize>(
+    acc: &mut [[float32x4_t; VECS]; ROWS],
+    w: *const u32,
+    x: *const u32,
+    span: usize,
+) {
+    // SAFETY: the caller's promise; all offsets are inside the records.
+    unsafe {
+        let mut int = [[vdupq_n_s32(0); VECS]; ROWS];
+        if PLANES == 2 {
+            add_plane::<P, VECS, N>(&mut int, w, x, span);
+            for r in 0..ROWS {
+                for v in 0..VECS {
+                    int[r][v] = vshlq_n_s32::<8>(int[r][v]);
+                }
+            }
+        }
+        add_plane::<P, VECS, N>(&mut int, w, x.wrapping_add(int_words(PLANES - 1) * VECS * LANES), span);
+
+        let mut factors = [vdupq_n_f32(0.0); ROWS];
+        for r in 0..ROWS {
+            factors[r] = vld1q_f32(w.wrapping_add(r * ROW + int_words(1)).cast());
+        }
+        let word = |j: usize, v: usize| x.wrapping_add(((int_words(PLANES) + j) * VECS + v) * LANES);
+        for v in 0..VECS {
+            let d = vld1q_f32(word(0, v).cast());
+            let x_sum = vld1q_f32(word(if N == 2 { 3 } else { 1 + span }, v).cast());
+            for r in 0..ROWS {
+                // At most 32 products of 2⁷ and 2¹⁴ in a lane.
+                let product = vmulq_f32(vcvtq_f32_s32(P::sums(&int, r, v)), d);
+                acc[r][v] = if span == 0 {
+                    let scaled = vfmaq_laneq_f32::<0>(acc[r][v], product, factors[r]);
+                    vfmaq_laneq_f32::<2>(scaled, x_sum, factors[r])
+                } else {
+                    let scaled = vfmaq_laneq_f32::<1>(acc[r][v], product, factors[r]);
+                    vfmaq_laneq_f32::<3>(scaled, x_sum, factors[r])
+                };
+            }
+        }
+    }
+}
+
+/// Adds the products of `16·N` weights from `16·span` on with one plane of activations.
+#[inline(always)]
+unsafe fn add_plane<P: Products, const VECS: usize, const N: usize>(
+    int: &mut [[int32x4_t; VECS]; ROWS],
+    w: *const u32,
+    x: *const u32,
+    span: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        add_16::<P, VECS>(int, w, x, 4 * span);
+        // Not in a loop: it would stay one.
+        if N == 2 {
+            add_16::<P, VECS>(int, w, x, 4 * (span + 1));
+        }
+    }
+}
+
+/// Adds the products of 16 weights, from word `j` on.
+#[inline(always)]
+unsafe fn add_16<P: Products, const VECS: usize>(
+    int: &mut [[int32x4_t; VECS]; ROWS],
+    w: *const u32,
+    x: *const u32,
+    j: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut ws = [vdupq_n_s8(0); ROWS];
+        for r in 0..ROWS {
+            ws[r] = vld1q_s8(w.wrapping_add(r * ROW + j).cast());
+        }
+        P::add::<VECS>(int, ws, x.wrapping_add(j * VECS * LANES));
+    }
+}
+
+/// Packs groups of activation rows.
+#[target_feature(enable = "neon")]
+pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k: usize, packed: &mut [u32]) {
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (i, packed) in packed.chunks_exact_mut(record(PLANES) * n_vecs * LANES).enumerate() {
+        for row in 0..n_vecs * LANES {
+            let (v, lane) = (row / LANES, row % LANES);
+            let words = match x.get(row * k + 32 * i..) {
+                Some(x) if !x.is_empty() => round::<PLANES>(x.first_chunk().expect("rows of whole records")),
+                _ => [0; record(2)],
+            };
+            for (j, &word) in words.iter().enumerate().take(record(PLANES)) {
+                let (register, lane) = if P::PAIRS && j < int_words(PLANES) {
+                    (j / 2 * 2 + lane / 2, lane % 2 * 2 + j % 2)
+                } else {
+                    (j, lane)
+                };
+                packed[(register * n_vecs + v) * LANES + lane] = word;
+            }
+        }
+    }
+}
+
+/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes in front,
+/// `|q| ≤ 2¹⁴`, and `d` is a power of two, so that products with it are exact.
+#[inline]
+#[target_feature(enable = "neon")]
+fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record(2)] {
+    let mut largest = vdupq_n_u32(0);
+    let x: &[[f32; 4]; 8] = bytemuck::cast_ref(x);
+    for x in x {
+        largest = vmaxq_u32(largest, vreinterpretq_u32_f32(vabsq_f32(load(x))));
+    }
+    // Bits of positive numbers are in the order of the numbers, NaN last.
+    let largest = vmaxvq_u32(largest);
+    let exponent = largest >> 23;
+    // Activations below 2⁻¹⁰⁰ count as 0.
+    let (d, inverse) = match exponent {
+        0..27 => (0.0, 0.0),
+        255.. => (f32::NAN, 0.0),
+        _ if PLANES == 1 => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
+        _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
+    };
+    let mut words = [vdupq_n_s16(0); 4];
+    let mut sums = [0; 2];
+    for (h, x) in x.as_chunks::<4>().0.iter().enumerate() {
+        let mut q = [vdupq_n_s32(0); 4];
+        for (q, x) in q.iter_mut().zip(x) {
+            // NaN, which infinity times 0 is, becomes 0.
+            *q = vcvtnq_s32_f32(vmulq_n_f32(load(x), inverse));
+        }
+        words[2 * h] = vmovn_high_s32(vmovn_s32(q[0]), q[1]);
+        words[2 * h + 1] = vmovn_high_s32(vmovn_s32(q[2]), q[3]);
+        sums[h] = vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
+    }
+    let mut record = [0; record(2)];
+    let (planes, _) = record.as_chunks_mut::<4>();
+    for h in 0..2 {
+        let [a, b] = [words[2 * h], words[2 * h + 1]];
+        store(&mut planes[2 * (PLANES - 1) + h], vmovn_high_s16(vmovn_s16(a), b));
+        if PLANES == 2 {
+            store(&mut planes[h], vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(a), b));
+        }
+    }
+    let factors = [d, d * sums[0] as f32, d * sums[1] as f32, d * (sums[0] + sums[1]) as f32];
+    record[int_words(PLANES)..][..4].copy_from_slice(&factors.map(f32::to_bits));
+    record
+}
+
+/// Records of a weight row.
+#[target_feature(enable = "neon")]
+pub(in crate::arch) fn int_blocks<B: Weights<N>, const N: usize>(bytes: &[u8], out: *mut u32) {
+    let bytes = bytemuck::cast_slice::<u8, B>(bytes);
+    let mut blocks = [B::zeroed(); N];
+    blocks[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: this level has NEON.
+    let Factors { scale, offset } = unsafe { B::factors(&blocks) };
+    let (scale, offset) = (factors::<B, N>(scale), factors::<B, N>(offset));
+    for b in 0..bytes.len() * 8 / N {
+        // SAFETY: as above.
+        let [low, high] = unsafe { B::bytes(&blocks, b) };
+        let out = out.wrapping_add(b * record(1));
+        let factors = [scale[2 * b], scale[2 * b + 1], offset[2 * b], offset[2 * b + 1]];
+        // SAFETY: the panel has room for the blocks that are unpacked.
+        unsafe {
+            vst1q_s8(out.cast(), low);
+            vst1q_s8(out.wrapping_add(4).cast(), high);
+            out.wrapping_add(int_words(1)).cast::<[f32; 4]>().write_unaligned(factors);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load(x: &[f32; 4]) -> float32x4_t {
+    // SAFETY: 16 readable bytes.
+    unsafe { vld1q_f32(x.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn store(to: &mut [u32; 4], x: int8x16_t) {
+    // SAFETY: 16 writable bytes.
+    unsafe { vst1q_s8(to.as_mut_ptr().cast(), x) }
+}

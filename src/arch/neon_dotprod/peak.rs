@@ -1,0 +1,23 @@
+//! The fastest this level can multiply and add integers; `f32` as below.
+
+use super::matmul::sdot;
+use crate::arch::Element;
+use crate::arch::neon::peak::{self, SUMS};
+use std::arch::aarch64::*;
+use std::hint::black_box;
+
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn peak(element: Element, rounds: u64) -> u64 {
+    if matches!(element, Element::F32 | Element::Bf16) {
+        return peak::peak(element, rounds);
+    }
+    let x = vdupq_n_s8(black_box(1));
+    let mut sums = [vdupq_n_s32(0); SUMS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = sdot(*sum, x, x);
+        }
+    }
+    black_box(sums);
+    rounds * SUMS as u64 * 16 * 2
+}
