@@ -58,6 +58,7 @@
 #![warn(missing_docs)]
 
 pub mod arch;
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // which has no clock
 pub mod bench;
 pub mod cache;
 #[cfg(feature = "chat")]

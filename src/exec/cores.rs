@@ -1,7 +1,5 @@
 //! How many threads a session takes unless told otherwise.
 
-use std::collections::BTreeSet;
-
 /// With at most this many cores their second hardware threads are used as well: so few cannot ask for
 /// memory fast enough (on one Sapphire Rapids core the second thread adds a third to the bandwidth).
 const FEW_CORES: usize = 2;
@@ -11,15 +9,24 @@ const FEW_CORES: usize = 2;
 /// a processor with fast and slow cores, the fast ones.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, Into::into);
-    match fast_cores() {
-        Some(cores) if cores > FEW_CORES => cores.min(allowed),
-        _ => allowed,
-    }
+    let wanted = match fast_cores() {
+        Some(fast) if fast.cores > FEW_CORES => fast.cores,
+        Some(fast) => fast.cpus,
+        None => allowed,
+    };
+    wanted.clamp(1, allowed)
 }
 
-/// Physical cores of the fastest kind among the CPUs this process may use, where the system tells.
+/// The fast cores this process may use, and their hardware threads.
+#[derive(Debug, PartialEq, Eq)]
+struct Fast {
+    cores: usize,
+    cpus: usize,
+}
+
+/// What Linux tells in `/sys`.
 #[cfg(target_os = "linux")]
-fn fast_cores() -> Option<usize> {
+fn fast_cores() -> Option<Fast> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let cpus = cpu_list(allowed)?;
@@ -28,14 +35,21 @@ fn fast_cores() -> Option<usize> {
     let capacity = |cpu: usize| of(cpu, "cpu_capacity").and_then(|c| c.trim().parse::<u32>().ok()).unwrap_or(1024);
     let siblings =
         |cpu: usize| of(cpu, "topology/thread_siblings_list").and_then(|list| cpu_list(&list)?.first().copied());
-    Some(count_fast(cpus.into_iter().map(|cpu| (capacity(cpu), siblings(cpu).unwrap_or(cpu)))))
+    let cpus: Vec<_> = cpus.into_iter().map(|cpu| (capacity(cpu), siblings(cpu).unwrap_or(cpu))).collect();
+    Some(count_fast(&cpus))
 }
 
-/// Different cores, each named by its first CPU, whose capacity is at least three quarters of the largest.
+/// Counts CPUs, each given by its capacity and its core's first CPU, that do at least three quarters of what the
+/// largest does, or clearly more than the smallest: telephones have cores of three sizes, often
+/// only one of the largest.
 #[cfg(any(target_os = "linux", test))]
-fn count_fast(cpus: impl Iterator<Item = (u32, usize)> + Clone) -> usize {
-    let largest = cpus.clone().map(|(capacity, _)| capacity).max().unwrap_or(0);
-    cpus.filter(|(capacity, _)| capacity * 4 >= largest * 3).map(|(_, core)| core).collect::<BTreeSet<_>>().len()
+fn count_fast(cpus: &[(u32, usize)]) -> Fast {
+    let largest = cpus.iter().map(|cpu| cpu.0).max().unwrap_or(0);
+    let smallest = cpus.iter().map(|cpu| cpu.0).min().unwrap_or(0);
+    let is_fast = |capacity: u32| 4 * capacity >= 3 * largest || 4 * capacity > 5 * smallest;
+    let fast = cpus.iter().filter(|cpu| is_fast(cpu.0));
+    let cores: std::collections::BTreeSet<_> = fast.clone().map(|cpu| cpu.1).collect();
+    Fast { cores: cores.len(), cpus: fast.count() }
 }
 
 /// `0-3,8` as the kernel prints sets of CPUs.
@@ -53,17 +67,23 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// Cores of the first performance level.
+/// The cores of the first performance level; Intel ones have no levels.
 #[cfg(target_os = "macos")]
-fn fast_cores() -> Option<usize> {
+fn fast_cores() -> Option<Fast> {
     // A command instead of the C function: it needs no unsafe code, and runs once per session.
-    let output =
-        std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.perflevel0.physicalcpu"]).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+    let number = |name: &str| {
+        let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
+        String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+    };
+    let of = |level: &str| {
+        let (cores, cpus) = (number(&format!("{level}.physicalcpu"))?, number(&format!("{level}.logicalcpu"))?);
+        Some(Fast { cores, cpus })
+    };
+    of("hw.perflevel0").or_else(|| of("hw"))
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn fast_cores() -> Option<usize> {
+fn fast_cores() -> Option<Fast> {
     None
 }
 
@@ -80,10 +100,19 @@ mod tests {
 
     #[test]
     fn counts_fast_cores_once() {
-        // Two threads on each of two cores; four fast and four slow ones.
-        assert_eq!(count_fast([(1024, 0), (1024, 1), (1024, 0), (1024, 1)].into_iter()), 2);
-        assert_eq!(count_fast((0..8).map(|cpu| (if cpu < 4 { 400 } else { 1024 }, cpu))), 4);
-        assert_eq!(count_fast(std::iter::empty()), 0);
+        let count = |cpus: &[(u32, usize)]| {
+            let Fast { cores, cpus } = count_fast(cpus);
+            (cores, cpus)
+        };
+        // Two threads on each of two cores; such cores beside slow ones; four fast and four slow ones.
+        assert_eq!(count(&[(1024, 0), (1024, 1), (1024, 0), (1024, 1)]), (2, 4));
+        assert_eq!(count(&[(1024, 0), (1024, 0), (600, 2), (600, 3), (600, 4)]), (1, 2));
+        let eight = |capacity: [u32; 8]| count(&std::array::from_fn::<_, 8, _>(|cpu| (capacity[cpu], cpu)));
+        assert_eq!(eight([460, 460, 460, 460, 1024, 1024, 1024, 1024]), (4, 4));
+        // Three sizes; all alike but for the chip's favourites.
+        assert_eq!(eight([250, 250, 250, 250, 700, 700, 700, 1024]), (4, 4));
+        assert_eq!(eight([980, 980, 980, 980, 980, 980, 1024, 1024]), (8, 8));
+        assert_eq!(count(&[]), (0, 0));
     }
 
     #[test]

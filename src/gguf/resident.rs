@@ -1,16 +1,16 @@
 //! A copy of a mapped file in memory of the process's own.
 //!
-//! A mapped file lies in pages of 4 KiB. Streaming through it costs a walk of the page tables for each,
-//! which takes a fifth to a quarter of the bandwidth that pages of 2 MiB give (measured on Zen and on
-//! Sapphire Rapids). A copy can have such pages where the system grants them. It is filled from the
-//! start, in order, while readers use what is there already and the map for the rest.
+//! A mapped file lies in pages of a few KiB. Streaming through it costs a walk of the page tables for
+//! each, which takes a fifth to a quarter of the bandwidth that pages of 2 MiB give (measured with 4 KiB
+//! on Zen and on Sapphire Rapids). A copy can have such pages where the system grants them. It is filled
+//! from the start, in order, while readers use what is there already and the map for the rest.
 
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes copied at a time, a multiple of a huge page.
+/// Bytes copied at a time: a multiple of any page, and of the huge ones of most systems.
 pub(super) const STEP: usize = 8 << 20;
 
 pub(super) struct Resident {
