@@ -146,8 +146,8 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
                 let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
                 let rounding = match form {
                     ActForm::F32 => 0.0,
-                    ActForm::Q16 if max / LARGEST as f64 < 1.01 * f32::MIN_POSITIVE as f64 => max,
-                    ActForm::Q16 => 0.51 * max / LARGEST as f64,
+                    ActForm::Q16 if max / f64::from(LARGEST) < 1.01 * f32::MIN_POSITIVE as f64 => max,
+                    ActForm::Q16 => 0.51 * max / f64::from(LARGEST),
                     ActForm::Q8 if max < 2f64.powi(-100) => max,
                     ActForm::Q8 => 0.51 * max / 127.0,
                 };

@@ -30,6 +30,8 @@ mod neon_dotprod;
 #[cfg(target_arch = "aarch64")]
 mod neon_i8mm;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod transposed;
 mod view;
 
 use crate::quant::DType;

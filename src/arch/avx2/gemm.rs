@@ -8,7 +8,8 @@
 //! that look groups of values up, go through `f32` panels.
 
 use super::unpack::{Factors, Groups, load128, load256, with_groups};
-use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
+use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
 use crate::arch::{BlockQ8, Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;

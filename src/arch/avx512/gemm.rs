@@ -17,7 +17,8 @@
 
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
-use crate::arch::gemm::{BLOCK, EXPANDED, Panels, TILE, TURN, Turn, table, transposed};
+use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
 use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;

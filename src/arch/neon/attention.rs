@@ -2,7 +2,7 @@
 
 use super::elementwise::zero;
 use crate::arch::AttnParams;
-use crate::arch::lanes::attention;
+use crate::arch::lanes::{attention, attention_backward_kernels};
 use half::f16;
 
 #[target_feature(enable = "neon")]
@@ -14,3 +14,5 @@ pub(super) fn attention_f32(out: &mut [f32], q: &[f32], k: &[f32], v: &[f32], ra
 pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
     attention::attention(zero(), out, q, k, v, ranges, p);
 }
+
+attention_backward_kernels!("neon", zero());

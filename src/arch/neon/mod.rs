@@ -8,12 +8,12 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::Kernels;
+use super::{Kernels, scalar};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
     supported: || std::arch::is_aarch64_feature_detected!("neon"),
-    matvec: matmul::matvec_for,
+    matvec: |dtype, _| matmul::matvec_for(dtype),
     quantize_q16: matmul::quantize_q16,
     gemm: gemm::gemm_for,
     peak: peak::peak,
@@ -23,6 +23,8 @@ pub(crate) const KERNELS: Kernels = Kernels {
     add_product: elementwise::add_product,
     rms_norm: elementwise::rms_norm,
     layer_norm: elementwise::layer_norm,
+    rms_norm_backward: elementwise::rms_norm_backward,
+    layer_norm_backward: elementwise::layer_norm_backward,
     softmax: elementwise::softmax,
     rope_angles: elementwise::rope_angles,
     rope_norm: elementwise::rope_norm,
@@ -30,8 +32,15 @@ pub(crate) const KERNELS: Kernels = Kernels {
     silu_mul: elementwise::silu_mul,
     gelu_mul: elementwise::gelu_mul,
     gelu: elementwise::gelu,
+    silu_mul_backward: elementwise::silu_mul_backward,
+    gelu_mul_backward: elementwise::gelu_mul_backward,
+    gelu_backward: elementwise::gelu_backward,
     f32_to_f16: elementwise::f32_to_f16,
     f16_to_f32: elementwise::f16_to_f32,
+    attention_queries: attention::attention_queries,
+    attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
+    // Transposed products are the compiler's; no product here reads 8-bit activations.
+    ..scalar::KERNELS
 };

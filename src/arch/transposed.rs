@@ -1,0 +1,124 @@
+//! The transposed product, which carries gradients back through a matrix: the loops of [`super::gemm`] with
+//! panels of weight *columns*. Some rows are expanded to `f32`, then turned to panel rows in the words
+//! of the level's register tile.
+
+use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len};
+use super::{ColumnsMut, Transposed};
+use crate::quant::DType;
+use std::mem::MaybeUninit;
+
+/// Weight columns of a transposed task: with their sums, they fill half of an L2 cache of 1 MiB.
+const COLUMNS: usize = 128;
+/// Weight rows that are expanded, then turned, at a time.
+pub(super) const TURN: usize = 32;
+/// Values of an expanded row: whole blocks around [`COLUMNS`] values.
+pub(super) const EXPANDED: usize = 256;
+
+/// Panels that can be filled by columns.
+pub(super) trait Turn: Panels {
+    /// Expands at most [`EXPANDED`] weights of a row.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `out` room for them, rounded up to 32.
+    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32);
+
+    /// Makes `LANES` panel rows of [`TURN`] values each of as many columns of expanded rows.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features. Rows of `values` lie [`EXPANDED`] apart, those of `panel`
+    /// `panel_words(`[`BLOCK`]`)`.
+    unsafe fn turn(values: *const f32, panel: *mut u32);
+}
+
+/// The transposed product on panels of `P`.
+pub(super) const fn transposed<P: Turn>() -> Transposed {
+    Transposed {
+        tile: COLUMNS,
+        group: P::VECS * P::LANES,
+        packed_len: packed_len::<P>,
+        pack: pack::<P>,
+        kernel: transposed_kernel::<P>,
+    }
+}
+
+unsafe fn transposed_kernel<P: Turn>(
+    x: &mut ColumnsMut<'_>,
+    first: usize,
+    n_in: usize,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+) {
+    let format = dtype.float_format();
+    let bytes = |values: usize| values / format.block_elems * format.block_bytes;
+    let start = first / format.block_elems * format.block_elems;
+    let end = (first + x.cols()).next_multiple_of(format.block_elems);
+    assert!(end - start <= EXPANDED && x.cols() <= COLUMNS, "columns {first}+{} in blocks", x.cols());
+    let y: &[u32] = bytemuck::cast_slice(packed);
+    let vec_words = P::words(k) * P::LANES;
+    let panel_stride = P::panel_words(BLOCK);
+    let n_vecs = x.rows().div_ceil(P::LANES);
+    let n_cols = x.cols();
+
+    let mut values = Aligned([0.0f32; TURN * EXPANDED]);
+    let values = values.0.as_mut_ptr();
+    let mut panel = MaybeUninit::<Aligned<[u32; COLUMNS * BLOCK]>>::uninit();
+    let panel = panel.as_mut_ptr().cast::<u32>();
+    // `[tile of columns][register of activations][column][lane]`
+    let mut sums = MaybeUninit::<Aligned<[f32; COLUMNS * SUMS]>>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
+
+    for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
+        let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
+        for k0 in (0..k).step_by(BLOCK) {
+            let n = (k - k0).min(BLOCK);
+            for k1 in (0..n).step_by(TURN) {
+                for r in 0..TURN {
+                    let row = values.wrapping_add(r * EXPANDED);
+                    if k1 + r < n {
+                        let blocks = &w[(k0 + k1 + r) * bytes(n_in)..][bytes(start)..bytes(end)];
+                        // SAFETY: a row has room for these blocks.
+                        unsafe { P::expand(dtype, blocks, row) };
+                    } else {
+                        // SAFETY: a row.
+                        unsafe { row.write_bytes(0, EXPANDED) };
+                    }
+                }
+                for c in (0..n_cols).step_by(P::LANES) {
+                    let panel = panel.wrapping_add(c * panel_stride + P::panel_words(k1));
+                    // SAFETY: so many columns are in the rows, and panel rows have room for the words.
+                    unsafe { P::turn(values.wrapping_add(first - start + c), panel) };
+                }
+            }
+            for c0 in (0..n_cols).step_by(TILE) {
+                let sums = sums.wrapping_add(c0 * SUMS);
+                for k1 in (0..n).step_by(P::DEPTH) {
+                    let depth = (n - k1).min(P::DEPTH);
+                    for v in (0..n_vecs).step_by(P::VECS) {
+                        let vecs = (n_vecs - v).min(P::VECS);
+                        let y = &y[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
+                        let y = &y[..P::words(depth) * vecs * P::LANES];
+                        for (i, c) in (0..(n_cols - c0).min(TILE)).step_by(P::rows(vecs)).enumerate() {
+                            let ahead = y.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
+                            let w = panel.wrapping_add((c0 + c) * panel_stride + P::panel_words(k1));
+                            let sums = sums.wrapping_add((v * TILE + c) * P::LANES);
+                            // SAFETY: the tile lies inside the panel, the activations and the sums.
+                            unsafe { P::tile(vecs, w, y.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
+                        }
+                    }
+                }
+            }
+        }
+        for v in 0..n_vecs {
+            let row = (first_vec + v) * P::LANES;
+            let (n, stride) = ((x.rows() - row).min(P::LANES), x.stride());
+            for c in (0..n_cols).step_by(P::LANES) {
+                let sums = sums.wrapping_add(c / TILE * TILE * SUMS + (v * TILE + c % TILE) * P::LANES);
+                let x = x.as_mut_ptr().wrapping_add(row * stride + c);
+                // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `x`.
+                unsafe { P::transpose(sums, x, stride, n, (n_cols - c).min(P::LANES)) };
+            }
+        }
+    }
+}
