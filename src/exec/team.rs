@@ -52,9 +52,9 @@ impl Shared {
         loop {
             let state = self.state.load(Ordering::Acquire);
             let task = (state & CLOSED) as usize;
-            let n_tasks = self.n_tasks.load(Ordering::Relaxed);
-            let call = self.call.load(Ordering::Relaxed);
-            let closure = self.closure.load(Ordering::Relaxed);
+            let n_tasks = self.n_tasks.load(Ordering::Acquire);
+            let call = self.call.load(Ordering::Acquire);
+            let closure = self.closure.load(Ordering::Acquire);
             if task >= n_tasks {
                 return worked;
             }
@@ -62,7 +62,9 @@ impl Shared {
                 continue;
             }
             // The word did not change between the loads above and the claim, and the fields are only
-            // rewritten while the word is closed: they belong to the region of the claimed task.
+            // rewritten while the word is closed: they belong to the region of the claimed task. That needs
+            // their loads to acquire and their stores to release: else a core that reorders stores could
+            // show a field of the next region before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 // SAFETY: `call` was stored by `Crew::run` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
@@ -235,12 +237,12 @@ impl Crew<'_> {
             f(task);
         }
         let region = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
-        // Closed: no helper can claim while the fields change.
-        shared.state.store(region << 32 | CLOSED, Ordering::Release);
+        // Closed: no helper can claim while the fields change (see `Shared::work`).
+        shared.state.store(region << 32 | CLOSED, Ordering::Relaxed);
         let call: Call = call::<F>;
-        shared.call.store(call as *mut (), Ordering::Relaxed);
-        shared.closure.store((&raw const f).cast_mut().cast(), Ordering::Relaxed);
-        shared.n_tasks.store(n_tasks, Ordering::Relaxed);
+        shared.call.store(call as *mut (), Ordering::Release);
+        shared.closure.store((&raw const f).cast_mut().cast(), Ordering::Release);
+        shared.n_tasks.store(n_tasks, Ordering::Release);
         shared.n_done.store(0, Ordering::Relaxed);
         shared.state.store(region << 32, Ordering::Release);
         shared.work();
