@@ -134,6 +134,8 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
     let form = arch.act_form(format.dtype, x.len() / n);
     let additions = match (form, arch.name()) {
         (ActForm::F32, "scalar") => n,
+        // One activation row is multiplied by a register of sums per block.
+        (ActForm::Q16, _) if x.len() == n => n.div_ceil(256),
         _ => n.div_ceil(8),
     };
     let y = product(arch, format.dtype, rows, w, n, x);
