@@ -31,6 +31,9 @@ pub enum Error {
     /// The sampling parameters make no sense.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// Learning, or what was learnt, was refused.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
     /// A chat template failed.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -716,6 +719,88 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+}
+
+/// Why learning, or a file of what was learnt, was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LearnError {
+    /// The file itself is not sound, or could not be written.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// An option makes no sense.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// What would make sense.
+        expected: String,
+    },
+    /// The file holds something else.
+    #[error("general.type is {found:?}, expected \"learned\": this file holds nothing learnt")]
+    NotLearned {
+        /// `general.type`; empty if it is missing.
+        found: String,
+    },
+    /// The file was written by a later version.
+    #[error("what was learnt was saved in version {found}, this build reads {supported}; use a newer one")]
+    Version {
+        /// The file's.
+        found: u32,
+        /// This build's.
+        supported: u32,
+    },
+    /// What was learnt belongs to another model.
+    #[error("this was learnt with another model (fingerprint {found:016x}, this one has {expected:016x})")]
+    OtherModel {
+        /// Fingerprint of the model it was learnt with.
+        found: u64,
+        /// Fingerprint of this model.
+        expected: u64,
+    },
+    /// A tensor is missing, or of another shape or type than it must have.
+    #[error("tensor {name:?} is {found}, expected {expected}: the file is damaged")]
+    Tensor {
+        /// The tensor.
+        name: &'static str,
+        /// What is there.
+        found: String,
+        /// What should be there.
+        expected: String,
+    },
+    /// A tensor holds values that cannot have been learnt.
+    #[error("tensor {name:?} holds {what}: the file is damaged")]
+    Value {
+        /// The tensor.
+        name: &'static str,
+        /// What is wrong.
+        what: String,
+    },
+    /// The session has no learner.
+    #[error("this session does not learn: give it a learner first")]
+    NotLearning,
+    /// There was no answer to rate.
+    #[error("there is no answer to rate: nothing was generated since the last prompt or rating")]
+    NoAnswer,
+    /// A rating is infinite or NaN.
+    #[error("the rating is {value}, expected a finite number")]
+    Reward {
+        /// Its value.
+        value: f32,
+    },
+    /// There is nothing to export.
+    #[error("nothing has been learnt yet")]
+    NothingLearnt,
+    /// Too little text to calibrate with.
+    #[error("{n} tokens are too few to calibrate with: at least {least} are needed")]
+    TooLittleText {
+        /// Tokens given.
+        n: usize,
+        /// Tokens needed.
+        least: usize,
+    },
 }
 
 /// Why an adapter was refused.

@@ -6,6 +6,7 @@
 //! because the one limits single tokens and the other prompts.
 
 mod kernels;
+mod learning;
 mod machine;
 mod synthetic;
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use kernels::{KernelRow, kernels};
+pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningReport, learning};
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use synthetic::{Shape, synthetic};
 

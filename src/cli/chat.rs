@@ -6,6 +6,7 @@
 
 use super::generate::{begin, no_tokenizer, per_second};
 use super::input::{read_text, stdin_is_terminal, without_last_newline};
+use super::learning::{Learning, LearningArgs};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, note, paint, print};
 use super::sampling::SamplingArgs;
@@ -32,6 +33,8 @@ next. /help tells the commands.";
 
 const COMMANDS: &str = "\
 /regen   answer the last message again
+/good    the answer was good: with --learn, the model learns from it
+/bad     the answer was bad
 /clear   forget the conversation
 /help    this list
 /exit    leave; so does Ctrl-D
@@ -76,6 +79,8 @@ pub(super) struct Args {
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
+    learning: LearningArgs,
+    #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -108,7 +113,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ChatTemplate::parse(TRANSCRIPT)?
         }
     };
-    let session = session(&model, &options, &args.session.lora)?;
+    let mut session = session(&model, &options, &args.session.lora)?;
+    let learning = args.learning.begin(&mut session)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let editor = DefaultEditor::new()?;
@@ -125,6 +131,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         stop,
         n_batch: options.n_batch,
         session,
+        learning,
         sampler,
         cancel,
         interactive,
@@ -140,7 +147,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         note(format!("> {first}"));
         chat.say(first)?;
     }
-    chat.converse(editor)
+    chat.converse(editor)?;
+    chat.learning.end(&mut chat.session)
 }
 
 struct Chat<'a> {
@@ -150,6 +158,7 @@ struct Chat<'a> {
     stop: Vec<String>,
     n_batch: usize,
     session: Session<'a>,
+    learning: Learning<'a>,
     sampler: Sampler,
     cancel: CancelToken,
     /// Someone types and reads; otherwise lines come from a pipe or go to one.
@@ -195,6 +204,8 @@ impl Chat<'_> {
                             note("The conversation is forgotten.");
                         }
                         "/regen" => self.regenerate()?,
+                        "/good" => self.rate(1.0),
+                        "/bad" => self.rate(-1.0),
                         _ => self.say(&text)?,
                     }
                 }
@@ -222,6 +233,13 @@ impl Chat<'_> {
     fn say(&mut self, text: &str) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
         self.answer()
+    }
+
+    fn rate(&mut self, reward: f32) {
+        match self.session.feedback(reward) {
+            Ok(_) => note("Learnt."),
+            Err(error) => note(format!("error: {error}")),
+        }
     }
 
     fn regenerate(&mut self) -> Result<(), Failure> {
@@ -255,7 +273,7 @@ impl Chat<'_> {
             }
         }
         self.messages.push(Message::assistant(answer));
-        Ok(())
+        self.learning.idle(&mut self.session)
     }
 
     /// Prints the answer to the conversation as it is, and collects it.

@@ -1,6 +1,7 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use super::input::{file_or_pipe, read_text, unescape, without_last_newline};
+use super::learning::LearningArgs;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
@@ -49,6 +50,8 @@ pub(super) struct Args {
     /// Show timings even if stderr is no terminal
     #[arg(short, long)]
     verbose: bool,
+    #[command(flatten)]
+    learning: LearningArgs,
     #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
@@ -100,6 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &options, &args.session.lora)?;
+    let mut learning = args.learning.begin(&mut session)?;
     let load = start.elapsed();
 
     let prompt_ids = prompt_ids(tokenizer, &prompt)?;
@@ -141,6 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         let ids = generation.tokens().to_vec();
         let reason = generation.stop_reason().map(reason_name);
+        learning.end(&mut session)?;
         return print_json(&json!({
             "model": args.model.label(),
             "prompt": prompt,
@@ -164,6 +169,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if !text.ends_with('\n') {
         print("\n")?;
     }
+    learning.end(&mut session)?;
     if args.verbose || io::stderr().is_terminal() {
         let ended = match reason {
             Some(StopReason::ContextFull) => format!("; the context of {} tokens is full", session.n_ctx()),
@@ -205,9 +211,15 @@ pub(super) fn begin<'s, 'm>(
     n_batch: usize,
 ) -> Result<Generation<'s, 'm>, ruvllm::Error> {
     let progress = Progress::new("reading the prompt", ids.len() as u64);
-    let last = ids.len().saturating_sub(1) / n_batch * n_batch;
+    let learns = session.learner().is_some();
+    // What is learnt from is read as such; the last token begins the answer.
+    let last = if learns { ids.len().saturating_sub(1) } else { ids.len().saturating_sub(1) / n_batch * n_batch };
     for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
-        session.prefill(batch)?;
+        if learns {
+            session.record(batch)?;
+        } else {
+            session.prefill(batch)?;
+        }
         progress.set(((i + 1) * n_batch) as u64);
     }
     session.generate_from(&ids[last..], sampler)

@@ -6,12 +6,15 @@
 
 mod args;
 mod bench;
+mod calibrate;
 mod chat;
 mod detokenize;
 mod doctor;
 mod generate;
 mod input;
 mod inspect;
+mod learn;
+mod learning;
 mod logits;
 mod merge;
 mod model;
@@ -65,6 +68,10 @@ enum Command {
     Logits(logits::Args),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
+    /// Tell a learner what it must not forget
+    Calibrate(calibrate::Args),
+    /// Measure what learning while running is worth on a text
+    Learn(learn::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
@@ -111,6 +118,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Detokenize(args) => detokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
+        Command::Learn(args) => learn::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Template(args) => template::run(&args),

@@ -54,6 +54,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) pos: usize,
     /// Logits are wanted from this token of the pass on.
     pub(crate) first_output: usize,
+    /// If given, takes the normed states that the head read; logits are then left as the head's product.
+    pub(crate) states: Option<&'a mut Vec<f32>>,
     /// Asked before every layer; `true` ends the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
 }
@@ -151,6 +153,13 @@ impl Sizes {
     }
 }
 
+/// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
+pub(crate) fn with_scratch(model: &Model, arena: &mut Arena, m: usize, f: impl FnOnce(&mut Scratch<'_>)) {
+    let s = Sizes::new(model, &[], m, m);
+    let mut frame = arena.frame(Scratch::footprint(m, s.n_max, s.packed, s.rank));
+    f(&mut Scratch::take(&mut frame, m, s.n_max, s.packed, s.rank));
+}
+
 impl<'a> Buffers<'a> {
     fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
         let h = model.hparams();
@@ -192,7 +201,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
     logits: &mut [f32],
     probe: &mut P,
 ) -> bool {
-    let Pass { model, adapters, rope, kv, tokens, pos, first_output, cancelled } = pass;
+    let Pass { model, adapters, rope, kv, tokens, pos, first_output, states, cancelled } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
@@ -236,11 +245,9 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         norm(ctx, h, Some(&w.output_norm), &b.x[first_output * h.n_embd..], normed);
         probe.tensor("result_norm", 0, normed);
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
-        if h.logit_scale != 1.0 {
-            logits.iter_mut().for_each(|x| *x *= h.logit_scale);
-        }
-        if h.final_softcap > 0.0 {
-            logits.iter_mut().for_each(|x| *x = h.final_softcap * (*x / h.final_softcap).tanh());
+        match states {
+            Some(states) => states.extend_from_slice(normed),
+            None => h.logit_finish().row(logits),
         }
         probe.tensor("result_output", 0, logits);
     }

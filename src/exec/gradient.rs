@@ -4,7 +4,7 @@ use super::backward::{BackwardPass, backward};
 use super::{AdapterId, Session};
 use crate::arch::Arch;
 use crate::error::{AdapterError, Error, SessionError};
-use crate::lora::{Adapter, Attached, Gradients, Optimiser};
+use crate::lora::{Adapter, Attached, Gradients, Optimiser, Source};
 use std::sync::Arc;
 
 /// `−weight·ln p(target)`, given the logits of what follows a token; replaces them by the gradient,
@@ -58,7 +58,7 @@ impl Session<'_> {
         let mut saved = std::mem::take(&mut self.saved);
         saved.prepare(self.model, gradients, tokens.len());
         let pos = self.tokens.len();
-        let result = self.run(tokens, tokens.len(), &mut saved, &mut |_, _| ());
+        let result = self.run(Source::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());
         self.saved = saved;
         result?;
         let Session { model, team, rope, kv, adapters, arena, saved, cancel, .. } = self;

@@ -7,12 +7,14 @@ mod cores;
 mod forward;
 mod generate;
 mod gradient;
+mod learn;
 mod linear;
 mod probe;
 mod team;
 
 use crate::cache::{KvCache, KvShape};
 use crate::error::SessionError;
+use crate::lora::{Learner, Losses, Source};
 use crate::model::{Hparams, Model};
 use adapters::Adapters;
 use arena::Arena;
@@ -120,6 +122,9 @@ pub struct Session<'m> {
     arena: Arena,
     saved: Saved,
     logits: Vec<f32>,
+    learner: Option<Box<Learner>>,
+    /// Hidden states of a pass, for those who learn from them.
+    states: Vec<f32>,
     /// Tokens in the cache.
     tokens: Vec<u32>,
     n_ctx: usize,
@@ -182,12 +187,30 @@ impl Model {
             arena: Arena::default(),
             saved: Saved::default(),
             logits,
+            learner: None,
+            states: Vec::new(),
             tokens: Vec::with_capacity(shape.n_ctx),
             n_ctx: shape.n_ctx,
             n_batch: options.n_batch.min(shape.n_ctx),
             cancel: CancelToken::default(),
         })
     }
+}
+
+/// What a pass computed.
+struct Rows<'a> {
+    /// All tokens of the session, those of the pass included.
+    tokens: &'a [u32],
+    /// Position of the first token of the pass.
+    start: usize,
+    /// Position of the first token with a row.
+    first: usize,
+    /// Its place among the tokens that were handed in.
+    offset: usize,
+    /// `(rows, n_embd)`, or empty.
+    states: &'a [f32],
+    /// `(rows, n_vocab)`.
+    logits: &'a mut [f32],
 }
 
 impl<'m> Session<'m> {
@@ -233,7 +256,7 @@ impl<'m> Session<'m> {
     /// keeps the batches that were finished: [`Session::position`] tells how many.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32], SessionError> {
         let last = tokens.len().saturating_sub(1);
-        self.run(tokens, last, &mut NoProbe, &mut |_, _| ())?;
+        self.run(Source::Prompt, tokens, last, &mut NoProbe, &mut |_, _| ())?;
         Ok(&self.logits)
     }
 
@@ -242,7 +265,8 @@ impl<'m> Session<'m> {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn decode(&mut self, token: u32) -> Result<&[f32], SessionError> {
-        self.prefill(&[token])
+        self.run(Source::Answer, &[token], 0, &mut NoProbe, &mut |_, _| ())?;
+        Ok(&self.logits)
     }
 
     /// Appends `tokens` and hands over the logits that follow each of `tokens[first..]`, in order, as
@@ -256,7 +280,8 @@ impl<'m> Session<'m> {
         first: usize,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
-        self.run(tokens, first, &mut NoProbe, &mut each)
+        self.run(Source::Prompt, tokens, first, &mut NoProbe, &mut each)?;
+        Ok(())
     }
 
     /// [`Session::prefill_each`] with a look inside.
@@ -270,15 +295,44 @@ impl<'m> Session<'m> {
         probe: &mut impl Probe,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
-        self.run(tokens, first, probe, &mut each)
+        self.run(Source::Prompt, tokens, first, probe, &mut each)?;
+        Ok(())
     }
 
+    /// Appends `tokens`, hands over the logits from `first` on, and lets the learner, if there is one,
+    /// follow; its losses where it learns.
     fn run<P: Probe>(
         &mut self,
+        source: Source,
         tokens: &[u32],
         first: usize,
         probe: &mut P,
         each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Losses, SessionError> {
+        let (arch, n_vocab) = (self.model.arch(), self.model.hparams().n_vocab);
+        let mut learner = self.learner.take();
+        let mut losses = Losses::default();
+        let outcome = self.passes(tokens, first, learner.is_some(), probe, &mut |rows| {
+            if let Some(learner) = &mut learner {
+                losses += learner.follow(arch, source, rows.tokens, rows.start..rows.first, rows.states, rows.logits);
+            }
+            for (j, logits) in rows.logits.chunks_exact(n_vocab).enumerate() {
+                each(rows.offset + j, logits);
+            }
+        });
+        self.learner = learner;
+        outcome.map(|()| losses)
+    }
+
+    /// Appends `tokens`, batch by batch, and hands over the rows from `first` on. With `raw` these are the
+    /// head's products, with the hidden states that it read.
+    fn passes<P: Probe>(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        raw: bool,
+        probe: &mut P,
+        each: &mut dyn FnMut(Rows<'_>),
     ) -> Result<(), SessionError> {
         let n_vocab = self.model.hparams().n_vocab;
         if tokens.is_empty() {
@@ -291,15 +345,18 @@ impl<'m> Session<'m> {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab });
         }
-        let Session { model, team, rope, kv, adapters, arena, logits, cancel, .. } = self;
+        let Session { model, team, rope, kv, adapters, arena, logits, states, cancel, .. } = self;
         let adapters = &adapters.attached;
         let cancelled = || cancel.is_cancelled();
         for (i, batch) in tokens.chunks(self.n_batch).enumerate() {
-            let start = i * self.n_batch;
-            let first_output = first.saturating_sub(start).min(batch.len());
+            let offset = i * self.n_batch;
+            let first_output = first.saturating_sub(offset).min(batch.len());
             logits.resize((batch.len() - first_output) * n_vocab, 0.0);
+            states.clear();
             let pos = self.tokens.len();
-            let pass = Pass { model, adapters, rope, kv, tokens: batch, pos, first_output, cancelled: &cancelled };
+            let kept = raw.then_some(&mut *states);
+            let cancelled = &cancelled;
+            let pass = Pass { model, adapters, rope, kv, tokens: batch, pos, first_output, states: kept, cancelled };
             if !team.enter(|crew| forward(pass, crew, arena, logits, probe)) {
                 return Err(SessionError::Cancelled);
             }
@@ -307,9 +364,8 @@ impl<'m> Session<'m> {
             if batch.len() == 1 {
                 model.decoded();
             }
-            for (j, logits) in logits.chunks_exact(n_vocab).enumerate() {
-                each(start + first_output + j, logits);
-            }
+            let (first, offset) = (pos + first_output, offset + first_output);
+            each(Rows { tokens: &self.tokens, start: pos, first, offset, states, logits });
         }
         Ok(())
     }
@@ -324,16 +380,18 @@ impl<'m> Session<'m> {
             return Err(SessionError::RewindAhead { position, n_past: self.tokens.len() });
         }
         self.tokens.truncate(position);
+        self.learner.iter_mut().for_each(|learner| learner.interrupt());
         Ok(())
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.tokens.clear();
+        self.learner.iter_mut().for_each(|learner| learner.interrupt());
     }
 
-    /// A session that continues independently from the same point, with the same adapters. It shares
-    /// the threads.
+    /// A session that continues independently from the same point, with the same adapters and what was
+    /// learnt so far. It shares the threads.
     ///
     /// # Errors
     /// If there is no memory for a second cache.
@@ -349,6 +407,8 @@ impl<'m> Session<'m> {
             arena: Arena::default(),
             saved: Saved::default(),
             logits: self.logits.clone(),
+            learner: self.learner.clone(),
+            states: Vec::new(),
             tokens,
             n_ctx: self.n_ctx,
             n_batch: self.n_batch,

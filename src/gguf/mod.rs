@@ -62,6 +62,9 @@ impl TensorInfo {
     }
 }
 
+/// Bytes at each end of a tensor that enter [`Gguf::fingerprint`].
+const FINGERPRINT_BYTES: usize = 256;
+
 /// The header of a GGUF file: everything but the tensor data.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -242,6 +245,25 @@ impl Gguf {
         // The header was checked against the length of the map, so these fit `usize`.
         let start = info.offset as usize;
         self.0.shards[info.shard].part(start..start + info.n_bytes as usize)
+    }
+
+    /// A hash (FNV-1a) of the metadata, the tensor table, and the first and last bytes of every tensor.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut bytes = Vec::new();
+        for (key, value) in self.metadata().iter() {
+            bytes.extend_from_slice(key.as_bytes());
+            value.write(&mut bytes);
+        }
+        for t in self.tensors() {
+            bytes.extend_from_slice(t.name.as_bytes());
+            bytes.extend_from_slice(&(t.dtype as u32).to_le_bytes());
+            t.dims.iter().for_each(|dim| bytes.extend_from_slice(&dim.to_le_bytes()));
+            let data = self.data(t);
+            let n = data.len().min(FINGERPRINT_BYTES);
+            bytes.extend_from_slice(&data[..n]);
+            bytes.extend_from_slice(&data[data.len() - n..]);
+        }
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// Size of the file, or of all files of a split model, in bytes.

@@ -23,12 +23,15 @@
 mod adapter;
 mod file;
 mod gradients;
+mod learn;
 mod merge;
 mod optimiser;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
 pub use gradients::Gradients;
+pub(crate) use learn::{HeadLearner, HeadRows, Lesson, Ranks, Source, softmax};
+pub use learn::{Learner, LearnerOptions, Losses, MAX_RANK};
 pub use merge::merge;
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 

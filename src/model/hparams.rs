@@ -60,6 +60,37 @@ pub struct Hparams {
     pub experts: Option<Experts>,
 }
 
+/// From the head's product to the logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Finish {
+    pub(crate) scale: f32,
+    pub(crate) cap: f32,
+}
+
+impl Finish {
+    /// The logit of a product.
+    pub(crate) fn logit(self, raw: f32) -> f32 {
+        let x = self.scale * raw;
+        if self.cap > 0.0 { self.cap * (x / self.cap).tanh() } else { x }
+    }
+
+    /// Derivative of [`Finish::logit`], from its value.
+    pub(crate) fn slope(self, logit: f32) -> f32 {
+        let x = if self.cap > 0.0 { logit / self.cap } else { 0.0 };
+        self.scale * (1.0 - x * x)
+    }
+
+    /// All of a row, in place.
+    pub(crate) fn row(self, logits: &mut [f32]) {
+        if self.scale != 1.0 {
+            logits.iter_mut().for_each(|x| *x *= self.scale);
+        }
+        if self.cap > 0.0 {
+            logits.iter_mut().for_each(|x| *x = self.cap * (*x / self.cap).tanh());
+        }
+    }
+}
+
 /// Kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
@@ -234,6 +265,11 @@ impl Keys<'_> {
 }
 
 impl Hparams {
+    /// From the head's product to the logits.
+    pub(crate) fn logit_finish(&self) -> Finish {
+        Finish { scale: self.logit_scale, cap: self.final_softcap }
+    }
+
     /// What all families read alike: a llama with the sizes of the file.
     pub(crate) fn base(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         let n_embd = keys.count("embedding_length", 1 << 17)?;

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub(crate) use hparams::Finish;
 pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
 pub use weights::Site;
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
@@ -178,6 +179,12 @@ impl Model {
     /// Number of weights.
     pub fn n_params(&self) -> u64 {
         self.gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
+    }
+
+    /// Tells models apart: a hash of the metadata, the tensor table and samples of the weights. Not meant
+    /// to withstand forgery.
+    pub fn fingerprint(&self) -> u64 {
+        self.gguf.fingerprint()
     }
 
     /// Bytes of weights that one token has to read: of experts those used, of the embedding table

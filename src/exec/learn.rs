@@ -1,0 +1,332 @@
+//! A session that learns.
+//!
+//! On the path of a token learning costs the adapter's few operations and a record of what the model
+//! thought. Everything else happens when [`Session::observe`], [`Session::feedback`] or
+//! [`Session::update`] is called.
+
+use super::Session;
+use super::forward::with_scratch;
+use super::linear::{Ctx, Product, linear};
+use super::probe::NoProbe;
+use crate::error::{Error, LearnError, SessionError};
+use crate::lora::{HeadLearner, HeadRows, Learner, Lesson, Losses, Ranks, Source, softmax};
+use crate::model::Weight;
+use std::ops::Range;
+use std::time::Instant;
+
+/// Partial sums that products with rows of the head are cut into: fixed, so that results do not depend
+/// on the number of threads.
+const PARTS: usize = 8;
+/// Fewest tokens of control text.
+const LEAST_CONTROL: usize = 64;
+/// Share of the old Fisher information that stays when more text is consolidated.
+const FISHER_DECAY: f32 = 0.9;
+
+/// Sees a token's index, and the hidden state and the head's product that predicted it.
+type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
+
+impl Session<'_> {
+    /// Lets the session learn with `learner`, new or as it was saved, in place of one it has.
+    ///
+    /// # Errors
+    /// If the learner belongs to another model.
+    pub fn set_learner(&mut self, mut learner: Learner) -> Result<(), LearnError> {
+        learner.check(self.model)?;
+        learner.interrupt();
+        if learner.rows.is_none() {
+            learner.rows = Some(self.head_rows());
+        }
+        self.refresh(&mut learner.adapter);
+        learner.adapter.reproject(self.model.arch());
+        self.learner = Some(Box::new(learner));
+        Ok(())
+    }
+
+    /// Mean and spread of the head's rows.
+    pub(crate) fn head_rows(&self) -> HeadRows {
+        let Session { model, team, .. } = self;
+        team.enter(|crew| {
+            let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters: &[] };
+            head_rows(ctx, &model.weights().output.w)
+        })
+    }
+
+    /// What it has learnt so far.
+    pub fn learner(&self) -> Option<&Learner> {
+        self.learner.as_deref()
+    }
+
+    /// The same, to change how it is used.
+    pub fn learner_mut(&mut self) -> Option<&mut Learner> {
+        self.learner.as_deref_mut()
+    }
+
+    /// Ends learning; the session then computes as the model alone does.
+    pub fn take_learner(&mut self) -> Option<Learner> {
+        self.learner.take().map(|learner| *learner)
+    }
+
+    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them:
+    /// each is scored by the model and by all that was learnt before, then learnt. The losses are summed
+    /// over the tokens that something came before: the first of an empty session has none.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`], or if the session has no learner.
+    pub fn observe(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+        let losses = self.record(tokens)?;
+        self.update();
+        Ok(losses)
+    }
+
+    /// The first half of [`Session::observe`]: scores `tokens` and keeps what is needed to learn from them
+    /// when there is time for [`Session::update`].
+    ///
+    /// # Errors
+    /// As [`Session::observe`].
+    pub fn record(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+        if self.learner.is_none() {
+            return Err(LearnError::NotLearning.into());
+        }
+        Ok(self.run(Source::Observed, tokens, 0, &mut NoProbe, &mut |_, _| ())?)
+    }
+
+    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last
+    /// prompt: a rating above the running mean makes the like more probable, one below less
+    /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage.
+    ///
+    /// # Errors
+    /// If there is no answer or learner, or the rating is not finite.
+    pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
+        let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning) };
+        let outcome = if !reward.is_finite() {
+            Err(LearnError::Reward { value: reward })
+        } else if learner.adapter.answer.len() == 0 {
+            Err(LearnError::NoAnswer)
+        } else {
+            let advantage = learner.advantage(reward);
+            if let Some(rows) = &learner.rows {
+                self.prepare(&mut learner.adapter, rows, Lesson::Text);
+                if self.teach(&mut learner.adapter, rows, Lesson::Answer(advantage)) {
+                    self.settle(&mut learner.adapter, Lesson::Answer(advantage));
+                }
+            }
+            learner.adapter.answer.clear();
+            Ok(advantage)
+        };
+        self.learner = Some(learner);
+        outcome
+    }
+
+    /// Learns from what was [recorded](Session::record) and is not learnt from yet.
+    pub fn update(&mut self) {
+        let Some(mut learner) = self.learner.take() else { return };
+        if let Some(rows) = &learner.rows {
+            self.prepare(&mut learner.adapter, rows, Lesson::Text);
+            let (start, mut n) = (Instant::now(), 0);
+            while self.teach(&mut learner.adapter, rows, Lesson::Text) {
+                n += 1;
+            }
+            if n > 0 {
+                let taught = start.elapsed().as_secs_f64();
+                self.settle(&mut learner.adapter, Lesson::Text);
+                learner.times = [taught / f64::from(n), start.elapsed().as_secs_f64() - taught];
+            }
+        }
+        self.learner = Some(learner);
+    }
+
+    /// Reads control text: what the adapter must not change. Keeps moments of it, and the Fisher
+    /// information that consolidation uses; called again, later text joins what is known. Empties the
+    /// session.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`], if there are too few tokens, or if the session has no learner.
+    pub fn calibrate(&mut self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.len() < LEAST_CONTROL {
+            return Err(LearnError::TooLittleText { n: tokens.len(), least: LEAST_CONTROL }.into());
+        }
+        let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning.into()) };
+        let outcome = self.read_control(&mut learner, tokens);
+        learner.interrupt();
+        self.learner = Some(learner);
+        self.clear();
+        Ok(outcome?)
+    }
+
+    fn read_control(&mut self, learner: &mut Learner, tokens: &[u32]) -> Result<(), SessionError> {
+        let (arch, n) = (self.model.arch(), self.model.hparams().n_embd);
+        let control = &mut learner.adapter.control;
+        let every = (tokens.len() / control.capacity()).max(1);
+        let finish = learner.adapter.finish;
+        let (mut p, mut logits) = (Vec::new(), Vec::new());
+        let mut xi = vec![0.0; n];
+        let mut n_tokens = 0usize;
+        self.windows(tokens, |i, h, raw| {
+            n_tokens += 1;
+            xi.iter_mut().zip(h).for_each(|(xi, h)| *xi += h * h);
+            if i % every == 0 {
+                logits.clear();
+                logits.extend_from_slice(raw);
+                finish.row(&mut logits);
+                let lse = softmax(arch, &logits, &mut p);
+                control.push(arch, finish, h, raw, &p, lse, tokens[i]);
+            }
+        })?;
+        xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
+        let g = match &learner.rows {
+            Some(rows) => self.error_vectors(rows, &learner.adapter.control_errors()),
+            None => Vec::new(),
+        };
+        let mut gamma = vec![0.0; n];
+        g.chunks_exact(n).for_each(|g| gamma.iter_mut().zip(g).for_each(|(y, g)| *y += g * g));
+        gamma.iter_mut().for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
+        learner.adapter.fisher.merge(&gamma, &xi, FISHER_DECAY);
+        learner.adapter.reproject(arch);
+        Ok(())
+    }
+
+    /// Reads a text in windows that overlap by half, and shows each token `i`'s hidden state and head
+    /// product, those that predicted it. Contexts are between half of the session's and all of it.
+    pub(crate) fn windows(
+        &mut self,
+        tokens: &[u32],
+        mut each: impl FnMut(usize, &[f32], &[f32]),
+    ) -> Result<(), SessionError> {
+        let half = (self.n_ctx / 2).max(1);
+        for start in (0..tokens.len()).step_by(half) {
+            self.window(tokens, start..(start + half).min(tokens.len()), half, &mut each)?;
+        }
+        Ok(())
+    }
+
+    /// The part `chunk` of [`Session::windows`], behind at most `context` tokens.
+    pub(crate) fn window(
+        &mut self,
+        tokens: &[u32],
+        chunk: Range<usize>,
+        context: usize,
+        each: &mut Visit<'_>,
+    ) -> Result<(), SessionError> {
+        let (n, n_vocab) = (self.model.hparams().n_embd, self.model.hparams().n_vocab);
+        let begin = chunk.start.saturating_sub(context);
+        self.clear();
+        if chunk.end - begin < 2 {
+            return Ok(());
+        }
+        // Row `i` predicts token `i + 1`; the first token of all has nothing before it.
+        let first = (chunk.start - begin).saturating_sub(1);
+        self.passes(&tokens[begin..chunk.end - 1], first, true, &mut NoProbe, &mut |rows| {
+            for (j, (h, raw)) in rows.states.chunks_exact(n).zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
+                each(begin + rows.first + j + 1, h, raw);
+            }
+        })
+    }
+
+    /// Chooses directions if that is to be done.
+    pub(crate) fn prepare(&mut self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) {
+        if adapter.is_undecided() && adapter.can_choose() {
+            let g = self.error_vectors(rows, &adapter.errors());
+            adapter.choose(self.model.arch(), &g, lesson);
+            self.settle(adapter, lesson);
+        }
+    }
+
+    /// One update of the direction; whether there was anything to learn from. [`Session::settle`] makes it
+    /// effective.
+    pub(crate) fn teach(&self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) -> bool {
+        let arch = self.model.arch();
+        let Some(gradient) = adapter.gradient(arch, rows, lesson) else { return false };
+        let g = self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank);
+        adapter.step(lesson, &g);
+        true
+    }
+
+    /// Makes updates effective: `W·B`, then how far to go along the direction within the bound.
+    pub(crate) fn settle(&mut self, adapter: &mut HeadLearner, lesson: Lesson) {
+        self.refresh(adapter);
+        adapter.settle(self.model.arch(), lesson);
+    }
+
+    /// `W·B` of the adapter, and what follows from it.
+    pub(crate) fn refresh(&mut self, adapter: &mut HeadLearner) {
+        let Session { model, team, arena, .. } = self;
+        let head = &mut adapter.head;
+        team.enter(|crew| {
+            let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters: &[] };
+            with_scratch(model, arena, head.rank, |scratch| {
+                let w = &model.weights().output.w;
+                linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(w, &mut head.wb, head.rank)]);
+            });
+        });
+        head.measure();
+    }
+
+    /// `Σ_v W_v·parts[v]ᵀ + mean·restᵀ`, `(rank, n_embd)`.
+    fn combine(&self, rows: &HeadRows, parts: &[(u32, Ranks)], rest: &Ranks, rank: usize) -> Vec<f32> {
+        let n = self.model.hparams().n_embd;
+        let w = &self.model.weights().output.w;
+        let (arch, data, row) = (self.model.arch(), w.data(self.model.gguf()), w.row_bytes());
+        let share = parts.len().div_ceil(PARTS).max(1);
+        let mut sums = vec![0.0; PARTS * rank * n];
+        self.team.enter(|crew| {
+            crew.for_chunks(&mut sums, rank * n, |i, sum| {
+                let mut values = vec![0.0; n];
+                for (token, u) in parts.iter().skip(i * share).take(share) {
+                    (w.dtype.float_format().dequantize)(&data[*token as usize * row..][..row], &mut values);
+                    sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
+                }
+            });
+        });
+        let (total, others) = sums.split_at_mut(rank * n);
+        others.chunks_exact(rank * n).for_each(|sum| arch.add(total, sum));
+        total.chunks_exact_mut(n).zip(rest).for_each(|(sum, &u)| arch.add_scaled(sum, &rows.mean, u));
+        sums.truncate(rank * n);
+        sums
+    }
+
+    /// `∂loss/∂h` of moments, `(moments, n_embd)`.
+    fn error_vectors(&self, rows: &HeadRows, errors: &[(Vec<(u32, f32)>, f32)]) -> Vec<f32> {
+        let n = self.model.hparams().n_embd;
+        let w = &self.model.weights().output.w;
+        let (arch, data, row) = (self.model.arch(), w.data(self.model.gguf()), w.row_bytes());
+        let mut g = vec![0.0; errors.len() * n];
+        self.team.enter(|crew| {
+            crew.for_chunks(&mut g, n, |i, g| {
+                let (parts, rest) = &errors[i];
+                let mut values = vec![0.0; n];
+                for &(token, error) in parts {
+                    (w.dtype.float_format().dequantize)(&data[token as usize * row..][..row], &mut values);
+                    arch.add_scaled(g, &values, error);
+                }
+                arch.add_scaled(g, &rows.mean, *rest);
+            });
+        });
+        g
+    }
+}
+
+fn head_rows(ctx: Ctx<'_>, w: &Weight) -> HeadRows {
+    let (n, row, data) = (w.n_in, w.row_bytes(), w.data(ctx.gguf));
+    let share = w.n_out.div_ceil(PARTS);
+    let each = |part: usize, visit: &mut dyn FnMut(&[f32])| {
+        let mut values = vec![0.0; n];
+        for v in part * share..((part + 1) * share).min(w.n_out) {
+            (w.dtype.float_format().dequantize)(&data[v * row..][..row], &mut values);
+            visit(&values);
+        }
+    };
+    let mut sums = vec![0.0; PARTS * n];
+    ctx.crew.for_chunks(&mut sums, n, |i, sum| each(i, &mut |w| ctx.arch.add(sum, w)));
+    let (mean, others) = sums.split_at_mut(n);
+    others.chunks_exact(n).for_each(|sum| ctx.arch.add(mean, sum));
+    mean.iter_mut().for_each(|x| *x /= w.n_out as f32);
+    let mean = mean.to_vec();
+    let mut largest = vec![0.0f32; PARTS];
+    ctx.crew.for_chunks(&mut largest, 1, |i, largest| {
+        each(i, &mut |w| {
+            let distance: f32 = w.iter().zip(&mean).map(|(w, m)| (w - m) * (w - m)).sum();
+            largest[0] = largest[0].max(distance);
+        });
+    });
+    HeadRows { mean, spread: largest.into_iter().fold(0.0, f32::max).sqrt() }
+}

@@ -1,0 +1,191 @@
+//! The experts that predict observed text, and their mixture.
+
+use super::knn::KnnCache;
+use super::mixture::{Bayes, Blend};
+use super::moments::softmax;
+use super::ngram::{Continuations, NgramCache, Sparse, probability};
+use super::optimiser::HeadLearner;
+use crate::arch::Arch;
+
+/// Losses of one token, or of many, in nats.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Losses {
+    /// Tokens.
+    pub n: usize,
+    /// The base model.
+    pub base: f64,
+    /// With the head adapter.
+    pub adapter: f64,
+    /// The base model with what followed the same words before.
+    pub ngram: f64,
+    /// The base model with what followed similar hidden states.
+    pub knn: f64,
+    /// All together: at most `base + ln 2` since learning began.
+    pub mixture: f64,
+}
+
+impl std::ops::AddAssign for Losses {
+    fn add_assign(&mut self, other: Losses) {
+        self.n += other.n;
+        self.base += other.base;
+        self.adapter += other.adapter;
+        self.ngram += other.ngram;
+        self.knn += other.knn;
+        self.mixture += other.mixture;
+    }
+}
+
+/// Prior weights: base, head adapter, n-gram cache, neighbours, and a mixture of these and a blend of all
+/// that may switch.
+const PRIOR: [f64; 5] = [0.5, 0.1, 0.1, 0.1, 0.2];
+/// How often the best of them changes, about.
+const SWITCH: f64 = 0.002;
+/// Kinds of situations: longest agreement 0, 1, 2, 3, 4–5, 6–8, more; times how sure its counts are.
+const NGRAM_KINDS: usize = 7 * 2;
+/// Kinds of situations by the likeness of the nearest neighbour.
+const KNN_KINDS: usize = 5;
+
+/// All that predicts, besides the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Experts {
+    pub(crate) ngrams: NgramCache,
+    pub(crate) neighbours: KnnCache,
+    /// base; single words; after one, two, more words.
+    pub(crate) ngram_blend: Blend,
+    /// base; neighbours.
+    pub(crate) knn_blend: Blend,
+    /// adapter; base; single words; after one, two, more words; neighbours.
+    pub(crate) all_blend: Blend,
+    pub(crate) switching: Bayes,
+    pub(crate) bayes: Bayes,
+    p: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+/// What the caches say about a token to come.
+struct Evidence {
+    words: Continuations,
+    word_kind: usize,
+    near: Sparse,
+    near_kind: usize,
+}
+
+impl Experts {
+    pub(crate) fn new(n_vocab: usize, n_embd: usize, cache_tokens: usize, neighbours: usize) -> Experts {
+        Experts {
+            ngrams: NgramCache::new(n_vocab, cache_tokens),
+            neighbours: KnnCache::new(n_embd, neighbours),
+            ngram_blend: Blend::new(&[0.8, 0.05, 0.05, 0.05, 0.05], NGRAM_KINDS),
+            knn_blend: Blend::new(&[0.85, 0.15], KNN_KINDS),
+            all_blend: Blend::new(&[0.5, 0.1, 0.05, 0.08, 0.09, 0.09, 0.09], NGRAM_KINDS * KNN_KINDS),
+            switching: Bayes::switching(5, SWITCH),
+            bayes: Bayes::new(&PRIOR),
+            p: Vec::new(),
+            logits: Vec::new(),
+        }
+    }
+
+    /// The blends, by the names they have in files.
+    pub(crate) fn blends(&self) -> [(&'static str, &Blend); 3] {
+        let Experts { ngram_blend, knn_blend, all_blend, .. } = self;
+        [("mixture.ngrams", ngram_blend), ("mixture.neighbours", knn_blend), ("mixture.all", all_blend)]
+    }
+
+    /// The same, to change them.
+    pub(crate) fn blends_mut(&mut self) -> [(&'static str, &mut Blend); 3] {
+        let Experts { ngram_blend, knn_blend, all_blend, .. } = self;
+        [("mixture.ngrams", ngram_blend), ("mixture.neighbours", knn_blend), ("mixture.all", all_blend)]
+    }
+
+    fn evidence(&mut self, arch: Arch, context: &[u32], h: &[f32]) -> Evidence {
+        let words = self.ngrams.continuations(context);
+        let sure = words.orders.iter().rev().find(|o| !o.is_empty());
+        let sure = sure.is_some_and(|o| o.iter().any(|(_, p)| *p > 0.7));
+        let length = match words.longest {
+            n @ 0..=3 => n,
+            4..=5 => 4,
+            6..=8 => 5,
+            _ => 6,
+        };
+        let (near, likeness) = self.neighbours.continuations(arch, h);
+        let near_kind = ((likeness - 0.5) * 10.0).clamp(0.0, KNN_KINDS as f32 - 1.0) as usize;
+        Evidence { words, word_kind: 2 * length + usize::from(sure), near, near_kind }
+    }
+
+    /// The experts' probabilities of a token, whatever it is, from `base` and `adapted`, and those of the
+    /// blends: n-grams, neighbours, all. An expert without evidence says what the model says.
+    fn parts(&self, e: &Evidence, token: u32, base: f64, adapted: f64) -> ([f64; 5], [f64; 2], [f64; 7]) {
+        let (count, total) = self.ngrams.count(token);
+        let word = if total == 0 { base } else { f64::from(count) / total as f64 };
+        let or = |of: &Sparse, model: f64| if of.is_empty() { model } else { probability(of, token) };
+        let [one, two, more] = [0, 1, 2].map(|i| &e.words.orders[i]);
+        (
+            [base, word, or(one, base), or(two, base), or(more, base)],
+            [base, or(&e.near, base)],
+            [adapted, base, word, or(one, adapted), or(two, adapted), or(more, adapted), or(&e.near, adapted)],
+        )
+    }
+
+    fn kinds(e: &Evidence) -> [usize; 3] {
+        [e.word_kind, e.near_kind, e.word_kind * KNN_KINDS + e.near_kind]
+    }
+
+    /// Scores a token that came, before learning from it: first every expert predicts, then all learn.
+    /// `p` and `lse` are the base model's softmax; the adapter learns elsewhere, in its own time.
+    pub(crate) fn observe(
+        &mut self,
+        arch: Arch,
+        adapter: &HeadLearner,
+        context: &[u32],
+        h: &[f32],
+        raw: &[f32],
+        base_loss: f64,
+        token: u32,
+    ) -> Losses {
+        let adapter_loss = if adapter.head.is_idle() {
+            base_loss
+        } else {
+            adapter.exact_loss(arch, h, raw, token, &mut self.p, &mut self.logits)
+        };
+        let evidence = self.evidence(arch, context, h);
+        let kinds = Self::kinds(&evidence);
+        let (words, near, all) = self.parts(&evidence, token, (-base_loss).exp(), (-adapter_loss).exp());
+        // Each blend holds a share of the model, so none of these is zero unless the model's is.
+        let ngram = -self.ngram_blend.probability(kinds[0], &words).ln();
+        let knn = -self.knn_blend.probability(kinds[1], &near).ln();
+        let blend = -self.all_blend.probability(kinds[2], &all).ln();
+        let switching = self.switching.learn(&[-base_loss, -adapter_loss, -ngram, -knn, -blend]);
+        let mixture = self.bayes.learn(&[-base_loss, -adapter_loss, -ngram, -knn, -switching]);
+        self.ngram_blend.learn(kinds[0], &words);
+        self.knn_blend.learn(kinds[1], &near);
+        self.all_blend.learn(kinds[2], &all);
+        self.ngrams.observe(context, token);
+        self.neighbours.observe(arch, h, token);
+        Losses { n: 1, base: base_loss, adapter: adapter_loss, ngram, knn, mixture }
+    }
+
+    /// Replaces `logits`, adapted ones, by logarithms of the mixture's probabilities. `base` holds the
+    /// logits of the base model.
+    pub(crate) fn mix(&mut self, arch: Arch, context: &[u32], h: &[f32], base: &[f32], logits: &mut [f32]) {
+        let evidence = self.evidence(arch, context, h);
+        let [word_kind, near_kind, kind] = Self::kinds(&evidence);
+        let outer: Vec<f64> = self.bayes.weights().collect();
+        // Both layers are linear: their weights multiply.
+        let mut weights: Vec<f64> = self.switching.weights().map(|w| outer[4] * w).collect();
+        weights.iter_mut().zip(&outer[..4]).for_each(|(w, outer)| *w += outer);
+        let (mut p, mut q) = (Vec::new(), Vec::new());
+        softmax(arch, base, &mut p);
+        softmax(arch, logits, &mut q);
+        for (token, logit) in logits.iter_mut().enumerate() {
+            let (base, adapted) = (f64::from(p[token]), f64::from(q[token]));
+            let (words, near, all) = self.parts(&evidence, token as u32, base, adapted);
+            let mixed = weights[0] * base
+                + weights[1] * adapted
+                + weights[2] * self.ngram_blend.probability(word_kind, &words)
+                + weights[3] * self.knn_blend.probability(near_kind, &near)
+                + weights[4] * self.all_blend.probability(kind, &all);
+            *logit = mixed.max(1e-30).ln() as f32;
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What came after similar hidden states (Khandelwal et al., arXiv 1911.00172): no training, nothing
+//! forgotten until its place is needed.
+
+use super::ngram::{Sparse, add};
+use crate::arch::Arch;
+use half::f16;
+
+/// Neighbours that count.
+const NEIGHBOURS: usize = 48;
+/// Weight of a neighbour: `exp(SHARPNESS·cosine)`; tuned on the shipped model.
+const SHARPNESS: f32 = 24.0;
+
+/// Hidden states, scaled to length one, with the token that came after each; the oldest is replaced.
+#[derive(Clone, Debug)]
+pub(crate) struct KnnCache {
+    n_embd: usize,
+    capacity: usize,
+    pushed: usize,
+    keys: Vec<f16>,
+    tokens: Vec<u32>,
+    row: Vec<f32>,
+    near: Vec<(f32, u32)>,
+}
+
+impl KnnCache {
+    pub(crate) fn new(n_embd: usize, capacity: usize) -> KnnCache {
+        let (keys, tokens) = (Vec::new(), Vec::new());
+        KnnCache { n_embd, capacity, pushed: 0, keys, tokens, row: vec![0.0; n_embd], near: Vec::new() }
+    }
+
+    /// Keys `(n, n_embd)` and tokens, oldest first.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&[f16], u32)> {
+        let start = if self.tokens.len() < self.capacity { 0 } else { self.pushed % self.capacity };
+        let n = self.tokens.len();
+        (start..n).chain(0..start).map(|i| (&self.keys[i * self.n_embd..][..self.n_embd], self.tokens[i]))
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub(crate) fn push(&mut self, key: &[f16], token: u32) {
+        let i = self.pushed % self.capacity;
+        self.pushed += 1;
+        if i < self.tokens.len() {
+            self.keys[i * self.n_embd..][..self.n_embd].copy_from_slice(key);
+            self.tokens[i] = token;
+        } else {
+            self.keys.extend_from_slice(key);
+            self.tokens.push(token);
+        }
+    }
+
+    /// Adds a hidden state and the token that came after it.
+    pub(crate) fn observe(&mut self, arch: Arch, h: &[f32], token: u32) {
+        let mut key = vec![f16::ZERO; self.n_embd];
+        arch.f32_to_f16(&unit(arch, h), &mut key);
+        self.push(&key, token);
+    }
+
+    /// The tokens that came after the most similar states, and the largest cosine.
+    pub(crate) fn continuations(&mut self, arch: Arch, h: &[f32]) -> (Sparse, f32) {
+        let h = unit(arch, h);
+        self.near.clear();
+        for (key, &token) in self.keys.chunks_exact(self.n_embd).zip(&self.tokens) {
+            arch.f16_to_f32(key, &mut self.row);
+            self.near.push((arch.dot(&self.row, &h), token));
+        }
+        let n = NEIGHBOURS.min(self.near.len());
+        if n == 0 {
+            return (Sparse::new(), 0.0);
+        }
+        self.near.select_nth_unstable_by(n - 1, |x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
+        self.near[..n].sort_unstable_by(|x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
+        let nearest = self.near[0].0;
+        let mut found = Sparse::new();
+        let mut sum = 0.0;
+        for &(cosine, token) in &self.near[..n] {
+            let weight = f64::from(SHARPNESS * (cosine - nearest)).exp();
+            add(&mut found, token, weight);
+            sum += weight;
+        }
+        found.iter_mut().for_each(|(_, p)| *p /= sum);
+        (found, nearest)
+    }
+}
+
+/// `h` at length one.
+fn unit(arch: Arch, h: &[f32]) -> Vec<f32> {
+    let norm = arch.dot(h, h).sqrt().max(f32::MIN_POSITIVE);
+    h.iter().map(|x| x / norm).collect()
+}

@@ -1,0 +1,184 @@
+//! Several predictions made one, which is never much worse than the base model alone.
+//!
+//! Two layers. A [`Blend`] is a linear mixture whose weights follow what has helped, separately for
+//! situations of different kinds; blends are experts like others. Above them [`Bayes`] weighs experts
+//! by how well they predicted everything so far. Since its prediction is `Σ prior·p_expert`, its loss
+//! over any stream is at most that of an expert plus `ln(1/prior)`: with prior ½ for the base, at most
+//! `ln 2 ≈ 0.69` nats more than the base, in total.
+
+/// Weights of a linear mixture, one set for each kind of situation.
+#[derive(Clone, Debug)]
+pub(crate) struct Blend {
+    n: usize,
+    /// `(kinds, n)`, each row a distribution.
+    weights: Vec<f64>,
+    /// Times each kind was learnt from.
+    seen: Vec<f64>,
+}
+
+/// Times that the first weights of a kind count as.
+const PRIOR_STRENGTH: f64 = 24.0;
+/// Least rate at which weights follow, so that they can turn when the text does.
+const LEAST_RATE: f64 = 0.004;
+/// No weight falls below.
+const LEAST_WEIGHT: f64 = 0.001;
+
+impl Blend {
+    /// A blend that begins with the weights `prior`.
+    pub(crate) fn new(prior: &[f64], kinds: usize) -> Blend {
+        let sum: f64 = prior.iter().sum();
+        let row = prior.iter().map(|w| w / sum);
+        Blend { n: prior.len(), weights: (0..kinds).flat_map(|_| row.clone()).collect(), seen: vec![0.0; kinds] }
+    }
+
+    pub(crate) fn weights(&self, kind: usize) -> &[f64] {
+        &self.weights[kind * self.n..][..self.n]
+    }
+
+    /// Probability of what came, given the experts' probabilities of it.
+    pub(crate) fn probability(&self, kind: usize, p: &[f64]) -> f64 {
+        self.weights(kind).iter().zip(p).map(|(w, p)| w * p).sum()
+    }
+
+    /// Follows the experts that foresaw what came: one step of expectation maximisation.
+    pub(crate) fn learn(&mut self, kind: usize, p: &[f64]) {
+        let total = self.probability(kind, p);
+        if total <= 0.0 {
+            return;
+        }
+        self.seen[kind] += 1.0;
+        let rate = (1.0 / (self.seen[kind] + PRIOR_STRENGTH)).max(LEAST_RATE);
+        let weights = &mut self.weights[kind * self.n..][..self.n];
+        for (w, p) in weights.iter_mut().zip(p) {
+            *w = ((1.0 - rate) * *w + rate * *w * p / total).max(LEAST_WEIGHT);
+        }
+        let sum: f64 = weights.iter().sum();
+        weights.iter_mut().for_each(|w| *w /= sum);
+    }
+
+    /// All it has learnt, as numbers.
+    pub(crate) fn numbers(&self) -> Vec<f32> {
+        self.weights.iter().chain(&self.seen).map(|&x| x as f32).collect()
+    }
+
+    /// Takes over [`Blend::numbers`]; whether they make sense.
+    pub(crate) fn restore(&mut self, numbers: &[f32]) -> bool {
+        let (weights, seen) = numbers.split_at(self.weights.len().min(numbers.len()));
+        let sound = numbers.len() == self.weights.len() + self.seen.len()
+            && weights
+                .chunks_exact(self.n)
+                .all(|row| row.iter().all(|&w| w > 0.0 && w <= 1.0) && (row.iter().sum::<f32>() - 1.0).abs() < 1e-5)
+            && seen.iter().all(|n| (0.0..1e9).contains(n));
+        if sound {
+            self.weights = weights.iter().map(|&w| w.into()).collect();
+            self.seen = seen.iter().map(|&n| f64::from(n)).collect();
+        }
+        sound
+    }
+}
+
+/// Weights of experts by Bayes' rule.
+#[derive(Clone, Debug)]
+pub(crate) struct Bayes {
+    /// Logarithms of prior times all past probabilities, normalised.
+    log_weights: Vec<f64>,
+    /// Share of all weight that is dealt out anew after each step, so that the best expert may change
+    /// (fixed share, Herbster & Warmuth 1998). Only without it does the bound on total loss hold.
+    share: f64,
+}
+
+impl Bayes {
+    /// Experts with these prior weights, which sum to one.
+    pub(crate) fn new(prior: &[f64]) -> Bayes {
+        Bayes { log_weights: prior.iter().map(|w| w.ln()).collect(), share: 0.0 }
+    }
+
+    /// `n` experts of equal weight, of which now one is best, now another.
+    pub(crate) fn switching(n: usize, share: f64) -> Bayes {
+        Bayes { log_weights: vec![-(n as f64).ln(); n], share }
+    }
+
+    /// The logarithm of the mixture's probability of what came; nothing is learnt.
+    pub(crate) fn log_probability(&self, log_p: &[f64]) -> f64 {
+        log_sum(self.log_weights.iter().zip(log_p).map(|(w, p)| w + p))
+    }
+
+    /// Weights of the experts, summing to one.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = f64> {
+        self.log_weights.iter().map(|w| w.exp())
+    }
+
+    pub(crate) fn log_weights(&self) -> &[f64] {
+        &self.log_weights
+    }
+
+    /// Takes over weights; whether they make sense.
+    pub(crate) fn restore(&mut self, log_weights: &[f32]) -> bool {
+        let sum: f64 = log_weights.iter().map(|&w| f64::from(w).exp()).sum();
+        let sound = log_weights.len() == self.log_weights.len()
+            && log_weights.iter().all(|w| *w <= 0.0 && *w > f32::MIN)
+            && (sum - 1.0).abs() < 1e-5;
+        if sound {
+            self.log_weights = log_weights.iter().map(|&w| w.into()).collect();
+        }
+        sound
+    }
+
+    /// The loss `−ln Σ w·p` of what came, given the experts' logarithms of its probability; then
+    /// `w ← w·p`, normalised.
+    pub(crate) fn learn(&mut self, log_p: &[f64]) -> f64 {
+        let log_p_mixed = self.log_probability(log_p);
+        let (kept, dealt) = (1.0 - self.share, self.share / self.log_weights.len() as f64);
+        for (w, p) in self.log_weights.iter_mut().zip(log_p) {
+            *w += p - log_p_mixed;
+            if self.share > 0.0 {
+                *w = (kept * w.exp() + dealt).ln();
+            }
+            // Weights below any effect stop falling, so that logarithms stay within what a file can hold.
+            *w = w.max(-1e30);
+        }
+        -log_p_mixed
+    }
+}
+
+fn log_sum(terms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let max = terms.clone().fold(f64::NEG_INFINITY, f64::max);
+    max + terms.map(|x| (x - max).exp()).sum::<f64>().ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The bound holds for any probabilities at all, to the rounding of a sum of logarithms.
+        #[test]
+        fn total_loss_is_bounded(stream in prop::collection::vec((1e-12f64..1.0, 1e-12f64..1.0, 1e-12f64..1.0), 1..400)) {
+            let mut bayes = Bayes::new(&[0.5, 0.25, 0.25]);
+            let (mut total, mut base, mut other) = (0.0, 0.0, 0.0);
+            for (a, b, c) in stream {
+                total += bayes.learn(&[a.ln(), b.ln(), c.ln()]);
+                base -= a.ln();
+                other -= b.ln();
+            }
+            prop_assert!(total <= base + 2f64.ln() + 1e-9);
+            prop_assert!(total <= other + 4f64.ln() + 1e-9);
+        }
+
+        #[test]
+        fn blends_stay_distributions(stream in prop::collection::vec((0.0f64..1.0, 0.0f64..1.0), 1..200)) {
+            let mut blend = Blend::new(&[0.7, 0.3], 2);
+            for (i, (a, b)) in stream.into_iter().enumerate() {
+                blend.learn(i % 2, &[a, b]);
+            }
+            for kind in 0..2 {
+                prop_assert!((blend.weights(kind).iter().sum::<f64>() - 1.0).abs() < 1e-9);
+                prop_assert!(blend.weights(kind).iter().all(|&w| w > 0.0));
+            }
+            let mut copy = Blend::new(&[0.7, 0.3], 2);
+            prop_assert!(copy.restore(&blend.numbers()));
+            prop_assert!(!copy.restore(&[f32::NAN; 6]));
+        }
+    }
+}

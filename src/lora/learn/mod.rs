@@ -1,0 +1,22 @@
+//! Learning while running: a small adapter behind the final norm, caches of observed text, a mixture
+//! that is never much worse than the model alone, and a bound on what is forgotten.
+
+mod control;
+mod experts;
+mod head;
+mod knn;
+mod learner;
+mod mixture;
+mod moments;
+mod ngram;
+mod optimiser;
+mod state;
+
+pub use experts::Losses;
+pub use head::MAX_RANK;
+pub use learner::{Learner, LearnerOptions};
+
+pub(crate) use head::{HeadRows, Ranks};
+pub(crate) use learner::Source;
+pub(crate) use moments::softmax;
+pub(crate) use optimiser::{HeadLearner, Lesson};

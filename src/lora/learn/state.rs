@@ -1,0 +1,270 @@
+//! What was learnt, as a file: a GGUF file of its own kind, so that reading it is bounded and judged as
+//! that of a model is, and writing it leaves either the old file or the new one.
+
+use super::learner::{Learner, LearnerOptions};
+use super::moments::{Moment, Moments, NO_TOKEN, SLOTS};
+use crate::error::LearnError;
+use crate::gguf::{Gguf, Metadata, TensorInfo, Writer};
+use crate::model::Model;
+use crate::quant::DType;
+use bytemuck::Pod;
+use std::borrow::Cow;
+use std::path::Path;
+
+const TYPE: &str = "learned";
+/// Raised when a file of the new form could be misread as one of the old.
+const VERSION: u32 = 1;
+
+impl Learner {
+    /// Saves all that was learnt. The file appears under its name when it is complete on disk, in place
+    /// of an older one: a process that is killed meanwhile leaves the older one as it was.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LearnError> {
+        let mut writer = self.writer();
+        writer.overwrite();
+        Ok(writer.write(path)?)
+    }
+
+    /// The file that [`Learner::save`] writes.
+    ///
+    /// # Errors
+    /// If it does not fit a GGUF file.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, LearnError> {
+        Ok(self.writer().to_bytes()?)
+    }
+
+    /// Reads what was learnt with a model.
+    ///
+    /// # Errors
+    /// If the file is unsound, of a later version, or belongs to another model.
+    pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Learner, LearnError> {
+        Learner::from_gguf(&Gguf::open(path)?, model)
+    }
+
+    /// The same, from memory.
+    ///
+    /// # Errors
+    /// As [`Learner::open`].
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, model: &Model) -> Result<Learner, LearnError> {
+        Learner::from_gguf(&Gguf::from_bytes(bytes)?, model)
+    }
+
+    fn writer(&self) -> Writer<'static> {
+        let mut w = Writer::new();
+        let (o, a, e) = (&self.options, &self.adapter, &self.experts);
+        w.metadata("general.type", TYPE);
+        w.metadata("learned.version", VERSION);
+        w.metadata("learned.fingerprint", self.fingerprint);
+        for (key, value) in [
+            ("rank", o.rank),
+            ("control_tokens", o.control_tokens),
+            ("recent_tokens", o.recent_tokens),
+            ("cache_tokens", o.cache_tokens),
+            ("neighbours", o.neighbours),
+        ] {
+            w.metadata(format!("learned.{key}"), value as u32);
+        }
+        w.metadata("learned.max_divergence", o.max_divergence as f32);
+        w.metadata("learned.decay", o.decay);
+        w.metadata("learned.consolidation", o.consolidation);
+        w.metadata("learned.generate_with_mixture", o.generate_with_mixture);
+        w.metadata("learned.scale", a.head.scale);
+        w.metadata("learned.updates", a.n_updates);
+        w.metadata("learned.fisher_texts", a.fisher.n_texts);
+        w.metadata("learned.mean_reward", self.mean_reward);
+        w.metadata("learned.rewards", self.n_rewards);
+
+        let n = a.fisher.xi.len();
+        put(&mut w, "head.a", &[n, a.head.rank], DType::F32, &a.head.a);
+        put(&mut w, "head.b", &[n, a.head.rank], DType::F32, &a.head.b);
+        put(&mut w, "fisher.gamma", &[n], DType::F32, &a.fisher.gamma);
+        put(&mut w, "fisher.xi", &[n], DType::F32, &a.fisher.xi);
+        for (name, moments) in [("control", &a.control), ("recent", &a.recent)] {
+            let (mut h, mut ids, mut raw, mut rest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            for m in moments.iter() {
+                h.extend_from_slice(m.h);
+                ids.extend_from_slice(m.ids);
+                raw.extend_from_slice(m.raw);
+                rest.push(m.rest);
+            }
+            let len = moments.len();
+            put(&mut w, &format!("{name}.h"), &[n, len], DType::F16, &h);
+            put(&mut w, &format!("{name}.ids"), &[SLOTS, len], DType::I32, &ids);
+            put(&mut w, &format!("{name}.raw"), &[SLOTS, len], DType::F32, &raw);
+            put(&mut w, &format!("{name}.rest"), &[len], DType::F32, &rest);
+        }
+        put(&mut w, "cache.tokens", &[e.ngrams.tokens().len()], DType::I32, e.ngrams.tokens());
+        let (mut keys, mut tokens) = (Vec::new(), Vec::new());
+        for (key, token) in e.neighbours.entries() {
+            keys.extend_from_slice(key);
+            tokens.push(token);
+        }
+        put(&mut w, "neighbours.keys", &[n, tokens.len()], DType::F16, &keys);
+        put(&mut w, "neighbours.tokens", &[tokens.len()], DType::I32, &tokens);
+        for (name, blend) in e.blends() {
+            let numbers = blend.numbers();
+            put(&mut w, name, &[numbers.len()], DType::F32, &numbers);
+        }
+        for (name, bayes) in [("mixture.switching", &e.switching), ("mixture.bayes", &e.bayes)] {
+            let weights: Vec<f32> = bayes.log_weights().iter().map(|&w| w as f32).collect();
+            put(&mut w, name, &[weights.len()], DType::F32, &weights);
+        }
+        w
+    }
+
+    fn from_gguf(gguf: &Gguf, model: &Model) -> Result<Learner, LearnError> {
+        let metadata = gguf.metadata();
+        let found = metadata.opt_str("general.type")?.unwrap_or_default();
+        if found != TYPE {
+            return Err(LearnError::NotLearned { found: found.to_owned() });
+        }
+        let found = metadata.u32("learned.version")?;
+        if found != VERSION {
+            return Err(LearnError::Version { found, supported: VERSION });
+        }
+        let (found, expected) = (metadata.u64("learned.fingerprint")?, model.fingerprint());
+        if found != expected {
+            return Err(LearnError::OtherModel { found, expected });
+        }
+        // Sizes are judged as a caller's are, before anything is reserved.
+        let mut learner = Learner::new(model, &options(metadata)?)?;
+        let n = model.hparams().n_embd;
+        let n_vocab = model.hparams().n_vocab as u32;
+
+        let (a, e) = (&mut learner.adapter, &mut learner.experts);
+        let rank = a.head.rank;
+        a.head.scale = metadata.f32("learned.scale")?;
+        if !(0.0..=f32::MAX).contains(&a.head.scale) {
+            return Err(damaged("learned.scale", a.head.scale));
+        }
+        a.n_updates = metadata.u64("learned.updates")?;
+        a.fisher.n_texts = metadata.u32("learned.fisher_texts")?;
+        let finite = |x: &f32| x.is_finite();
+        a.head.a = values(gguf, "head.a", n, rank..=rank, DType::F32, finite)?;
+        a.head.b = values(gguf, "head.b", n, rank..=rank, DType::F32, finite)?;
+        let positive = |x: &f32| (0.0..=f32::MAX).contains(x);
+        a.fisher.gamma = values(gguf, "fisher.gamma", 1, n..=n, DType::F32, positive)?;
+        a.fisher.xi = values(gguf, "fisher.xi", 1, n..=n, DType::F32, positive)?;
+        let names = [
+            ["control.h", "control.ids", "control.raw", "control.rest"],
+            ["recent.h", "recent.ids", "recent.raw", "recent.rest"],
+        ];
+        for (names, moments) in names.into_iter().zip([&mut a.control, &mut a.recent]) {
+            read_moments(gguf, names, moments, n, n_vocab)?;
+        }
+
+        let known = |t: &u32| *t < n_vocab;
+        let cached = 0..=e.ngrams.capacity();
+        let tokens = values(gguf, "cache.tokens", 1, cached, DType::I32, |t| known(t) || *t == NO_TOKEN)?;
+        e.ngrams.restore(&tokens);
+        let tokens: Vec<u32> = values(gguf, "neighbours.tokens", 1, 0..=e.neighbours.capacity(), DType::I32, known)?;
+        let len = tokens.len();
+        let keys: Vec<half::f16> =
+            values(gguf, "neighbours.keys", n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
+        keys.chunks_exact(n).zip(tokens).for_each(|(key, token)| e.neighbours.push(key, token));
+        for (name, blend) in e.blends_mut() {
+            let numbers: Vec<f32> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F32, finite)?;
+            if !blend.restore(&numbers) {
+                return Err(LearnError::Value { name, what: "no distribution".into() });
+            }
+        }
+        for (name, bayes) in [("mixture.switching", &mut e.switching), ("mixture.bayes", &mut e.bayes)] {
+            let weights: Vec<f32> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F32, finite)?;
+            if !bayes.restore(&weights) {
+                return Err(LearnError::Value { name, what: "no distribution".into() });
+            }
+        }
+        learner.mean_reward = metadata.f32("learned.mean_reward")?;
+        learner.n_rewards = metadata.u32("learned.rewards")?;
+        if !learner.mean_reward.is_finite() {
+            return Err(damaged("learned.mean_reward", learner.mean_reward));
+        }
+        Ok(learner)
+    }
+}
+
+/// Most numbers of one part of the mixture.
+const MAX_NUMBERS: usize = 1 << 16;
+
+fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
+    let size = |key: &str| Ok::<_, LearnError>(metadata.u32(&format!("learned.{key}"))? as usize);
+    Ok(LearnerOptions {
+        rank: size("rank")?,
+        max_divergence: metadata.f32("learned.max_divergence")?.into(),
+        control_tokens: size("control_tokens")?,
+        recent_tokens: size("recent_tokens")?,
+        cache_tokens: size("cache_tokens")?,
+        neighbours: size("neighbours")?,
+        decay: metadata.f32("learned.decay")?,
+        consolidation: metadata.f32("learned.consolidation")?,
+        generate_with_mixture: metadata.bool("learned.generate_with_mixture")?,
+    })
+}
+
+fn damaged(name: &'static str, value: f32) -> LearnError {
+    LearnError::Value { name, what: format!("{value}") }
+}
+
+/// Adds a tensor; one without values is left out, since GGUF has none.
+fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType, values: &[T]) {
+    if !values.is_empty() {
+        let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
+        w.tensor(name, &dims, dtype, bytemuck::cast_slice::<T, u8>(values).to_vec());
+    }
+}
+
+/// All values of a tensor of `width` columns and a number of rows within `rows`, each judged by `sound`.
+fn values<T: Pod + std::fmt::Debug>(
+    gguf: &Gguf,
+    name: &'static str,
+    width: usize,
+    rows: std::ops::RangeInclusive<usize>,
+    dtype: DType,
+    sound: impl Fn(&T) -> bool,
+) -> Result<Vec<T>, LearnError> {
+    let Some(t) = gguf.tensor(name) else {
+        if rows.contains(&0) {
+            return Ok(Vec::new());
+        }
+        return Err(LearnError::Tensor { name, found: "missing".into(), expected: format!("{dtype}") });
+    };
+    let TensorInfo { dims, .. } = t;
+    let n_rows = usize::try_from(t.n_elems()).unwrap_or(usize::MAX) / width;
+    let shaped = if width == 1 { dims.len() == 1 } else { dims.len() <= 2 && dims[0] == width as u64 };
+    if t.dtype != dtype || !shaped || !rows.contains(&n_rows) {
+        let expected = format!("{dtype} of {width} times {} to {}", rows.start(), rows.end());
+        return Err(LearnError::Tensor { name, found: format!("{} of {dims:?}", t.dtype), expected });
+    }
+    let values: Vec<T> = bytemuck::pod_collect_to_vec(gguf.data(t));
+    match values.iter().find(|x| !sound(x)) {
+        Some(x) => Err(LearnError::Value { name, what: format!("{x:?}") }),
+        None => Ok(values),
+    }
+}
+
+fn read_moments(
+    gguf: &Gguf,
+    names: [&'static str; 4],
+    moments: &mut Moments,
+    n: usize,
+    n_vocab: u32,
+) -> Result<(), LearnError> {
+    let [h, ids, raw, rest] = names;
+    let finite = |x: &f32| x.is_finite();
+    let all_rest: Vec<f32> = values(gguf, rest, 1, 0..=moments.capacity(), DType::F32, finite)?;
+    let len = all_rest.len();
+    let all_h: Vec<half::f16> = values(gguf, h, n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
+    let all_ids: Vec<u32> = values(gguf, ids, SLOTS, len..=len, DType::I32, |t| *t < n_vocab || *t == NO_TOKEN)?;
+    let all_raw: Vec<f32> = values(gguf, raw, SLOTS, len..=len, DType::F32, finite)?;
+    // The first slot is the token that came: it is always there.
+    if all_ids.chunks_exact(SLOTS).any(|ids| ids[0] == NO_TOKEN) {
+        return Err(LearnError::Value { name: ids, what: "no token".into() });
+    }
+    let rows = all_h.chunks_exact(n).zip(all_ids.chunks_exact(SLOTS)).zip(all_raw.chunks_exact(SLOTS)).zip(all_rest);
+    for (((h, ids), raw), rest) in rows {
+        moments.push_raw(Moment { h, ids, raw, rest });
+    }
+    Ok(())
+}
