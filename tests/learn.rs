@@ -345,9 +345,9 @@ fn the_shipped_model_learns() {
         let options = LearningOptions { n_bootstrap: 500, ..Default::default() };
         let report = learning(&model, &stream[..6144], &control, &options).unwrap();
         let gain = |name: &str| report.contender(name).unwrap().gain;
-        // Nats per token: 0.02 are 2 % of perplexity, 0.06 are 6 %; whole streams have 0.033 and 0.157 or more.
+        // Nats per token: 0.02 are 2 % of perplexity, 0.05 are 5 %; whole streams have 0.033 and 0.157 or more.
         for (name, least) in
-            [("head adapter, rank 4", 0.02), ("mixture", 0.25), ("last quarter of the layers, backpropagation", 0.083)]
+            [("head adapter, rank 4", 0.02), ("mixture", 0.25), ("last quarter of the layers, backpropagation", 0.05)]
         {
             let gain = gain(name);
             assert!(gain.value > least && gain.low > 0.0, "{name}: {gain:?}");
