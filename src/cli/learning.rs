@@ -2,6 +2,7 @@
 
 use super::output::{Failure, note, paint};
 use clap::Args;
+use ruvllm::LearnError;
 use ruvllm::exec::Session;
 use ruvllm::lora::{Learner, LearnerOptions};
 use ruvllm::model::Model;
@@ -99,6 +100,7 @@ pub(super) fn open(folder: &Path, model: &Model) -> Result<(PathBuf, Learner), F
     let learner = if exists { Learner::open(&path, model) } else { Learner::new(model, &LearnerOptions::default()) };
     match learner {
         Ok(learner) => Ok((path, learner)),
+        Err(LearnError::Gguf(error)) => Err(Failure::Work(error.to_string())), // names the file
         Err(error) => Err(Failure::Work(format!("{}: {error}", path.display()))),
     }
 }
