@@ -19,13 +19,13 @@ pub(crate) struct Arena {
 }
 
 /// Bytes that `n` values of `T` take in a frame.
-pub(crate) fn footprint<T>(n: usize) -> usize {
+fn footprint<T>(n: usize) -> usize {
     (n * size_of::<T>()).next_multiple_of(ALIGN)
 }
 
 impl Arena {
     /// A frame with room for `bytes`, growing the block if it is too small.
-    pub(crate) fn frame(&mut self, bytes: usize) -> Frame<'_> {
+    fn frame(&mut self, bytes: usize) -> Frame<'_> {
         let n = bytes.div_ceil(ALIGN);
         if self.lines.len() < n {
             self.lines = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
 
-use super::arena::{Arena, Frame, footprint};
+use super::arena::{Arena, Frame};
 use super::linear::{Ctx, Product, Scratch, linear, packed_len};
 use super::probe::Probe;
 use super::team::Crew;
@@ -95,29 +95,6 @@ pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
     (tile, m.next_multiple_of(tile))
 }
 
-/// Bytes a pass of `m` tokens takes from the arena.
-fn footprint_of(model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> usize {
-    let h = model.hparams();
-    let s = Sizes::new(model, adapters, m, n_outputs);
-    let moe = h.experts.map_or(0, |x| {
-        footprint::<f32>(m * x.n_expert)
-            + 2 * footprint::<f32>(m * x.n_used)
-            + footprint::<u32>(m)
-            + 2 * footprint::<f32>(m * h.n_embd)
-    });
-    3 * footprint::<f32>(m * h.n_embd)
-        + footprint::<f32>(m * s.n_q)
-        + footprint::<f32>(m * s.n_k)
-        + footprint::<f32>(m * s.n_v)
-        + footprint::<f32>(s.m_padded * s.n_q)
-        + footprint::<f32>(s.m_padded * s.n_attn)
-        + footprint::<f32>(m * s.n_attn)
-        + 2 * footprint::<f32>(m * s.n_ff)
-        + 2 * rope_kinds(h) * footprint::<f32>(m * h.rope.n_dims / 2)
-        + moe
-        + Scratch::footprint(m.max(n_outputs), s.n_max, s.packed, s.rank)
-}
-
 struct Sizes {
     n_q: usize,
     n_k: usize,
@@ -156,14 +133,11 @@ impl Sizes {
 /// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
 pub(crate) fn with_scratch(model: &Model, arena: &mut Arena, m: usize, f: impl FnOnce(&mut Scratch<'_>)) {
     let s = Sizes::new(model, &[], m, m);
-    let mut frame = arena.frame(Scratch::footprint(m, s.n_max, s.packed, s.rank));
-    f(&mut Scratch::take(&mut frame, m, s.n_max, s.packed, s.rank));
+    f(&mut arena.plan(|frame| Scratch::take(frame, m, s.n_max, s.packed, s.rank)));
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
-        let h = model.hparams();
-        let s = Sizes::new(model, adapters, m, n_outputs);
+    fn take(frame: &mut Frame<'a>, h: &Hparams, s: &Sizes, m: usize, n_outputs: usize) -> Buffers<'a> {
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
         Buffers {
@@ -206,8 +180,8 @@ pub(crate) fn forward<P: Probe + ?Sized>(
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
     let n_outputs = m - first_output;
-    let mut frame = arena.frame(footprint_of(model, adapters, m, n_outputs));
-    let mut b = Buffers::take(&mut frame, model, adapters, m, n_outputs);
+    let sizes = Sizes::new(model, adapters, m, n_outputs);
+    let mut b = arena.plan(|frame| Buffers::take(frame, h, &sizes, m, n_outputs));
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);

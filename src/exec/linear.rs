@@ -1,6 +1,6 @@
 //! The only place where a weight is multiplied.
 
-use super::arena::{Frame, footprint};
+use super::arena::Frame;
 use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
@@ -60,13 +60,7 @@ pub(crate) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// Bytes of a frame that [`Scratch::take`] needs; `rank` is that of all adapters together.
-    pub(crate) fn footprint(m: usize, n_max: usize, packed_max: usize, rank: usize) -> usize {
-        footprint::<BlockQ16>(m * BlockQ16::per_row(n_max))
-            + footprint::<u8>(packed_max)
-            + footprint::<f32>(MAX_PRODUCTS * m * rank)
-    }
-
+    /// `rank` is that of all adapters together.
     pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize, rank: usize) -> Scratch<'a> {
         Scratch {
             q16: frame.take(m * BlockQ16::per_row(n_max)),
