@@ -1,6 +1,6 @@
 //! Eight lanes of `f32`, and what is not float arithmetic.
 
-use crate::arch::lanes::{Lanes, elementwise_kernels};
+use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::f16;
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -14,18 +14,6 @@ pub(super) struct F32x8(pub(super) __m256);
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn zero() -> F32x8 {
     F32x8(_mm256_setzero_ps())
-}
-
-/// Methods that are one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $ret {
-            #[allow(clippy::multiple_unsafe_ops_per_block)] // one expression
-            // SAFETY: a vector exists, so the CPU has the level's features.
-            unsafe { $body }
-        }
-    )*};
 }
 
 macro_rules! operators {

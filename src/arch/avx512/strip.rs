@@ -1,8 +1,9 @@
 //! Products of weights with a few activation rows, sixteen weight rows at a time.
 
 use super::elementwise::F32x16;
-use crate::arch::lanes::strip::{Kernel, Rows, Strip, Words, product, strip_q8, strip_q16};
-use crate::arch::{ActForm, Acts, BlockQ8, BlockQ16, ColumnsMut, Matvec};
+use crate::arch::lanes::methods;
+use crate::arch::lanes::strip::{Kernel, Rows, Strip, Words, product, strip_kernels, strip_q8, strip_q16};
+use crate::arch::{ActForm, Acts, BlockQ8, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,68 +18,7 @@ fn zero() -> U32x16 {
     U32x16(_mm512_setzero_si512())
 }
 
-macro_rules! strips {
-    ($strips:ident, $strip:ident, $form:ident, $block:ident, $body:ident) => {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-        fn $strips<B: Strip>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-            let Acts::$form { x, n } = *x else { unreachable!("the form this level asks for") };
-            let kernels: (Kernel<U32x16, _, 2>, Kernel<U32x16, _, 4>, Kernel<U32x16, _, 8>) =
-                ($strip::<B, 2>, $strip::<B, 4>, $strip::<B, 8>);
-            // SAFETY: this function has the features, and the caller checked the shapes.
-            unsafe { product::<_, B, _>(zero(), y, w, x, n, kernels) }
-        }
-
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-        unsafe fn $strip<B: Strip, const M: usize>(rows: Rows<'_>, x: &[$block], sums: &mut [F32x16; M]) {
-            // SAFETY: the caller's promise.
-            unsafe { $body::<U32x16, B, M>(zero(), rows, x, sums) }
-        }
-    };
-}
-strips!(strips_q8, kernel_q8, Q8, BlockQ8, strip_q8);
-strips!(strips_q16, kernel_q16, Q16, BlockQ16, strip_q16);
-
-macro_rules! q8 {
-    ($block:ident) => {
-        Matvec { form: ActForm::Q8, kernel: strips_q8::<$block> }
-    };
-}
-macro_rules! q16 {
-    ($block:ident) => {
-        Matvec { form: ActForm::Q16, kernel: strips_q16::<$block> }
-    };
-}
-
-/// The kernel for a few activation rows, where there is one: `None` leaves them to `matmul.rs`.
-pub(super) fn strip_for(dtype: DType) -> Option<Matvec> {
-    Some(match dtype {
-        DType::Q4_0 => q16!(BlockQ4_0),
-        DType::Q4_1 => q16!(BlockQ4_1),
-        DType::Q5_0 => q16!(BlockQ5_0),
-        DType::Q5_1 => q16!(BlockQ5_1),
-        DType::Q8_0 => q16!(BlockQ8_0),
-        DType::Q2_K => q8!(BlockQ2K),
-        DType::Q3_K => q8!(BlockQ3K),
-        DType::Q4_K => q8!(BlockQ4K),
-        DType::Q5_K => q8!(BlockQ5K),
-        DType::Q6_K => q8!(BlockQ6K),
-        DType::IQ4_NL => q16!(BlockIq4Nl),
-        DType::IQ4_XS => q16!(BlockIq4Xs),
-        _ => return None,
-    })
-}
-
-/// Methods that are one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $ret {
-            #[allow(clippy::multiple_unsafe_ops_per_block)] // one expression
-            // SAFETY: a register exists, so the CPU has the level's features.
-            unsafe { $body }
-        }
-    )*};
-}
+strip_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", U32x16, zero());
 
 impl Words for U32x16 {
     type F = F32x16;

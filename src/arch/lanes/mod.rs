@@ -208,6 +208,18 @@ pub(super) fn cos_sin<V: Lanes>(x: V) -> (V, V) {
     (c * c_sign, s * s_sign)
 }
 
+/// Methods of a vector or register type that are one expression of intrinsics.
+macro_rules! methods {
+    ($($name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name($self $(, $arg: $type)*) -> $ret {
+            #[allow(clippy::multiple_unsafe_ops_per_block)] // one expression
+            // SAFETY: a value of the type exists, so the CPU has the level's features.
+            unsafe { $body }
+        }
+    )*};
+}
+
 /// Instances of kernels of `$body` for one level: `$zero` must be safe under `$features`.
 macro_rules! instantiate {
     ($features:literal, $zero:expr, $body:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
@@ -257,7 +269,7 @@ macro_rules! attention_backward_kernels {
         }
     };
 }
-pub(super) use {attention_backward_kernels, elementwise_kernels, instantiate};
+pub(super) use {attention_backward_kernels, elementwise_kernels, instantiate, methods};
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -630,3 +630,53 @@ fn with_fifth_bits<W: Words>(z: W, low: [[W; 4]; 2], qh: W) -> [[W; 4]; 2] {
     }
     w
 }
+
+/// The products of one level and the table of them: `$zero` must be safe under `$features`.
+macro_rules! strip_kernels {
+    ($features:literal, $words:ty, $zero:expr) => {
+        $crate::arch::lanes::strip::strip_kernels! { $features, $words, $zero; strips_q8, kernel_q8, Q8, BlockQ8, strip_q8 }
+        $crate::arch::lanes::strip::strip_kernels! { $features, $words, $zero; strips_q16, kernel_q16, Q16, BlockQ16, strip_q16 }
+
+        /// The kernel for a few activation rows, where there is one: `None` leaves them to `matmul.rs`.
+        pub(super) fn strip_for(dtype: DType) -> Option<Matvec> {
+            let q8 = |kernel: MatvecFn| Some(Matvec { form: ActForm::Q8, kernel });
+            let q16 = |kernel: MatvecFn| Some(Matvec { form: ActForm::Q16, kernel });
+            match dtype {
+                DType::Q4_0 => q16(strips_q16::<BlockQ4_0>),
+                DType::Q4_1 => q16(strips_q16::<BlockQ4_1>),
+                DType::Q5_0 => q16(strips_q16::<BlockQ5_0>),
+                DType::Q5_1 => q16(strips_q16::<BlockQ5_1>),
+                DType::Q8_0 => q16(strips_q16::<BlockQ8_0>),
+                DType::Q2_K => q8(strips_q8::<BlockQ2K>),
+                DType::Q3_K => q8(strips_q8::<BlockQ3K>),
+                DType::Q4_K => q8(strips_q8::<BlockQ4K>),
+                DType::Q5_K => q8(strips_q8::<BlockQ5K>),
+                DType::Q6_K => q8(strips_q8::<BlockQ6K>),
+                DType::IQ4_NL => q16(strips_q16::<BlockIq4Nl>),
+                DType::IQ4_XS => q16(strips_q16::<BlockIq4Xs>),
+                _ => None,
+            }
+        }
+    };
+    ($features:literal, $words:ty, $zero:expr; $strips:ident, $strip:ident, $form:ident, $block:ident, $body:ident) => {
+        #[target_feature(enable = $features)]
+        fn $strips<B: Strip>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+            let Acts::$form { x, n } = *x else { unreachable!("the form this level asks for") };
+            let kernels: (Kernel<$words, _, 2>, Kernel<$words, _, 4>, Kernel<$words, _, 8>) =
+                ($strip::<B, 2>, $strip::<B, 4>, $strip::<B, 8>);
+            // SAFETY: this function has the features, and the caller checked the shapes.
+            unsafe { product::<_, B, _>($zero, y, w, x, n, kernels) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $strip<B: Strip, const M: usize>(
+            rows: Rows<'_>,
+            x: &[$block],
+            sums: &mut [<$words as Words>::F; M],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { $body::<$words, B, M>($zero, rows, x, sums) }
+        }
+    };
+}
+pub(in crate::arch) use strip_kernels;

@@ -1,6 +1,6 @@
 //! Four lanes of `f32`, and what is not float arithmetic.
 
-use crate::arch::lanes::{Lanes, elementwise_kernels};
+use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::f16;
 use std::arch::aarch64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -14,18 +14,6 @@ pub(super) struct F32x4(float32x4_t);
 #[target_feature(enable = "neon")]
 pub(super) fn zero() -> F32x4 {
     F32x4(vdupq_n_f32(0.0))
-}
-
-/// Methods that are one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        fn $name($self $(, $arg: $type)*) -> $ret {
-            #[allow(clippy::multiple_unsafe_ops_per_block)] // one expression
-            // SAFETY: a vector exists, so the CPU has NEON.
-            unsafe { $body }
-        }
-    )*};
 }
 
 macro_rules! operators {
