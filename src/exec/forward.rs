@@ -164,6 +164,13 @@ impl<'a> Buffers<'a> {
             scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed, s.rank),
         }
     }
+
+    /// Goes on without the first `n` rows.
+    fn drop_rows(&mut self, n: usize, n_embd: usize) {
+        for rows in [&mut self.x, &mut self.normed, &mut self.branch] {
+            *rows = &mut std::mem::take(rows)[n * n_embd..];
+        }
+    }
 }
 
 /// Runs a pass and writes the logits of tokens `first_output..` into `logits`, `(n, n_vocab)`.
@@ -193,7 +200,14 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
         probe.tensor("attn_norm", i, b.normed);
-        attention(ctx, h, layer, i, pos, kv, &mut b, probe);
+        // Of tokens without logits nobody reads more of the last layer than keys and values.
+        let first = if i + 1 == w.layers.len() && !probe.sees_all_rows() { first_output } else { 0 };
+        attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
+        let n_rows = m - first;
+        if n_rows == 0 {
+            return true;
+        }
+        b.drop_rows(first, h.n_embd);
         add_branch(ctx, h, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor("ffn_inp", i, b.x);
 
@@ -205,9 +219,9 @@ pub(crate) fn forward<P: Probe + ?Sized>(
             FeedForward::Dense(ffn) => {
                 let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
                 let products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io, products);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, io, products);
             }
-            FeedForward::Moe(moe) => experts(ctx, h, moe, m, &mut b),
+            FeedForward::Moe(moe) => experts(ctx, h, moe, n_rows, &mut b),
         }
         probe.tensor("ffn_out", i, b.branch);
         add_branch(ctx, h, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
@@ -216,7 +230,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
 
     if n_outputs > 0 {
         let normed = &mut b.normed[..n_outputs * h.n_embd];
-        norm(ctx, h, Some(&w.output_norm), &b.x[first_output * h.n_embd..], normed);
+        norm(ctx, h, Some(&w.output_norm), &b.x[b.x.len() - n_outputs * h.n_embd..], normed);
         probe.tensor("result_norm", 0, normed);
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
         match states {
@@ -287,32 +301,35 @@ fn add_branch(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, x: &mut [f32], bra
     });
 }
 
-/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`.
+/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`. Of the tokens before `first` it only
+/// puts keys and values into the cache.
 fn attention<P: Probe + ?Sized>(
     ctx: Ctx<'_>,
     h: &Hparams,
     layer: &Layer,
     i: usize,
-    pos: usize,
+    (pos, first): (usize, usize),
     kv: &mut KvCache,
     b: &mut Buffers<'_>,
     probe: &mut P,
 ) {
     let Ctx { arch, crew, .. } = ctx;
-    let m = b.x.len() / h.n_embd;
-    linear(
-        ctx,
-        &mut b.scratch,
-        b.normed,
-        m,
-        &mut [Product::of(&layer.wq, b.q, m), Product::of(&layer.wk, b.k, m), Product::of(&layer.wv, b.v, m)],
-    );
+    let (m, m_kv) = (b.x.len() / h.n_embd - first, b.x.len() / h.n_embd);
+    let q = &mut b.q[..m * h.n_head * h.head_dim];
+    let kv_products = [Product::of(&layer.wk, b.k, m_kv), Product::of(&layer.wv, b.v, m_kv)];
+    if first == 0 {
+        let [k, v] = kv_products;
+        linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of(&layer.wq, q, m), k, v]);
+    } else {
+        linear(ctx, &mut b.scratch, b.normed, m_kv, &mut { kv_products });
+        linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [Product::of(&layer.wq, q, m)]);
+    }
     if h.qk_norm == QkNorm::Full {
-        for (x, norm) in [(&mut *b.q, &layer.q_norm), (&mut *b.k, &layer.k_norm)] {
+        for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *b.k, &layer.k_norm, h.n_head_kv)] {
             let Some(w) = norm else { continue };
-            let rows = x.len() / m;
-            for x in x.chunks_exact_mut(rows) {
-                let normed = &mut b.q_by_head[..rows];
+            let width = n * h.head_dim;
+            for x in x.chunks_exact_mut(width) {
+                let normed = &mut b.q_by_head[..width];
                 arch.rms_norm(normed, x, w, h.norm_eps);
                 x.copy_from_slice(normed);
             }
@@ -326,18 +343,8 @@ fn attention<P: Probe + ?Sized>(
         Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
         None => to.copy_from_slice(from),
     };
-
-    let (tile, m_padded) = attn_tiles(h, m);
     let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
-    let workers = crew.when(m > 1);
-    let q = &*b.q;
-    workers.for_chunks(b.q_by_head, m_padded * n_group * d, |head, to| {
-        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
-            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
-            rotate(token, to);
-        }
-    });
+    let workers = crew.when(m_kv > 1);
     workers.for_chunks(b.k, h.n_head_kv * d, |token, k| {
         let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
         for k in k.chunks_exact_mut(d) {
@@ -346,39 +353,55 @@ fn attention<P: Probe + ?Sized>(
             k.copy_from_slice(&buffer[..d]);
         }
     });
-    probe.tensor("q_by_head", i, b.q_by_head);
     probe.tensor("k", i, b.k);
     probe.tensor("v", i, b.v);
     kv.append(&workers, arch, i, pos, b.k, b.v);
+    if m == 0 {
+        return;
+    }
 
+    let (tile, m_padded) = attn_tiles(h, m);
+    let q_by_head = &mut b.q_by_head[..m_padded * h.n_head * d];
+    let q = &*q;
+    crew.when(m > 1).for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
+        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
+            rotate(first + token, to);
+        }
+    });
+    probe.tensor("q_by_head", i, q_by_head);
     let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
     let n_tiles = m_padded / tile;
-    let (kv, q_by_head) = (&*kv, &*b.q_by_head);
-    crew.for_chunks(b.out_by_head, tile * n_group * d_v, |task, out| {
-        let (head, first) = (task / n_tiles, task % n_tiles * tile);
-        let n_rows = tile.min(m - first) * n_group;
+    let (kv, q_by_head) = (&*kv, &*q_by_head);
+    let out_by_head = &mut b.out_by_head[..m_padded * h.n_head * d_v];
+    crew.for_chunks(out_by_head, tile * n_group * d_v, |task, out| {
+        let (head, token) = (task / n_tiles, task % n_tiles * tile);
+        let n_rows = tile.min(m - token) * n_group;
         let mut ranges = [(0, 0); MAX_GROUP];
         for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
-            let end = pos + first + j / n_group + 1;
+            let end = pos + first + token + j / n_group + 1;
             *range = (window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32);
         }
-        let q = &q_by_head[(head * m_padded + first) * n_group * d..][..n_rows * d];
+        let q = &q_by_head[(head * m_padded + token) * n_group * d..][..n_rows * d];
         kv.attention(arch, (i, head), &mut out[..n_rows * d_v], q, &ranges[..n_rows], &params);
     });
+    let by_head = &*out_by_head;
     let attn = if m == 1 {
-        &*b.out_by_head
+        by_head
     } else {
-        let by_head = &*b.out_by_head;
-        crew.for_chunks(b.attn, h.n_head * d_v, |token, attn| {
+        let attn = &mut b.attn[..m * h.n_head * d_v];
+        crew.for_chunks(attn, h.n_head * d_v, |token, attn| {
             for (head, attn) in attn.chunks_exact_mut(n_group * d_v).enumerate() {
                 attn.copy_from_slice(&by_head[(head * m_padded + token) * n_group * d_v..][..n_group * d_v]);
             }
         });
-        &*b.attn
+        &*attn
     };
     probe.tensor("kqv_out", i, attn);
-    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, b.branch, m)]);
-    probe.tensor("attn_out", i, b.branch);
+    let branch = &mut b.branch[first * h.n_embd..];
+    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, branch, m)]);
+    probe.tensor("attn_out", i, branch);
 }
 
 /// Norms of single query and key heads.
@@ -447,12 +470,14 @@ fn feed_forward(
 fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) {
     let Some(x) = h.experts else { return };
     let n = h.n_embd;
-    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, b.moe.router, m)]);
-    choose_experts(ctx, x, b.moe.router, b.moe.chosen, b.moe.weights);
+    let router = &mut b.moe.router[..m * x.n_expert];
+    let (chosen, weights) = (&mut b.moe.chosen[..m * x.n_used], &mut b.moe.weights[..m * x.n_used]);
+    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, router, m)]);
+    choose_experts(ctx, x, router, chosen, weights);
     b.branch.fill(0.0);
     for (e, expert) in moe.experts.iter().enumerate() {
         let mut n_rows = 0;
-        for (token, chosen) in b.moe.chosen.chunks_exact(x.n_used).enumerate() {
+        for (token, chosen) in chosen.chunks_exact(x.n_used).enumerate() {
             if chosen.contains(&(e as u32)) {
                 b.moe.rows[n_rows] = token as u32;
                 b.moe.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
@@ -466,17 +491,18 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
-            for slot in slots.filter(|&slot| b.moe.chosen[slot] == e as u32) {
-                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, b.moe.weights[slot]);
+            for slot in slots.filter(|&slot| chosen[slot] == e as u32) {
+                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, weights[slot]);
             }
         }
     }
     if let Some((shared, gate)) = &moe.shared {
-        let strength = &mut b.moe.router[..m];
+        let strength = &mut router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
-        let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
+        let y = &mut b.moe.y[..m * n];
+        let io = FfnBuffers { gate: b.gate, up: b.up, y };
         feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io, |_, _| ());
-        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {
+        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(&*strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
         }
     }
