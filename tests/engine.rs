@@ -169,6 +169,25 @@ fn sessions_share_a_model_and_a_team() {
     });
 }
 
+/// What nobody reads of the last layer is left out, and is missed nowhere.
+#[test]
+fn tokens_without_logits_count_all_the_same() {
+    for tiny in Tiny::ALL {
+        let model = tiny.model(DType::Q8_0).with_arch(Arch::scalar());
+        let expected = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+        for (n_batch, n_threads) in [(1, 1), (5, 2), (64, 1)] {
+            for first in 0..TOKENS.len() {
+                let mut session = model.session_with(&options(n_batch, n_threads)).unwrap();
+                let mut seen = Vec::new();
+                let last = TOKENS.len() - 1;
+                session.prefill_each(&TOKENS[..last], first, |_, logits| seen.extend_from_slice(logits)).unwrap();
+                seen.extend_from_slice(session.decode(TOKENS[last]).unwrap());
+                assert_eq!(seen, expected[first * N_VOCAB..], "{tiny:?} in batches of {n_batch} from {first} on");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_probe_sees_every_layer_and_changes_nothing() {
     #[derive(Default)]

@@ -3,7 +3,7 @@
 //! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
 
 use super::arena::{Arena, Frame};
-use super::linear::{Ctx, Product, Scratch, linear, packed_len};
+use super::linear::{Ctx, Product, Scratch, linear, linear_gated};
 use super::probe::Probe;
 use super::team::Crew;
 use crate::arch::{Arch, AttnParams};
@@ -64,6 +64,17 @@ pub(crate) struct Pass<'a> {
 struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
+    branch: &'a mut [f32],
+    /// Room for [`AttnBuffers`] or [`FfnBuffers`].
+    inner: &'a mut [u8],
+    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
+    rope: [[&'a mut [f32]; 2]; 2],
+    moe: MoeBuffers<'a>,
+    scratch: Scratch<'a>,
+}
+
+/// Of attention; keys and values of `m_kv` tokens, the rest of the last `m` of them.
+struct AttnBuffers<'a> {
     q: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
@@ -71,13 +82,32 @@ struct Buffers<'a> {
     q_by_head: &'a mut [f32],
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
+}
+
+impl<'a> AttnBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, h: &Hparams, m_kv: usize, m: usize) -> AttnBuffers<'a> {
+        let (n_q, n_attn, m_padded) = (h.n_head * h.head_dim, h.n_head * h.head_dim_v, attn_tiles(h, m).1);
+        AttnBuffers {
+            q: frame.take(m * n_q),
+            k: frame.take(m_kv * h.n_head_kv * h.head_dim),
+            v: frame.take(m_kv * h.n_head_kv * h.head_dim_v),
+            q_by_head: frame.take(m_padded * n_q),
+            out_by_head: frame.take(m_padded * n_attn),
+            attn: frame.take(m * n_attn),
+        }
+    }
+}
+
+/// Of a feed-forward layer.
+struct FfnBuffers<'a> {
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    branch: &'a mut [f32],
-    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
-    rope: [[&'a mut [f32]; 2]; 2],
-    moe: MoeBuffers<'a>,
-    scratch: Scratch<'a>,
+}
+
+impl<'a> FfnBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, m: usize, n_ff: usize) -> FfnBuffers<'a> {
+        FfnBuffers { gate: frame.take(m * n_ff), up: frame.take(m * n_ff) }
+    }
 }
 
 struct MoeBuffers<'a> {
@@ -89,69 +119,29 @@ struct MoeBuffers<'a> {
     y: &'a mut [f32],
 }
 
-/// Tokens that one attention task handles, and the padded number of tokens.
+/// Tokens that one attention task handles, and the padded number of tokens, which is never 0.
 pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
+    let m = m.max(1);
     let tile = (ATTN_ROWS / h.n_group()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }
 
-struct Sizes {
-    n_q: usize,
-    n_k: usize,
-    n_v: usize,
-    n_attn: usize,
-    n_ff: usize,
-    n_max: usize,
-    m_padded: usize,
-    packed: usize,
-    /// Of all adapters together.
-    rank: usize,
-}
-
-impl Sizes {
-    fn new(model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Sizes {
-        let h = model.hparams();
-        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
-        let n_attn = h.n_head * h.head_dim_v;
-        let arch = model.arch();
-        // Experts see up to `m` rows, and the head the output rows: fewer rows never take more.
-        let packed = model.weights().shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m.max(n_outputs), n));
-        Sizes {
-            n_q: h.n_head * h.head_dim,
-            n_k: h.n_head_kv * h.head_dim,
-            n_v: h.n_head_kv * h.head_dim_v,
-            n_attn,
-            n_ff,
-            n_max: h.n_embd.max(n_attn).max(n_ff),
-            m_padded: attn_tiles(h, m).1,
-            packed: packed.max().unwrap_or(0),
-            rank: adapters.iter().map(|a| a.max_rank).sum(),
-        }
-    }
-}
-
 /// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
 pub(crate) fn with_scratch(model: &Model, arena: &mut Arena, m: usize, f: impl FnOnce(&mut Scratch<'_>)) {
-    let s = Sizes::new(model, &[], m, m);
-    f(&mut arena.plan(|frame| Scratch::take(frame, m, s.n_max, s.packed, s.rank)));
+    f(&mut arena.plan(|frame| Scratch::take(frame, model, m, 0)));
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, h: &Hparams, s: &Sizes, m: usize, n_outputs: usize) -> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
+        let h = model.hparams();
+        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
         Buffers {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
-            q: frame.take(m * s.n_q),
-            k: frame.take(m * s.n_k),
-            v: frame.take(m * s.n_v),
-            q_by_head: frame.take(s.m_padded * s.n_q),
-            out_by_head: frame.take(s.m_padded * s.n_attn),
-            attn: frame.take(m * s.n_attn),
-            gate: frame.take(m * s.n_ff),
-            up: frame.take(m * s.n_ff),
             branch: frame.take(m * h.n_embd),
+            inner: frame.take_either(|f| AttnBuffers::take(f, h, m, m), |f| FfnBuffers::take(f, m, n_ff)),
             rope: angles.map(|n| [frame.take(n), frame.take(n)]),
             moe: MoeBuffers {
                 router: frame.take(m_moe * n_expert),
@@ -161,7 +151,7 @@ impl<'a> Buffers<'a> {
                 x: frame.take(m_moe * h.n_embd),
                 y: frame.take(m_moe * h.n_embd),
             },
-            scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed, s.rank),
+            scratch: Scratch::take(frame, model, m.max(n_outputs), adapters.iter().map(|a| a.max_rank).sum()),
         }
     }
 
@@ -187,8 +177,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
     let n_outputs = m - first_output;
-    let sizes = Sizes::new(model, adapters, m, n_outputs);
-    let mut b = arena.plan(|frame| Buffers::take(frame, h, &sizes, m, n_outputs));
+    let mut b = arena.plan(|frame| Buffers::take(frame, model, adapters, m, n_outputs));
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);
@@ -201,7 +190,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
         probe.tensor("attn_norm", i, b.normed);
         // Of tokens without logits nobody reads more of the last layer than keys and values.
-        let first = if i + 1 == w.layers.len() && !probe.sees_all_rows() { first_output } else { 0 };
+        let first = if i + 1 == w.layers.len() && !probe.sees_all() { first_output } else { 0 };
         attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
         let n_rows = m - first;
         if n_rows == 0 {
@@ -217,9 +206,11 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
-                let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
-                let products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, io, products);
+                let sees_all = probe.sees_all();
+                let mut products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
+                let shown = sees_all.then_some(&mut products as &mut Show<'_>);
+                let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, inner, b.branch, shown);
             }
             FeedForward::Moe(moe) => experts(ctx, h, moe, n_rows, &mut b),
         }
@@ -315,21 +306,21 @@ fn attention<P: Probe + ?Sized>(
 ) {
     let Ctx { arch, crew, .. } = ctx;
     let (m, m_kv) = (b.x.len() / h.n_embd - first, b.x.len() / h.n_embd);
-    let q = &mut b.q[..m * h.n_head * h.head_dim];
-    let kv_products = [Product::of(&layer.wk, b.k, m_kv), Product::of(&layer.wv, b.v, m_kv)];
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn } = AttnBuffers::take(&mut Frame::of(b.inner), h, m_kv, m);
+    let of_q = Product::of(&layer.wq, q, m);
+    let [of_k, of_v] = [Product::of(&layer.wk, k, m_kv), Product::of(&layer.wv, v, m_kv)];
     if first == 0 {
-        let [k, v] = kv_products;
-        linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of(&layer.wq, q, m), k, v]);
+        linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
     } else {
-        linear(ctx, &mut b.scratch, b.normed, m_kv, &mut { kv_products });
-        linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [Product::of(&layer.wq, q, m)]);
+        linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
+        linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
     }
     if h.qk_norm == QkNorm::Full {
-        for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *b.k, &layer.k_norm, h.n_head_kv)] {
+        for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *k, &layer.k_norm, h.n_head_kv)] {
             let Some(w) = norm else { continue };
             let width = n * h.head_dim;
             for x in x.chunks_exact_mut(width) {
-                let normed = &mut b.q_by_head[..width];
+                let normed = &mut q_by_head[..width];
                 arch.rms_norm(normed, x, w, h.norm_eps);
                 x.copy_from_slice(normed);
             }
@@ -345,7 +336,7 @@ fn attention<P: Probe + ?Sized>(
     };
     let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
     let workers = crew.when(m_kv > 1);
-    workers.for_chunks(b.k, h.n_head_kv * d, |token, k| {
+    workers.for_chunks(k, h.n_head_kv * d, |token, k| {
         let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
         for k in k.chunks_exact_mut(d) {
             place(k, head_norms.1, &mut buffer[..d]);
@@ -353,15 +344,14 @@ fn attention<P: Probe + ?Sized>(
             k.copy_from_slice(&buffer[..d]);
         }
     });
-    probe.tensor("k", i, b.k);
-    probe.tensor("v", i, b.v);
-    kv.append(&workers, arch, i, pos, b.k, b.v);
+    probe.tensor("k", i, k);
+    probe.tensor("v", i, v);
+    kv.append(&workers, arch, i, pos, k, v);
     if m == 0 {
         return;
     }
 
     let (tile, m_padded) = attn_tiles(h, m);
-    let q_by_head = &mut b.q_by_head[..m_padded * h.n_head * d];
     let q = &*q;
     crew.when(m > 1).for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
         for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
@@ -374,7 +364,6 @@ fn attention<P: Probe + ?Sized>(
     let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
     let n_tiles = m_padded / tile;
     let (kv, q_by_head) = (&*kv, &*q_by_head);
-    let out_by_head = &mut b.out_by_head[..m_padded * h.n_head * d_v];
     crew.for_chunks(out_by_head, tile * n_group * d_v, |task, out| {
         let (head, token) = (task / n_tiles, task % n_tiles * tile);
         let n_rows = tile.min(m - token) * n_group;
@@ -390,7 +379,6 @@ fn attention<P: Probe + ?Sized>(
     let attn = if m == 1 {
         by_head
     } else {
-        let attn = &mut b.attn[..m * h.n_head * d_v];
         crew.for_chunks(attn, h.n_head * d_v, |token, attn| {
             for (head, attn) in attn.chunks_exact_mut(n_group * d_v).enumerate() {
                 attn.copy_from_slice(&by_head[(head * m_padded + token) * n_group * d_v..][..n_group * d_v]);
@@ -422,14 +410,10 @@ pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32],
     }
 }
 
-/// Intermediate and output rows of a feed-forward layer.
-struct FfnBuffers<'b> {
-    gate: &'b mut [f32],
-    up: &'b mut [f32],
-    y: &'b mut [f32],
-}
+/// Takes a tensor and its name.
+type Show<'a> = dyn FnMut(&str, &[f32]) + 'a;
 
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `products` is shown `gate(x)` and `up(x)`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -437,32 +421,43 @@ fn feed_forward(
     ffn: &Ffn,
     x: &[f32],
     m: usize,
-    b: FfnBuffers<'_>,
-    mut products: impl FnMut(&str, &[f32]),
+    FfnBuffers { gate, up }: FfnBuffers<'_>,
+    y: &mut [f32],
+    mut show: Option<&mut Show<'_>>,
 ) {
     let n_ff = ffn.up.w.n_out;
-    let (gate, up) = (&mut b.gate[..m * n_ff], &mut b.up[..m * n_ff]);
     let workers = ctx.crew.when(m > 1);
+    let gated = |gate: &mut [f32], up: &[f32]| match activation {
+        Activation::Silu => ctx.arch.silu_mul(gate, up),
+        Activation::Gelu => ctx.arch.gelu_mul(gate, up),
+    };
     let inner = if let Some(w_gate) = &ffn.gate {
-        linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        products("ffn_gate", gate);
-        products("ffn_up", up);
-        let up = &*up;
-        workers.for_chunks(gate, n_ff, |i, gate| match activation {
-            Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
-            Activation::Gelu => ctx.arch.gelu_mul(gate, &up[i * n_ff..][..n_ff]),
-        });
+        let alike = w_gate.w.dtype == ffn.up.w.dtype;
+        let pair = [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)];
+        if show.is_none() && alike {
+            linear_gated(ctx, scratch, x, m, pair, gated);
+        } else {
+            linear(ctx, scratch, x, m, &mut { pair });
+            if let Some(show) = &mut show {
+                show("ffn_gate", gate);
+                show("ffn_up", up);
+            }
+            let up = &*up;
+            workers.for_chunks(gate, n_ff, |i, gate| gated(gate, &up[i * n_ff..][..n_ff]));
+        }
         &*gate
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
-        products("ffn_up", up);
+        if let Some(show) = &mut show {
+            show("ffn_up", up);
+        }
         workers.for_chunks(up, n_ff, |_, up| match activation {
             Activation::Silu => unreachable!("no family has an ungated SiLU"),
             Activation::Gelu => ctx.arch.gelu(up),
         });
         &*up
     };
-    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, b.y, m)]);
+    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }
 
 /// Mixture of experts on `b.normed`; leaves its output in `b.branch`. Experts are taken in their
@@ -487,8 +482,9 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         if n_rows == 0 {
             continue;
         }
-        let io = FfnBuffers { gate: b.gate, up: b.up, y: &mut b.moe.y[..n_rows * n] };
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io, |_, _| ());
+        let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
+        let (rows, y) = (&b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, rows, n_rows, inner, y, None);
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
             for slot in slots.filter(|&slot| chosen[slot] == e as u32) {
@@ -500,8 +496,8 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         let strength = &mut router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         let y = &mut b.moe.y[..m * n];
-        let io = FfnBuffers { gate: b.gate, up: b.up, y };
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io, |_, _| ());
+        let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, shared.up.w.n_out);
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, inner, y, None);
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(&*strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
         }

@@ -211,7 +211,10 @@ impl Model {
         };
         let last = h.n_layer - 1;
         let in_layer = |t: &&TensorInfo| {
-            t.name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse().ok()).is_some_and(|i: usize| i < last)
+            t.name
+                .strip_prefix("blk.")
+                .and_then(|name| name.split('.').next()?.parse().ok())
+                .is_some_and(|i: usize| i < last)
         };
         let layers: u64 = self.gguf.tensors().iter().filter(in_layer).map(weights).sum();
         let heads = h.head_dim + h.head_dim_v;
