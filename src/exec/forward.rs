@@ -3,7 +3,7 @@
 //! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
 
 use super::arena::{Arena, Frame};
-use super::linear::{Ctx, Product, Scratch, linear, linear_gated};
+use super::linear::{Ctx, Product, Scratch, linear};
 use super::probe::Probe;
 use super::team::Crew;
 use crate::arch::{Arch, AttnParams};
@@ -190,7 +190,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
         probe.tensor("attn_norm", i, b.normed);
         // Of tokens without logits nobody reads more of the last layer than keys and values.
-        let first = if i + 1 == w.layers.len() && !probe.sees_all() { first_output } else { 0 };
+        let first = if i + 1 == w.layers.len() && !probe.sees_all_rows() { first_output } else { 0 };
         attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
         let n_rows = m - first;
         if n_rows == 0 {
@@ -206,11 +206,9 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
-                let sees_all = probe.sees_all();
-                let mut products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
-                let shown = sees_all.then_some(&mut products as &mut Show<'_>);
+                let show = |name: &str, values: &[f32]| probe.tensor(name, i, values);
                 let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, inner, b.branch, shown);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, inner, b.branch, show);
             }
             FeedForward::Moe(moe) => experts(ctx, h, moe, n_rows, &mut b),
         }
@@ -410,9 +408,6 @@ pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32],
     }
 }
 
-/// Takes a tensor and its name.
-type Show<'a> = dyn FnMut(&str, &[f32]) + 'a;
-
 /// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
@@ -423,34 +418,23 @@ fn feed_forward(
     m: usize,
     FfnBuffers { gate, up }: FfnBuffers<'_>,
     y: &mut [f32],
-    mut show: Option<&mut Show<'_>>,
+    mut show: impl FnMut(&str, &[f32]),
 ) {
     let n_ff = ffn.up.w.n_out;
     let workers = ctx.crew.when(m > 1);
-    let gated = |gate: &mut [f32], up: &[f32]| match activation {
-        Activation::Silu => ctx.arch.silu_mul(gate, up),
-        Activation::Gelu => ctx.arch.gelu_mul(gate, up),
-    };
     let inner = if let Some(w_gate) = &ffn.gate {
-        let alike = w_gate.w.dtype == ffn.up.w.dtype;
-        let pair = [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)];
-        if show.is_none() && alike {
-            linear_gated(ctx, scratch, x, m, pair, gated);
-        } else {
-            linear(ctx, scratch, x, m, &mut { pair });
-            if let Some(show) = &mut show {
-                show("ffn_gate", gate);
-                show("ffn_up", up);
-            }
-            let up = &*up;
-            workers.for_chunks(gate, n_ff, |i, gate| gated(gate, &up[i * n_ff..][..n_ff]));
-        }
+        linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
+        show("ffn_gate", gate);
+        show("ffn_up", up);
+        let up = &*up;
+        workers.for_chunks(gate, n_ff, |i, gate| match activation {
+            Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
+            Activation::Gelu => ctx.arch.gelu_mul(gate, &up[i * n_ff..][..n_ff]),
+        });
         &*gate
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
-        if let Some(show) = &mut show {
-            show("ffn_up", up);
-        }
+        show("ffn_up", up);
         workers.for_chunks(up, n_ff, |_, up| match activation {
             Activation::Silu => unreachable!("no family has an ungated SiLU"),
             Activation::Gelu => ctx.arch.gelu(up),
@@ -484,7 +468,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         }
         let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
         let (rows, y) = (&b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, rows, n_rows, inner, y, None);
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, rows, n_rows, inner, y, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
             for slot in slots.filter(|&slot| chosen[slot] == e as u32) {
@@ -497,7 +481,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         let y = &mut b.moe.y[..m * n];
         let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, shared.up.w.n_out);
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, inner, y, None);
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, inner, y, |_, _| ());
         for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(&*strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
         }

@@ -121,6 +121,7 @@ fn path(arch: Arch, dtype: DType, m: usize) -> Path {
 
 /// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
     let Scratch { prepared, low } = scratch;
     project(ctx, low, x, m, products);
     let mut rest = products;
@@ -134,47 +135,13 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);
         let x = prepare(ctx, prepared, x, m, w);
-        ctx.crew.for_tiles(
-            group,
-            |p| ([&p.y], x.task_rows(ctx, p.w)),
-            |p, rows, [mut y]| multiply(ctx, &x, low, p, rows, &mut y),
-        );
+        ctx.crew.for_tiles(group, |p| (&p.y, x.task_rows(ctx, p.w)), |p, rows, y| multiply(ctx, &x, low, p, rows, y));
         rest = tail;
     }
 }
 
-/// Both products of `x`, of matrices alike in type and size, and then `act` on each row of a tile of the two
-/// while they are in the cache.
-pub(crate) fn linear_gated(
-    ctx: Ctx<'_>,
-    scratch: &mut Scratch<'_>,
-    x: &[f32],
-    m: usize,
-    mut pair: [Product<'_>; 2],
-    act: impl Fn(&mut [f32], &[f32]) + Sync,
-) {
-    let Scratch { prepared, low } = scratch;
-    assert_eq!(pair[0].w.dtype, pair[1].w.dtype, "products in one task");
-    project(ctx, low, x, m, &mut pair);
-    let x = prepare(ctx, prepared, x, m, pair[0].w);
-    ctx.crew.for_tiles(
-        &mut [pair],
-        |[gate, up]| ([&gate.y, &up.y], x.task_rows(ctx, gate.w)),
-        |pair, rows, mut y| {
-            for (p, y) in pair.iter().zip(&mut y) {
-                multiply(ctx, &x, low, p, rows.clone(), y);
-            }
-            let [mut gate, mut up] = y;
-            for i in 0..gate.rows() {
-                act(gate.row(i), up.row(i));
-            }
-        },
-    );
-}
-
 /// Leaves `s·A·x` of every product and adapter in `low`.
 fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
     let mut end = 0;
     for i in 0..products.len() {
         let (before, rest) = products.split_at_mut(i);
@@ -328,8 +295,8 @@ fn transposed(ctx: Ctx<'_>, packed: &mut [u8], w: &Weight, dy: &[f32], m: usize,
     let (packed, data) = (&*packed, w.data(ctx.gguf));
     ctx.crew.for_tiles(
         &mut [ColumnsMut::new(dx, m, w.n_in)],
-        |dx| ([dx], product.tile()),
-        |_, columns, [mut dx]| product.multiply(&mut dx, columns.start, data, packed),
+        |dx| (dx, product.tile()),
+        |_, columns, dx| product.multiply(dx, columns.start, data, packed),
     );
 }
 
@@ -386,8 +353,8 @@ fn low_rank_backward(
         ];
         crew.for_tiles(
             &mut sums,
-            |(d, ..)| ([d], LOW_COLUMNS),
-            |&(_, rows, n, first, t), columns, [mut d]| {
+            |(d, ..)| (d, LOW_COLUMNS),
+            |&(_, rows, n, first, t), columns, d| {
                 let (start, end) = (columns.start.max(first), columns.end.min(first + n));
                 if start < end {
                     for (r, t) in t.chunks_exact(m).enumerate() {

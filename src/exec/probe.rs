@@ -10,10 +10,9 @@ pub trait Probe {
     /// One tensor of layer `layer` (0 outside layers).
     fn tensor(&mut self, name: &str, layer: usize, values: &[f32]);
 
-    /// Whether it wants what a pass can do without: `ffn_gate` and `ffn_up`, and in the last layer the tokens
-    /// that no logits are wanted of. If not, only keys and values are computed of these, and the other tensors
-    /// of that layer have rows of the other tokens alone.
-    fn sees_all(&self) -> bool {
+    /// Whether it looks at tokens of the last layer that no logits are wanted of. If not, only their keys and
+    /// values are computed there, and the other tensors of that layer have rows of the other tokens alone.
+    fn sees_all_rows(&self) -> bool {
         true
     }
 }
@@ -27,7 +26,7 @@ impl Probe for NoProbe {
     fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
 
     #[inline(always)]
-    fn sees_all(&self) -> bool {
+    fn sees_all_rows(&self) -> bool {
         false
     }
 }

@@ -258,17 +258,16 @@ impl Crew<'_> {
     }
 
     /// Cuts the columns of the matrices of `items` into tiles, all in one region, and calls `f` with the
-    /// item, the tile's range and its views: `view` tells an item's matrices, which are equally wide, and the
-    /// width of their tiles.
-    pub fn for_tiles<'m, T: Sync, const N: usize, V, F>(&self, items: &mut [T], view: V, f: F)
+    /// item, the tile's range and its view: `view` tells an item's matrix and the width of its tiles.
+    pub fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
     where
-        V: Fn(&T) -> ([&ColumnsMut<'m>; N], usize) + Sync,
-        F: Fn(&T, Range<usize>, [ColumnsMut<'m>; N]) + Sync,
+        V: Fn(&T) -> (&ColumnsMut<'m>, usize) + Sync,
+        F: Fn(&T, Range<usize>, &mut ColumnsMut<'m>) + Sync,
     {
         let items = &*items;
         let n_tiles = |item: &T| {
             let (y, tile) = view(item);
-            y[0].cols().div_ceil(tile)
+            y.cols().div_ceil(tile)
         };
         self.run(items.iter().map(n_tiles).sum(), |mut task| {
             for item in items {
@@ -276,11 +275,11 @@ impl Crew<'_> {
                 if task < n_tiles {
                     let (y, tile) = view(item);
                     let start = task * tile;
-                    let cols = tile.min(y[0].cols() - start);
+                    let cols = tile.min(y.cols() - start);
                     // SAFETY: each task is run once and has columns of its own, and nobody else can
                     // use the views, which are borrowed exclusively while the region lasts.
-                    let parts = y.map(|y| unsafe { y.tile(start, cols) });
-                    return f(item, start..start + cols, parts);
+                    let mut part = unsafe { y.tile(start, cols) };
+                    return f(item, start..start + cols, &mut part);
                 }
                 task -= n_tiles;
             }
@@ -405,8 +404,8 @@ mod tests {
             let (mut a, mut b) = (vec![0.0; 3 * 10], vec![0.0; 3 * 7]);
             crew.for_tiles(
                 &mut [(0, 4, ColumnsMut::new(&mut a, 3, 10)), (1, 3, ColumnsMut::new(&mut b, 3, 7))],
-                |(_, tile, y)| ([y], *tile),
-                |(m, ..), range, [mut view]| {
+                |(_, tile, y)| (y, *tile),
+                |(m, ..), range, view| {
                     for i in 0..view.rows() {
                         for (c, y) in range.clone().zip(view.row(i)) {
                             *y += (100 * m + 10 * i + c) as f32;
