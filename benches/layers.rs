@@ -3,9 +3,16 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::SessionOptions;
+use ruvllm::exec::{Probe, SessionOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
+
+/// Has the last layer computed for a token without logits.
+struct AllRows;
+
+impl Probe for AllRows {
+    fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
+}
 
 fn layers(c: &mut Criterion) {
     for (name, shape) in [("LLaMA2-7B", "llama2-7b"), ("LLaMA3-8B", "llama-8b"), ("Mistral-7B", "mistral-7b")] {
@@ -23,7 +30,7 @@ fn layers(c: &mut Criterion) {
                         session.clear();
                     }
                     // From 1 on: no logits.
-                    session.prefill_each(&[1], 1, |_, _| ()).expect("room for a token");
+                    session.prefill_probed(&[1], 1, &mut AllRows, |_, _| ()).expect("room for a token");
                 });
             });
         }

@@ -5,6 +5,7 @@ mod tiny;
 
 use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, KvType, Session, SessionOptions, Team};
+use ruvllm::gguf::Gguf;
 use ruvllm::model::{Model, supported_architectures};
 use ruvllm::quant::DType;
 use ruvllm::{ModelError, SessionError};
@@ -167,6 +168,47 @@ fn sessions_share_a_model_and_a_team() {
             });
         }
     });
+}
+
+/// Activations below the normal numbers, whose reciprocals are infinite, round to nothing worse than zeros:
+/// every product of every level gives the zeros that exact arithmetic gives, within the smallest normal number.
+#[test]
+fn denormal_activations_stay_finite_and_small() {
+    for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0] {
+        let mut parts = Tiny::Phi3.parts(dtype);
+        for name in ["blk.0.attn_norm", "blk.0.ffn_norm", "blk.1.attn_norm", "blk.1.ffn_norm", "output_norm"] {
+            parts.edit(&format!("{name}.weight"), |w| w.fill(1e-40));
+        }
+        let bytes = parts.bytes();
+        for arch in Arch::available() {
+            let model = Model::from_gguf(Gguf::from_bytes(bytes.clone()).unwrap(), &mut |_| true).unwrap();
+            let model = model.with_arch(arch);
+            for n_batch in [1, 5, 64] {
+                let one = logits(&mut model.session_with(&options(n_batch, 1)).unwrap(), &TOKENS);
+                assert!(one.iter().all(|x| x.abs() < f32::MIN_POSITIVE), "{dtype:?} {arch:?} batch {n_batch}");
+                assert_eq!(one, logits(&mut model.session_with(&options(n_batch, 2)).unwrap(), &TOKENS));
+            }
+        }
+    }
+}
+
+/// What nobody reads of the last layer is left out, and is missed nowhere.
+#[test]
+fn tokens_without_logits_count_all_the_same() {
+    for tiny in Tiny::ALL {
+        let model = tiny.model(DType::Q8_0).with_arch(Arch::scalar());
+        let expected = logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS);
+        for (n_batch, n_threads) in [(1, 1), (5, 2), (64, 1)] {
+            for first in 0..TOKENS.len() {
+                let mut session = model.session_with(&options(n_batch, n_threads)).unwrap();
+                let mut seen = Vec::new();
+                let last = TOKENS.len() - 1;
+                session.prefill_each(&TOKENS[..last], first, |_, logits| seen.extend_from_slice(logits)).unwrap();
+                seen.extend_from_slice(session.decode(TOKENS[last]).unwrap());
+                assert_eq!(seen, expected[first * N_VOCAB..], "{tiny:?} in batches of {n_batch} from {first} on");
+            }
+        }
+    }
 }
 
 #[test]

@@ -18,6 +18,13 @@ pub(crate) struct Arena {
     lines: Vec<Line>,
 }
 
+/// Bytes that `take` takes from a frame.
+fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
+    let mut trial = Frame { rest: &mut [], counted: Some(0) };
+    take(&mut trial);
+    trial.counted.unwrap_or(0)
+}
+
 /// Bytes that `n` values of `T` take in a frame.
 fn footprint<T>(n: usize) -> usize {
     (n * size_of::<T>()).next_multiple_of(ALIGN)
@@ -29,16 +36,15 @@ impl Arena {
         let n = bytes.div_ceil(ALIGN);
         if self.lines.len() < n {
             self.lines = Vec::new();
-            self.lines.resize(n, Line([0; ALIGN]));
+            // Pages that the system zeroes when they are touched.
+            self.lines = bytemuck::zeroed_vec(n);
         }
         Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None }
     }
 
     /// What `take` takes from a frame, which is made large enough by letting `take` try first.
     pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> T {
-        let mut trial = Frame { rest: &mut [], counted: Some(0) };
-        take(&mut trial);
-        take(&mut self.frame(trial.counted.unwrap_or(0)))
+        take(&mut self.frame(counted(&take)))
     }
 }
 
@@ -51,6 +57,20 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
+    /// The memory of what was taken by [`Frame::take_either`], for one of its plans.
+    pub(crate) fn of(bytes: &'a mut [u8]) -> Frame<'a> {
+        Frame { rest: bytes, counted: None }
+    }
+
+    /// Room for either of two plans, whose buffers are never needed at the same time.
+    pub(crate) fn take_either<T, U>(
+        &mut self,
+        a: impl Fn(&mut Frame<'a>) -> T,
+        b: impl Fn(&mut Frame<'a>) -> U,
+    ) -> &'a mut [u8] {
+        self.take(counted(a).max(counted(b)))
+    }
+
     /// The next `n` values; their content is whatever the last pass left.
     ///
     /// # Panics

@@ -9,7 +9,7 @@
 
 use super::arena::{Arena, Frame};
 use super::forward::{MAX_GROUP, RopeTables, attn_tiles, choose_experts, head_norms, norm, rope_kinds, rotate};
-use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward, packed_len};
+use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward};
 use super::probe::Probe;
 use super::team::Crew;
 use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
@@ -286,16 +286,14 @@ impl<'a> Tape<'a> {
         m: usize,
         n_outputs: usize,
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
-        let (h, w, arch) = (model.hparams(), model.weights(), model.arch());
+        let (h, arch) = (model.hparams(), model.arch());
         let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
-        let n_max = h.n_embd.max(h.n_head * h.head_dim_v).max(n_ff);
-        let packed = w.shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m, n)).max().unwrap_or(0);
         let rank = adapters.iter().map(|a| a.max_rank).sum();
         let n_expert = h.experts.map_or(1, |x| x.n_expert);
         let widths = [n_q, n_k, n_v, h.n_embd, n_ff, n_expert].map(|n_out| (m, n_out));
         let outputs = widths.into_iter().chain([(logit_rows(h, n_outputs), h.n_vocab)]);
-        let forward = Scratch::take(frame, m, n_max, packed, rank);
+        let forward = Scratch::take(frame, model, m, rank);
         (forward, ScratchBackward::take(frame, arch, m, h.n_embd, outputs, rank))
     }
 

@@ -3,7 +3,7 @@
 //! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
 
 use super::arena::{Arena, Frame};
-use super::linear::{Ctx, Product, Scratch, linear, packed_len};
+use super::linear::{Ctx, Product, Scratch, linear};
 use super::probe::Probe;
 use super::team::Crew;
 use crate::arch::{Arch, AttnParams};
@@ -64,6 +64,17 @@ pub(crate) struct Pass<'a> {
 struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
+    branch: &'a mut [f32],
+    /// Room for [`AttnBuffers`] or [`FfnBuffers`].
+    inner: &'a mut [u8],
+    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
+    rope: [[&'a mut [f32]; 2]; 2],
+    moe: MoeBuffers<'a>,
+    scratch: Scratch<'a>,
+}
+
+/// Of attention; keys and values of `m_kv` tokens, the rest of the last `m` of them.
+struct AttnBuffers<'a> {
     q: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
@@ -71,13 +82,32 @@ struct Buffers<'a> {
     q_by_head: &'a mut [f32],
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
+}
+
+impl<'a> AttnBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, h: &Hparams, m_kv: usize, m: usize) -> AttnBuffers<'a> {
+        let (n_q, n_attn, m_padded) = (h.n_head * h.head_dim, h.n_head * h.head_dim_v, attn_tiles(h, m).1);
+        AttnBuffers {
+            q: frame.take(m * n_q),
+            k: frame.take(m_kv * h.n_head_kv * h.head_dim),
+            v: frame.take(m_kv * h.n_head_kv * h.head_dim_v),
+            q_by_head: frame.take(m_padded * n_q),
+            out_by_head: frame.take(m_padded * n_attn),
+            attn: frame.take(m * n_attn),
+        }
+    }
+}
+
+/// Of a feed-forward layer.
+struct FfnBuffers<'a> {
     gate: &'a mut [f32],
     up: &'a mut [f32],
-    branch: &'a mut [f32],
-    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
-    rope: [[&'a mut [f32]; 2]; 2],
-    moe: MoeBuffers<'a>,
-    scratch: Scratch<'a>,
+}
+
+impl<'a> FfnBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, m: usize, n_ff: usize) -> FfnBuffers<'a> {
+        FfnBuffers { gate: frame.take(m * n_ff), up: frame.take(m * n_ff) }
+    }
 }
 
 struct MoeBuffers<'a> {
@@ -89,69 +119,29 @@ struct MoeBuffers<'a> {
     y: &'a mut [f32],
 }
 
-/// Tokens that one attention task handles, and the padded number of tokens.
+/// Tokens that one attention task handles, and the padded number of tokens, which is never 0.
 pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
+    let m = m.max(1);
     let tile = (ATTN_ROWS / h.n_group()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }
 
-struct Sizes {
-    n_q: usize,
-    n_k: usize,
-    n_v: usize,
-    n_attn: usize,
-    n_ff: usize,
-    n_max: usize,
-    m_padded: usize,
-    packed: usize,
-    /// Of all adapters together.
-    rank: usize,
-}
-
-impl Sizes {
-    fn new(model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Sizes {
-        let h = model.hparams();
-        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
-        let n_attn = h.n_head * h.head_dim_v;
-        let arch = model.arch();
-        // Experts see up to `m` rows, and the head the output rows: fewer rows never take more.
-        let packed = model.weights().shapes.iter().map(|&(dtype, n)| packed_len(arch, dtype, m.max(n_outputs), n));
-        Sizes {
-            n_q: h.n_head * h.head_dim,
-            n_k: h.n_head_kv * h.head_dim,
-            n_v: h.n_head_kv * h.head_dim_v,
-            n_attn,
-            n_ff,
-            n_max: h.n_embd.max(n_attn).max(n_ff),
-            m_padded: attn_tiles(h, m).1,
-            packed: packed.max().unwrap_or(0),
-            rank: adapters.iter().map(|a| a.max_rank).sum(),
-        }
-    }
-}
-
 /// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
 pub(crate) fn with_scratch(model: &Model, arena: &mut Arena, m: usize, f: impl FnOnce(&mut Scratch<'_>)) {
-    let s = Sizes::new(model, &[], m, m);
-    f(&mut arena.plan(|frame| Scratch::take(frame, m, s.n_max, s.packed, s.rank)));
+    f(&mut arena.plan(|frame| Scratch::take(frame, model, m, 0)));
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, h: &Hparams, s: &Sizes, m: usize, n_outputs: usize) -> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
+        let h = model.hparams();
+        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
         Buffers {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
-            q: frame.take(m * s.n_q),
-            k: frame.take(m * s.n_k),
-            v: frame.take(m * s.n_v),
-            q_by_head: frame.take(s.m_padded * s.n_q),
-            out_by_head: frame.take(s.m_padded * s.n_attn),
-            attn: frame.take(m * s.n_attn),
-            gate: frame.take(m * s.n_ff),
-            up: frame.take(m * s.n_ff),
             branch: frame.take(m * h.n_embd),
+            inner: frame.take_either(|f| AttnBuffers::take(f, h, m, m), |f| FfnBuffers::take(f, m, n_ff)),
             rope: angles.map(|n| [frame.take(n), frame.take(n)]),
             moe: MoeBuffers {
                 router: frame.take(m_moe * n_expert),
@@ -161,7 +151,14 @@ impl<'a> Buffers<'a> {
                 x: frame.take(m_moe * h.n_embd),
                 y: frame.take(m_moe * h.n_embd),
             },
-            scratch: Scratch::take(frame, m.max(n_outputs), s.n_max, s.packed, s.rank),
+            scratch: Scratch::take(frame, model, m.max(n_outputs), adapters.iter().map(|a| a.max_rank).sum()),
+        }
+    }
+
+    /// Goes on without the first `n` rows.
+    fn drop_rows(&mut self, n: usize, n_embd: usize) {
+        for rows in [&mut self.x, &mut self.normed, &mut self.branch] {
+            *rows = &mut std::mem::take(rows)[n * n_embd..];
         }
     }
 }
@@ -180,8 +177,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
     let n_outputs = m - first_output;
-    let sizes = Sizes::new(model, adapters, m, n_outputs);
-    let mut b = arena.plan(|frame| Buffers::take(frame, h, &sizes, m, n_outputs));
+    let mut b = arena.plan(|frame| Buffers::take(frame, model, adapters, m, n_outputs));
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);
@@ -193,7 +189,14 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
         probe.tensor("attn_norm", i, b.normed);
-        attention(ctx, h, layer, i, pos, kv, &mut b, probe);
+        // Of tokens without logits nobody reads more of the last layer than keys and values.
+        let first = if i + 1 == w.layers.len() && !probe.sees_all_rows() { first_output } else { 0 };
+        attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
+        let n_rows = m - first;
+        if n_rows == 0 {
+            return true;
+        }
+        b.drop_rows(first, h.n_embd);
         add_branch(ctx, h, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor("ffn_inp", i, b.x);
 
@@ -203,11 +206,11 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
-                let io = FfnBuffers { gate: b.gate, up: b.up, y: b.branch };
-                let products = |name: &str, values: &[f32]| probe.tensor(name, i, values);
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, m, io, products);
+                let show = |name: &str, values: &[f32]| probe.tensor(name, i, values);
+                let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
+                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, inner, b.branch, show);
             }
-            FeedForward::Moe(moe) => experts(ctx, h, moe, m, &mut b),
+            FeedForward::Moe(moe) => experts(ctx, h, moe, n_rows, &mut b),
         }
         probe.tensor("ffn_out", i, b.branch);
         add_branch(ctx, h, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
@@ -216,7 +219,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
 
     if n_outputs > 0 {
         let normed = &mut b.normed[..n_outputs * h.n_embd];
-        norm(ctx, h, Some(&w.output_norm), &b.x[first_output * h.n_embd..], normed);
+        norm(ctx, h, Some(&w.output_norm), &b.x[b.x.len() - n_outputs * h.n_embd..], normed);
         probe.tensor("result_norm", 0, normed);
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
         match states {
@@ -287,32 +290,35 @@ fn add_branch(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, x: &mut [f32], bra
     });
 }
 
-/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`.
+/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`. Of the tokens before `first` it only
+/// puts keys and values into the cache.
 fn attention<P: Probe + ?Sized>(
     ctx: Ctx<'_>,
     h: &Hparams,
     layer: &Layer,
     i: usize,
-    pos: usize,
+    (pos, first): (usize, usize),
     kv: &mut KvCache,
     b: &mut Buffers<'_>,
     probe: &mut P,
 ) {
     let Ctx { arch, crew, .. } = ctx;
-    let m = b.x.len() / h.n_embd;
-    linear(
-        ctx,
-        &mut b.scratch,
-        b.normed,
-        m,
-        &mut [Product::of(&layer.wq, b.q, m), Product::of(&layer.wk, b.k, m), Product::of(&layer.wv, b.v, m)],
-    );
+    let (m, m_kv) = (b.x.len() / h.n_embd - first, b.x.len() / h.n_embd);
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn } = AttnBuffers::take(&mut Frame::of(b.inner), h, m_kv, m);
+    let of_q = Product::of(&layer.wq, q, m);
+    let [of_k, of_v] = [Product::of(&layer.wk, k, m_kv), Product::of(&layer.wv, v, m_kv)];
+    if first == 0 {
+        linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
+    } else {
+        linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
+        linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
+    }
     if h.qk_norm == QkNorm::Full {
-        for (x, norm) in [(&mut *b.q, &layer.q_norm), (&mut *b.k, &layer.k_norm)] {
+        for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *k, &layer.k_norm, h.n_head_kv)] {
             let Some(w) = norm else { continue };
-            let rows = x.len() / m;
-            for x in x.chunks_exact_mut(rows) {
-                let normed = &mut b.q_by_head[..rows];
+            let width = n * h.head_dim;
+            for x in x.chunks_exact_mut(width) {
+                let normed = &mut q_by_head[..width];
                 arch.rms_norm(normed, x, w, h.norm_eps);
                 x.copy_from_slice(normed);
             }
@@ -326,19 +332,9 @@ fn attention<P: Probe + ?Sized>(
         Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
         None => to.copy_from_slice(from),
     };
-
-    let (tile, m_padded) = attn_tiles(h, m);
     let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
-    let workers = crew.when(m > 1);
-    let q = &*b.q;
-    workers.for_chunks(b.q_by_head, m_padded * n_group * d, |head, to| {
-        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
-            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
-            rotate(token, to);
-        }
-    });
-    workers.for_chunks(b.k, h.n_head_kv * d, |token, k| {
+    let workers = crew.when(m_kv > 1);
+    workers.for_chunks(k, h.n_head_kv * d, |token, k| {
         let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
         for k in k.chunks_exact_mut(d) {
             place(k, head_norms.1, &mut buffer[..d]);
@@ -346,39 +342,52 @@ fn attention<P: Probe + ?Sized>(
             k.copy_from_slice(&buffer[..d]);
         }
     });
-    probe.tensor("q_by_head", i, b.q_by_head);
-    probe.tensor("k", i, b.k);
-    probe.tensor("v", i, b.v);
-    kv.append(&workers, arch, i, pos, b.k, b.v);
+    probe.tensor("k", i, k);
+    probe.tensor("v", i, v);
+    kv.append(&workers, arch, i, pos, k, v);
+    if m == 0 {
+        return;
+    }
 
+    let (tile, m_padded) = attn_tiles(h, m);
+    let q = &*q;
+    crew.when(m > 1).for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
+        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
+            rotate(first + token, to);
+        }
+    });
+    probe.tensor("q_by_head", i, q_by_head);
     let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
     let n_tiles = m_padded / tile;
-    let (kv, q_by_head) = (&*kv, &*b.q_by_head);
-    crew.for_chunks(b.out_by_head, tile * n_group * d_v, |task, out| {
-        let (head, first) = (task / n_tiles, task % n_tiles * tile);
-        let n_rows = tile.min(m - first) * n_group;
+    let (kv, q_by_head) = (&*kv, &*q_by_head);
+    crew.for_chunks(out_by_head, tile * n_group * d_v, |task, out| {
+        let (head, token) = (task / n_tiles, task % n_tiles * tile);
+        let n_rows = tile.min(m - token) * n_group;
         let mut ranges = [(0, 0); MAX_GROUP];
         for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
-            let end = pos + first + j / n_group + 1;
+            let end = pos + first + token + j / n_group + 1;
             *range = (window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32);
         }
-        let q = &q_by_head[(head * m_padded + first) * n_group * d..][..n_rows * d];
+        let q = &q_by_head[(head * m_padded + token) * n_group * d..][..n_rows * d];
         kv.attention(arch, (i, head), &mut out[..n_rows * d_v], q, &ranges[..n_rows], &params);
     });
+    let by_head = &*out_by_head;
     let attn = if m == 1 {
-        &*b.out_by_head
+        by_head
     } else {
-        let by_head = &*b.out_by_head;
-        crew.for_chunks(b.attn, h.n_head * d_v, |token, attn| {
+        crew.for_chunks(attn, h.n_head * d_v, |token, attn| {
             for (head, attn) in attn.chunks_exact_mut(n_group * d_v).enumerate() {
                 attn.copy_from_slice(&by_head[(head * m_padded + token) * n_group * d_v..][..n_group * d_v]);
             }
         });
-        &*b.attn
+        &*attn
     };
     probe.tensor("kqv_out", i, attn);
-    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, b.branch, m)]);
-    probe.tensor("attn_out", i, b.branch);
+    let branch = &mut b.branch[first * h.n_embd..];
+    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, branch, m)]);
+    probe.tensor("attn_out", i, branch);
 }
 
 /// Norms of single query and key heads.
@@ -399,14 +408,7 @@ pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32],
     }
 }
 
-/// Intermediate and output rows of a feed-forward layer.
-struct FfnBuffers<'b> {
-    gate: &'b mut [f32],
-    up: &'b mut [f32],
-    y: &'b mut [f32],
-}
-
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `products` is shown `gate(x)` and `up(x)`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -414,16 +416,16 @@ fn feed_forward(
     ffn: &Ffn,
     x: &[f32],
     m: usize,
-    b: FfnBuffers<'_>,
-    mut products: impl FnMut(&str, &[f32]),
+    FfnBuffers { gate, up }: FfnBuffers<'_>,
+    y: &mut [f32],
+    mut show: impl FnMut(&str, &[f32]),
 ) {
     let n_ff = ffn.up.w.n_out;
-    let (gate, up) = (&mut b.gate[..m * n_ff], &mut b.up[..m * n_ff]);
     let workers = ctx.crew.when(m > 1);
     let inner = if let Some(w_gate) = &ffn.gate {
         linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        products("ffn_gate", gate);
-        products("ffn_up", up);
+        show("ffn_gate", gate);
+        show("ffn_up", up);
         let up = &*up;
         workers.for_chunks(gate, n_ff, |i, gate| match activation {
             Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
@@ -432,14 +434,14 @@ fn feed_forward(
         &*gate
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
-        products("ffn_up", up);
+        show("ffn_up", up);
         workers.for_chunks(up, n_ff, |_, up| match activation {
             Activation::Silu => unreachable!("no family has an ungated SiLU"),
             Activation::Gelu => ctx.arch.gelu(up),
         });
         &*up
     };
-    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, b.y, m)]);
+    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }
 
 /// Mixture of experts on `b.normed`; leaves its output in `b.branch`. Experts are taken in their
@@ -447,12 +449,14 @@ fn feed_forward(
 fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) {
     let Some(x) = h.experts else { return };
     let n = h.n_embd;
-    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, b.moe.router, m)]);
-    choose_experts(ctx, x, b.moe.router, b.moe.chosen, b.moe.weights);
+    let router = &mut b.moe.router[..m * x.n_expert];
+    let (chosen, weights) = (&mut b.moe.chosen[..m * x.n_used], &mut b.moe.weights[..m * x.n_used]);
+    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, router, m)]);
+    choose_experts(ctx, x, router, chosen, weights);
     b.branch.fill(0.0);
     for (e, expert) in moe.experts.iter().enumerate() {
         let mut n_rows = 0;
-        for (token, chosen) in b.moe.chosen.chunks_exact(x.n_used).enumerate() {
+        for (token, chosen) in chosen.chunks_exact(x.n_used).enumerate() {
             if chosen.contains(&(e as u32)) {
                 b.moe.rows[n_rows] = token as u32;
                 b.moe.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
@@ -462,21 +466,23 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         if n_rows == 0 {
             continue;
         }
-        let io = FfnBuffers { gate: b.gate, up: b.up, y: &mut b.moe.y[..n_rows * n] };
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, &b.moe.x[..n_rows * n], n_rows, io, |_, _| ());
+        let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
+        let (rows, y) = (&b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
+        feed_forward(ctx, &mut b.scratch, h.activation, expert, rows, n_rows, inner, y, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
-            for slot in slots.filter(|&slot| b.moe.chosen[slot] == e as u32) {
-                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, b.moe.weights[slot]);
+            for slot in slots.filter(|&slot| chosen[slot] == e as u32) {
+                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, weights[slot]);
             }
         }
     }
     if let Some((shared, gate)) = &moe.shared {
-        let strength = &mut b.moe.router[..m];
+        let strength = &mut router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
-        let io = FfnBuffers { gate: b.gate, up: b.up, y: b.moe.y };
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, io, |_, _| ());
-        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(strength) {
+        let y = &mut b.moe.y[..m * n];
+        let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, shared.up.w.n_out);
+        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, inner, y, |_, _| ());
+        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(&*strength) {
             ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
         }
     }

@@ -5,8 +5,10 @@ use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Gradients};
-use crate::model::{Linear, Weight};
+use crate::model::{Linear, Model, Weight};
 use crate::quant::DType;
+use bytemuck::Pod;
+use std::ops::Range;
 
 /// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, at the end of a
 /// task in vain, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
@@ -20,6 +22,8 @@ const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
 /// in the L2 cache from one row of the adapter to the next.
 const LOW_COLUMNS: usize = 128;
+/// Activations that are worth sharing among threads to round them: some microseconds of work.
+const SHARED_VALUES: usize = 16 << 10;
 /// Most products that one call of [`linear`] is given.
 const MAX_PRODUCTS: usize = 3;
 
@@ -53,21 +57,26 @@ impl<'a> Product<'a> {
 
 /// Room for activations of up to `m` rows in the forms that products read.
 pub(crate) struct Scratch<'a> {
-    q16: &'a mut [BlockQ16],
-    packed: &'a mut [u8],
+    prepared: &'a mut [u8],
     /// `s·A·x` of every product and adapter, each `(m, rank)`.
     low: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
-    /// `rank` is that of all adapters together.
-    pub(crate) fn take(frame: &mut Frame<'a>, m: usize, n_max: usize, packed_max: usize, rank: usize) -> Scratch<'a> {
-        Scratch {
-            q16: frame.take(m * BlockQ16::per_row(n_max)),
-            packed: frame.take(packed_max),
-            low: frame.take(MAX_PRODUCTS * m * rank),
-        }
+    /// For products of up to `m` rows with any matrix of `model`; `rank` is that of all adapters together.
+    pub(crate) fn take(frame: &mut Frame<'a>, model: &Model, m: usize, rank: usize) -> Scratch<'a> {
+        let shapes = model.weights().shapes.iter();
+        let prepared = shapes.map(|&(dtype, n)| prepared_len(model.arch(), dtype, m, n)).max();
+        Scratch { prepared: frame.take(prepared.unwrap_or(0)), low: frame.take(MAX_PRODUCTS * m * rank) }
     }
+}
+
+/// Bytes that up to `m` rows of `n` values take in the form that products with weights of `dtype` read.
+fn prepared_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
+    let gemm_min_rows = arch.gemm_min_rows(dtype);
+    // The 8-bit form is shorter than the 16-bit one.
+    let rounded = m.min(gemm_min_rows.saturating_sub(1)) * BlockQ16::per_row(n) * size_of::<BlockQ16>();
+    if m >= gemm_min_rows { rounded.max(arch.packed_len(dtype, m, n)) } else { rounded }
 }
 
 /// How the rows of one product are multiplied.
@@ -77,35 +86,56 @@ enum Path {
     Gemm,
 }
 
-fn path(arch: Arch, dtype: DType, m: usize) -> Path {
-    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype, m)) }
+/// Activations as the kernels of some products read them.
+enum Prepared<'a> {
+    Acts(Acts<'a>),
+    /// Rows of `n` values, packed.
+    Packed {
+        packed: &'a [u8],
+        n: usize,
+    },
 }
 
-/// Bytes that packing `m` rows of `n` values for weights of `dtype` takes.
-pub(crate) fn packed_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    match path(arch, dtype, m) {
-        Path::Gemm => arch.packed_len(dtype, m, n),
-        Path::Matvec(_) => 0,
+impl Prepared<'_> {
+    /// Rows of `w` that one task multiplies. A row's result does not depend on it.
+    fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
+        if let Prepared::Packed { .. } = self {
+            return ctx.arch.gemm_tile(w.dtype);
+        }
+        let share = w.row_bytes() * w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
+        let bytes = share.clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
+        (bytes / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
     }
+
+    fn multiply(&self, arch: Arch, dtype: DType, w: &[u8], y: &mut ColumnsMut<'_>) {
+        match self {
+            Prepared::Acts(x) => arch.matvec(dtype, y, w, x),
+            Prepared::Packed { packed, n } => arch.gemm(dtype, y, w, packed, *n),
+        }
+    }
+}
+
+fn path(arch: Arch, dtype: DType, m: usize) -> Path {
+    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype, m)) }
 }
 
 /// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
     assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
-    project(ctx, scratch.low, x, m, products);
+    let Scratch { prepared, low } = scratch;
+    project(ctx, low, x, m, products);
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
-        let (w, how) = (first.w, path(ctx.arch, first.w.dtype, m));
+        let w = first.w;
+        let how = path(ctx.arch, w.dtype, m);
         let alike = |p: &Product<'_>| {
             path(ctx.arch, p.w.dtype, m) == how && (how != Path::Gemm || ctx.arch.same_packing(p.w.dtype, w.dtype))
         };
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);
-        match how {
-            Path::Matvec(form) => matvec(ctx, scratch, form, x, m, group),
-            Path::Gemm => gemm(ctx, scratch, x, m, group),
-        }
+        let x = prepare(ctx, prepared, x, m, w);
+        ctx.crew.for_tiles(group, |p| (&p.y, x.task_rows(ctx, p.w)), |p, rows, y| multiply(ctx, &x, low, p, rows, y));
         rest = tail;
     }
 }
@@ -137,82 +167,56 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], m: usize, products: &mut [P
     }
 }
 
-fn matvec(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, form: ActForm, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = products[0].w.n_in;
-    let acts = match form {
-        ActForm::F32 => Acts::F32 { x, n },
-        ActForm::Q16 => {
-            let per_row = BlockQ16::per_row(n);
-            let blocks = &mut scratch.q16[..m * per_row];
-            for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(per_row)) {
-                ctx.arch.quantize_q16(x, blocks);
-            }
-            Acts::Q16 { x: blocks, n }
+/// The first `n` blocks that have room in `bytes`.
+fn blocks<T: Pod>(bytes: &mut [u8], n: usize) -> &mut [T] {
+    bytemuck::cast_slice_mut(&mut bytes[..n * size_of::<T>()])
+}
+
+/// The `m` rows of `x` in the form that products with `w` and its like read.
+fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight) -> Prepared<'a> {
+    let (n, dtype) = (w.n_in, w.dtype);
+    let workers = ctx.crew.when(m > 1 && x.len() >= SHARED_VALUES);
+    let row = |i: usize| &x[i * n..][..n];
+    match path(ctx.arch, dtype, m) {
+        Path::Matvec(ActForm::F32) => Prepared::Acts(Acts::F32 { x, n }),
+        Path::Matvec(ActForm::Q16) => {
+            let blocks = blocks(room, m * BlockQ16::per_row(n));
+            workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
+            Prepared::Acts(Acts::Q16 { x: blocks, n })
         }
-        ActForm::Q8 => {
-            let per_row = BlockQ8::per_row(n);
-            // Fewer bytes than the 16-bit form of as many rows.
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut *scratch.q16);
-            let blocks = bytemuck::cast_slice_mut(&mut bytes[..m * per_row * size_of::<BlockQ8>()]);
-            for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(per_row)) {
-                ctx.arch.quantize_q8(x, blocks);
-            }
-            Acts::Q8 { x: blocks, n }
+        Path::Matvec(ActForm::Q8) => {
+            let blocks = blocks(room, m * BlockQ8::per_row(n));
+            workers.for_chunks(blocks, BlockQ8::per_row(n), |i, blocks| ctx.arch.quantize_q8(row(i), blocks));
+            Prepared::Acts(Acts::Q8 { x: blocks, n })
         }
-    };
-    let n_threads = ctx.crew.n_threads();
-    run(ctx, products, scratch.low, |w| task_rows(w, n_threads), |p, w, y| ctx.arch.matvec(p.dtype, y, w, &acts));
+        Path::Gemm => {
+            let packed = &mut room[..ctx.arch.packed_len(dtype, m, n)];
+            let group = ctx.arch.pack_group(dtype);
+            ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
+                let rows = group.min(m - i * group);
+                ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
+            });
+            Prepared::Packed { packed, n }
+        }
+    }
 }
 
-/// Rows of `w` that one task multiplies by few activations. A row's result does not depend on it.
-fn task_rows(w: &Weight, n_threads: usize) -> usize {
-    let share = w.row_bytes() * w.n_out / (n_threads * TASKS_PER_THREAD);
-    let bytes = share.clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
-    (bytes / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
-}
-
-fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    let n = products[0].w.n_in;
-    let dtype = products[0].w.dtype;
-    let packed = &mut scratch.packed[..ctx.arch.packed_len(dtype, m, n)];
-    let group = ctx.arch.pack_group(dtype);
-    ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
-        let rows = group.min(m - i * group);
-        ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
-    });
-    let packed = &*packed;
-    run(ctx, products, scratch.low, |w| ctx.arch.gemm_tile(w.dtype), |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
-}
-
-/// Cuts the output rows of all products into tasks of `tile` rows, multiplies, adds biases and what
-/// adapters add.
-fn run(
-    ctx: Ctx<'_>,
-    products: &mut [Product<'_>],
-    low: &[f32],
-    tile: impl Fn(&Weight) -> usize + Sync,
-    multiply: impl Fn(&Weight, &[u8], &mut ColumnsMut<'_>) + Sync,
-) {
-    ctx.crew.for_tiles(
-        products,
-        |p| (&p.y, tile(p.w)),
-        |p, rows, y| {
-            let row = p.w.row_bytes();
-            multiply(p.w, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], y);
-            if let Some(b) = p.b {
-                for i in 0..y.rows() {
-                    ctx.arch.add(y.row(i), &b[rows.clone()]);
-                }
-            }
-            let mut low = &low[p.low..];
-            for (term, _) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
-                let rank = term.rank();
-                let (t, rest) = low.split_at(y.rows() * rank);
-                ctx.arch.add_product(y, t, &term.b()[p.w.first_row + rows.start..], term.b().len() / rank);
-                low = rest;
-            }
-        },
-    );
+/// The output rows `rows` of a product, with its bias and what adapters add.
+fn multiply(ctx: Ctx<'_>, x: &Prepared<'_>, low: &[f32], p: &Product<'_>, rows: Range<usize>, y: &mut ColumnsMut<'_>) {
+    let row = p.w.row_bytes();
+    x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], y);
+    if let Some(b) = p.b {
+        for i in 0..y.rows() {
+            ctx.arch.add(y.row(i), &b[rows.clone()]);
+        }
+    }
+    let mut low = &low[p.low..];
+    for (term, _) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
+        let rank = term.rank();
+        let (t, rest) = low.split_at(y.rows() * rank);
+        ctx.arch.add_product(y, t, &term.b()[p.w.first_row + rows.start..], term.b().len() / rank);
+        low = rest;
+    }
 }
 
 /// Room for the backward pass of products of up to `m` rows.

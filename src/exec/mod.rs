@@ -95,7 +95,9 @@ impl MemoryEstimate {
     /// What a session with these options will take, from hyper-parameters alone.
     pub fn of(h: &Hparams, options: &SessionOptions) -> MemoryEstimate {
         let m = options.n_batch as u64;
-        let width = 4 * h.n_embd + 4 * h.n_head * (h.head_dim + h.head_dim_v) + 4 * h.n_ff;
+        let attention = (2 * h.n_head + h.n_head_kv) * (h.head_dim + h.head_dim_v);
+        // What enters a product is kept in a second form, of at most 32 bits.
+        let width = 3 * h.n_embd + attention.max(2 * h.n_ff) + h.n_ff.max(h.n_embd);
         MemoryEstimate {
             kv_cache: kv_shape(h, options).bytes(options.kv_type),
             compute: m * width as u64 * 4 + 4 * h.n_vocab as u64,

@@ -9,6 +9,12 @@
 pub trait Probe {
     /// One tensor of layer `layer` (0 outside layers).
     fn tensor(&mut self, name: &str, layer: usize, values: &[f32]);
+
+    /// Whether it looks at tokens of the last layer that no logits are wanted of. If not, only their keys and
+    /// values are computed there, and the other tensors of that layer have rows of the other tokens alone.
+    fn sees_all_rows(&self) -> bool {
+        true
+    }
 }
 
 /// Looks at nothing and costs nothing.
@@ -18,4 +24,9 @@ pub struct NoProbe;
 impl Probe for NoProbe {
     #[inline(always)]
     fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
+
+    #[inline(always)]
+    fn sees_all_rows(&self) -> bool {
+        false
+    }
 }

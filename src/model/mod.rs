@@ -199,18 +199,28 @@ impl Model {
         self.gguf.tensors().iter().map(bytes).sum()
     }
 
-    /// Operations that one token takes with `depth` tokens before it: a multiplication and an addition for
-    /// every weight it meets, and for every key and value.
+    /// Operations that a token of a prompt takes with `depth` tokens before it: a multiplication and an
+    /// addition for every weight it meets, and for every key and value. The last layer makes no more than a key
+    /// and a value of it.
     pub fn flops_per_token(&self, depth: usize) -> u64 {
         let h = &self.hparams;
         let weights = |t: &TensorInfo| match h.experts {
-            _ if t.dims.len() < 2 || t.name == "token_embd.weight" => 0,
+            _ if t.dims.len() < 2 => 0,
             Some(x) if t.name.contains("_exps.") => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
             _ => t.n_elems(),
         };
-        let layers: u64 = self.gguf.tensors().iter().filter(|t| t.name.starts_with("blk.")).map(weights).sum();
-        let attention = h.n_layer * h.n_head * (h.head_dim + h.head_dim_v) * depth;
-        2 * (layers + attention as u64)
+        let last = h.n_layer - 1;
+        let in_layer = |t: &&TensorInfo| {
+            t.name
+                .strip_prefix("blk.")
+                .and_then(|name| name.split('.').next()?.parse().ok())
+                .is_some_and(|i: usize| i < last)
+        };
+        let layers: u64 = self.gguf.tensors().iter().filter(in_layer).map(weights).sum();
+        let heads = h.head_dim + h.head_dim_v;
+        let attention = last * h.n_head * heads * depth;
+        let last_layer = h.n_embd * h.n_head_kv * heads;
+        2 * (layers + (attention + last_layer) as u64)
     }
 
     /// The type of most weights in its layers.

@@ -1,0 +1,52 @@
+//! What a session takes above its model, measured by the system: alone in its process.
+#![cfg(target_os = "linux")]
+
+use ruvllm::bench::{Shape, synthetic};
+use ruvllm::exec::{MemoryEstimate, SessionOptions};
+use ruvllm::model::{Model, Residence};
+use ruvllm::quant::FileType;
+use std::fs;
+
+/// Most that a session of default batches may take besides its keys and values.
+const ROOM: u64 = 64 << 20;
+
+/// A line of `/proc/self/status` in bytes.
+fn status(key: &str) -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap();
+    line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() * 1024
+}
+
+/// The weights lie in memory of the process's own and were written there, so that whatever comes on top in
+/// the most that was ever resident is the session's, a copy of weights included. A layer of the 1B shape has
+/// the buffers of all of them.
+#[test]
+fn a_session_takes_its_cache_and_little_more() {
+    if std::env::var_os("RUVLLM_EMULATED").is_some() {
+        return eprintln!("skipped: too long for an emulated CPU");
+    }
+    let shape = Shape::from_name("llama-1b").unwrap().with_layers(1);
+    for name in ["Q4_K_M", "F16"] {
+        let model = Model::from_gguf(synthetic(shape, FileType::from_name(name).unwrap()).unwrap(), &mut |_| true);
+        let model = model.unwrap().with_residence(Residence::Mapped, &mut |_| true).unwrap();
+        let options = SessionOptions { n_ctx: Some(4096), ..Default::default() };
+        let cache = MemoryEstimate::of(model.hparams(), &options).kv_cache;
+        // From here on the system records the peak anew.
+        if fs::write("/proc/self/clear_refs", "5").is_err() {
+            return eprintln!("skipped: the system does not let us");
+        }
+        let before = status("VmRSS");
+        let mut session = model.session_with(&options).unwrap();
+        let tokens: Vec<u32> = (0..1100).map(|i| i * 29 % 32000).collect();
+        session.prefill(&tokens).unwrap();
+        for token in 0..20 {
+            session.decode(token).unwrap();
+        }
+        let taken = status("VmHWM").saturating_sub(before);
+        // Of the cache only what was filled is there.
+        let filled = cache * session.position() as u64 / 4096;
+        eprintln!("{name}: {} KiB, of them {} of keys and values", taken >> 10, filled >> 10);
+        assert!(taken >= filled, "{name}: measured less than the keys and values");
+        assert!(taken <= filled + ROOM, "{name}: {taken} bytes, {filled} of keys and values");
+    }
+}
