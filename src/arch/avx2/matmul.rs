@@ -74,6 +74,9 @@ const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
+/// The same of weights that need no unpacking: they leave the stream to the CPU's own prefetcher. On Zen 4,
+/// two threads read F16 from huge pages a tenth faster so than with 8 KiB.
+const AHEAD_FLOAT: usize = 512;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
@@ -773,7 +776,7 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<16>());
     // Two sums each, because one would wait for its last addition.
     let mut totals = [[[_mm256_setzero_ps(); 2]; M]; R];
-    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
+    let mut ahead = w[R - 1].0.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT);
     for k in 0..n / 16 {
         ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);

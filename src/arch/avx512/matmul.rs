@@ -77,6 +77,9 @@ const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least. From memory, Q4_K reaches
 /// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB.
 const AHEAD: usize = 8192;
+/// The same of weights that need no unpacking: they leave the stream to the CPU's own prefetcher. On Zen 4,
+/// two threads read F16 from huge pages a tenth faster so than with 8 KiB.
+const AHEAD_FLOAT: usize = 512;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
@@ -689,7 +692,7 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<32>());
     // Two sums each, because one would wait for its last addition.
     let mut totals = [[[_mm512_setzero_ps(); 2]; M]; R];
-    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
+    let mut ahead = w[R - 1].0.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT);
     for k in 0..n / 32 {
         ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
