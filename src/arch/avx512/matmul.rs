@@ -77,8 +77,8 @@ const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least. From memory, Q4_K reaches
 /// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB.
 const AHEAD: usize = 8192;
-/// The same of weights that need no unpacking: they leave the stream to the CPU's own prefetcher. On Zen 4,
-/// two threads read F16 from huge pages a tenth faster so than with 8 KiB.
+/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
+/// they leave the streams to the CPU's own prefetcher.
 const AHEAD_FLOAT: usize = 512;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -648,7 +648,8 @@ fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _:
                 rows_float::<F, BYTES, 2, 4>(y, t * ROWS, w, c * 4, x, n);
             } else {
                 for (i, x) in (c * 4..).zip(x.chunks_exact(n)) {
-                    rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n);
+                    // So many, because a long activation row leaves the L1 cache before the next weight row.
+                    rows_float::<F, BYTES, 8, 1>(y, t * ROWS, w, i, x, n);
                 }
             }
         }
@@ -692,10 +693,16 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<32>());
     // Two sums each, because one would wait for its last addition.
     let mut totals = [[[_mm512_setzero_ps(); 2]; M]; R];
-    let mut ahead = w[R - 1].0.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT);
+    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
     for k in 0..n / 32 {
-        ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
+        if M == 1 {
+            for w in w {
+                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
+            }
+        } else {
+            ahead = prefetch(ahead, R * BYTES);
+        }
         let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
         accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
     }
