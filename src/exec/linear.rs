@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, at the end of a
 /// task in vain, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
-const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=768 << 10;
+const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=2 << 20;
 /// Tasks of a product for each thread, within [`TASK_BYTES`]: so many that the threads end together.
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the most that kernels take at a time.

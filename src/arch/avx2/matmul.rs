@@ -74,6 +74,9 @@ const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
+/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
+/// they leave the streams to the CPU's own prefetcher.
+const AHEAD_FLOAT: usize = 512;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
@@ -729,7 +732,8 @@ fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _:
                 rows_float::<F, BYTES, 2, 2>(y, t * ROWS, w, c * 2, x, n);
             } else {
                 for (i, x) in (c * 2..).zip(x.chunks_exact(n)) {
-                    rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n);
+                    // So many, because a long activation row leaves the L1 cache before the next weight row.
+                    rows_float::<F, BYTES, 4, 1>(y, t * ROWS, w, i, x, n);
                 }
             }
         }
@@ -775,8 +779,14 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let mut totals = [[[_mm256_setzero_ps(); 2]; M]; R];
     let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
     for k in 0..n / 16 {
-        ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
+        if M == 1 {
+            for w in w {
+                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
+            }
+        } else {
+            ahead = prefetch(ahead, R * BYTES);
+        }
         let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
         accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
     }

@@ -77,6 +77,9 @@ const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least. From memory, Q4_K reaches
 /// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB.
 const AHEAD: usize = 8192;
+/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
+/// they leave the streams to the CPU's own prefetcher.
+const AHEAD_FLOAT: usize = 512;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
@@ -645,7 +648,8 @@ fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _:
                 rows_float::<F, BYTES, 2, 4>(y, t * ROWS, w, c * 4, x, n);
             } else {
                 for (i, x) in (c * 4..).zip(x.chunks_exact(n)) {
-                    rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n);
+                    // So many, because a long activation row leaves the L1 cache before the next weight row.
+                    rows_float::<F, BYTES, 8, 1>(y, t * ROWS, w, i, x, n);
                 }
             }
         }
@@ -691,8 +695,14 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let mut totals = [[[_mm512_setzero_ps(); 2]; M]; R];
     let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
     for k in 0..n / 32 {
-        ahead = prefetch(ahead, R * BYTES);
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
+        if M == 1 {
+            for w in w {
+                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
+            }
+        } else {
+            ahead = prefetch(ahead, R * BYTES);
+        }
         let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
         accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
     }
