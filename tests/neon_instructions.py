@@ -153,8 +153,10 @@ def executed(test, level, product):
                 if line.startswith("Trace "):
                     total += sizes[int(line.split("/")[1], 16)]
                 elif line.startswith("0x"):
-                    block = int(line.split(":")[0], 16) if block is None else block
-                    sizes[block] = sizes.get(block, 0) + 1
+                    if block is None:
+                        block = int(line.split(":")[0], 16)
+                        sizes[block] = 0  # it may be translated again
+                    sizes[block] += 1
                 elif line.startswith("IN:"):
                     block = None
         if emulator.wait() != 0:

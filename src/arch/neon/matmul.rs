@@ -16,8 +16,8 @@
 //!
 //! | | Q8_0 | Q4_0 | Q4_K | Q6_K |
 //! |---|---|---|---|---|
-//! | here: `smull`, `smlal2`, `sadalp` for 16 weights and a plane | 0.84: 21 (22) | 0.78: 23 (13) | 0.79: 22 (13) | 1.00: 18 (14) |
-//! | `sdot` for them | 0.43: 41 (44) | 0.49: 36 (20) | 0.52: 34 (19) | 0.79: 22 (18) |
+//! | here: `smull`, `smlal2`, `sadalp` for 16 weights and a plane | 0.84: 21 (22) | 0.77: 23 (13) | 0.78: 23 (13) | 1.05: 17 (14) |
+//! | `sdot` for them | 0.43: 41 (44) | 0.50: 35 (20) | 0.53: 33 (19) | 0.81: 22 (18) |
 //!
 //! Instructions executed per product by 1, 2 and 4 activation rows, ends of rows of 1024 included:
 //!
