@@ -184,7 +184,8 @@ def few_rows(root):
                 once, twice = (executed(test, level, f"{kernel} {dtype} {rows} {values} {m} {n}") for n in (1, 2))
                 each[m] = (twice - once) / (rows * values * m)
             print(f"{level:12} {kernel:6} {dtype}", *(f"{m:4}: {n:.3f}" for m, n in each.items()), flush=True)
-            if kernel == "few" and max(each.values()) > each[1]:
+            # What else the process does differs by as much.
+            if kernel == "few" and max(each.values()) > 1.02 * each[1]:
                 failures.append(f"{level} {dtype}: a few activation rows take more than one")
     return failures
 
