@@ -8,13 +8,16 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 export RUVLLM_EMULATED=1
 
-# CPU, the best level it has
+# CPU, the best level it has, more tests
 check() {
-    printf '\n-- %s, %s (%s s)\n' "$1" "$2" "$SECONDS"
-    QEMU_CPU=$1 RUVLLM_ARCH=$2 cargo test --locked --release --no-default-features --features chat \
+    local cpu=$1 level=$2
+    shift 2
+    printf '\n-- %s, %s (%s s)\n' "$cpu" "$level" "$SECONDS"
+    QEMU_CPU=$cpu RUVLLM_ARCH=$level cargo test --locked --release --no-default-features --features chat \
         --target aarch64-unknown-linux-gnu --test kernels_matvec --test kernels_gemm --test kernels_elementwise \
-        --test conformance_logits --test conformance_tokenizer --test conformance_gguf --test tokenizer --test gguf --test demo
+        --test kernels_backward --test conformance_logits --test conformance_tokenizer --test conformance_gguf \
+        --test tokenizer --test gguf --test demo "$@"
 }
 
-check max neon_i8mm
+check max neon_i8mm --test gradient
 check cortex-a72 neon

@@ -4,6 +4,9 @@
 //! A gradient `g` is compared with the truth `t` along random directions `r` of independent normal
 //! values: `E[(r·(t − g))²] = |t − g|²`.
 
+mod common;
+
+use common::emulated;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions, cross_entropy};
 use ruvllm::gguf::Writer;
@@ -592,12 +595,17 @@ fn family(arch: &str) -> impl Iterator<Item = &'static Family> {
 
 /// Every level for one layer of each kind, and more layers on the best.
 fn check_family(arch: &str) {
-    for family in family(arch) {
+    if emulated() && !["llama", "phi2", "gemma3"].contains(&arch) {
+        return;
+    }
+    for family in family(arch).take(if emulated() { 1 } else { usize::MAX }) {
         for level in Arch::available() {
             let model = family.model(2).with_arch(level);
             check(&format!("{} {}", family.arch, level.name()), &model, 0, 2);
         }
-        check(&format!("{} after a context", family.arch), &family.model(2), 4, 3);
+        if !emulated() {
+            check(&format!("{} after a context", family.arch), &family.model(2), 4, 3);
+        }
     }
 }
 
@@ -621,7 +629,7 @@ fn every_family_is_checked() {
 /// Gradients of some sites are those of all, to the bit: what is not differentiated changes nothing.
 #[test]
 fn gradients_of_some_sites_are_those_of_all() {
-    for family in FAMILIES {
+    for family in FAMILIES.iter().take(if emulated() { 2 } else { usize::MAX }) {
         let model = family.model(3);
         let adapter = Arc::new(adapter(&model, 2, |_| true));
         let weights = [1.0; TOKENS.len()];
@@ -649,7 +657,7 @@ fn gradients_of_some_sites_are_those_of_all() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for family in FAMILIES {
+    for family in FAMILIES.iter().take(if emulated() { 2 } else { usize::MAX }) {
         let model = family.model(2);
         let adapter = Arc::new(adapter(&model, 2, |_| true));
         let [one, two, three] = [1, 2, 3].map(|n| gradient(&model, &adapter, 2, &[1.0; 11], n, |_| true));

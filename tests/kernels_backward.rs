@@ -2,6 +2,9 @@
 //!
 //! Error bounds count roundings, as in `kernels_elementwise.rs`: `U = 2⁻²⁴` each, to first order.
 
+mod common;
+
+use common::emulated;
 use proptest::prelude::*;
 use ruvllm::arch::{Arch, AttnBackward, AttnParams};
 
@@ -42,7 +45,7 @@ fn length() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(if emulated() { 15 } else { 150 }))]
 
     #[test]
     fn norms(n in length(), seed: u64, offset in -5f32..5.0, log_eps in -6i32..-2, shift in 0usize..4) {
@@ -235,7 +238,7 @@ fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth:
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(if emulated() { 6 } else { 60 }))]
 
     #[test]
     fn attention_of_causal_groups(

@@ -112,6 +112,12 @@ pub(super) unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mu
 #[repr(C, align(64))]
 pub(super) struct Aligned<T>(pub(super) T);
 
+/// Where in a panel word `word` of row `r` is: row-major, `INTERLEAVED` rows at a time.
+pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> usize {
+    let i = P::INTERLEAVED;
+    r / i * i * panel_stride + word * i + r % i
+}
+
 /// What [`Gemm::kernel`] promises.
 ///
 /// # Safety
@@ -129,13 +135,9 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
     const { assert!(P::BLOCK % BLOCK == 0) };
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
-    // Row-major, `INTERLEAVED` rows at a time.
     let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
     let panel = panel.as_mut_ptr().cast::<u32>();
-    let at = |r: usize, word: usize| {
-        let i = P::INTERLEAVED;
-        panel.wrapping_add(r / i * i * panel_stride + word * i + r % i)
-    };
+    let at = |r: usize, word: usize| panel.wrapping_add(place::<P>(panel_stride, r, word));
     // `[register of activations][weight row][lane]`
     let mut sums = MaybeUninit::<Aligned<[f32; TILE * SUMS]>>::uninit();
     let sums = sums.as_mut_ptr().cast::<f32>();

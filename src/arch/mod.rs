@@ -30,7 +30,7 @@ mod neon_dotprod;
 #[cfg(target_arch = "aarch64")]
 mod neon_i8mm;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod transposed;
 mod view;
 

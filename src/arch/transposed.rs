@@ -2,7 +2,7 @@
 //! panels of weight *columns*. Some rows are expanded to `f32`, then turned to panel rows in the words
 //! of the level's register tile.
 
-use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len};
+use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len, place};
 use super::{ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::mem::MaybeUninit;
@@ -26,7 +26,7 @@ pub(super) trait Turn: Panels {
     ///
     /// # Safety
     /// The CPU must have the level's features. Rows of `values` lie [`EXPANDED`] apart, those of `panel`
-    /// `panel_words(`[`BLOCK`]`)`.
+    /// `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
     unsafe fn turn(values: *const f32, panel: *mut u32);
 }
 
@@ -85,8 +85,9 @@ unsafe fn transposed_kernel<P: Turn>(
                         unsafe { row.write_bytes(0, EXPANDED) };
                     }
                 }
-                for c in (0..n_cols).step_by(P::LANES) {
-                    let panel = panel.wrapping_add(c * panel_stride + P::panel_words(k1));
+                // Register tiles are multiplied whole; what comes of columns that are not there is not stored.
+                for c in (0..n_cols.next_multiple_of(P::rows(1))).step_by(P::LANES) {
+                    let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
                     // SAFETY: so many columns are in the rows, and panel rows have room for the words.
                     unsafe { P::turn(values.wrapping_add(first - start + c), panel) };
                 }
@@ -101,7 +102,7 @@ unsafe fn transposed_kernel<P: Turn>(
                         let y = &y[..P::words(depth) * vecs * P::LANES];
                         for (i, c) in (0..(n_cols - c0).min(TILE)).step_by(P::rows(vecs)).enumerate() {
                             let ahead = y.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = panel.wrapping_add((c0 + c) * panel_stride + P::panel_words(k1));
+                            let w = panel.wrapping_add(place::<P>(panel_stride, c0 + c, P::panel_words(k1)));
                             let sums = sums.wrapping_add((v * TILE + c) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
                             unsafe { P::tile(vecs, w, y.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };

@@ -1,4 +1,9 @@
 //! Four lanes of `f32`, and what is not float arithmetic.
+//!
+//! Instructions per value: `dot` 0.63 and the sum of squares of a norm 0.5, in eight sums that do not wait for
+//! each other; sums and conversions 2, which only caches bound; exponentials of softmax 9, SiLU and GELU with
+//! their gate 12 and 13: 17.6 billion instructions per second on four pipes at 4.4 GHz are 1.4 billion
+//! activations.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::f16;

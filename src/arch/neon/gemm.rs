@@ -10,17 +10,34 @@ use super::elementwise::widen_f16;
 use super::matmul::load;
 use super::unpack::{Factors, Weights, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::{Element, Gemm};
+use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
+use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-/// The numbers are the activation rows from which on panels take fewer instructions than `matmul.rs`.
+/// The numbers are about the activation rows from which on panels take fewer instructions than `matmul.rs`.
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
         DType::F32 => const { table::<F32>(14) },
         DType::F16 | DType::BF16 => const { table::<F32>(24) },
+        DType::Q4_K | DType::Q5_K => const { table::<F32>(30) },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<F32>(18) },
+        DType::Q4_0
+        | DType::Q4_1
+        | DType::Q5_0
+        | DType::Q5_1
+        | DType::Q8_0
+        | DType::IQ4_NL
+        | DType::IQ4_XS
+        | DType::MXFP4
+        | DType::TQ2_0 => const { table::<F32>(9) },
         _ => const { table::<F32>(6) },
     }
+}
+
+/// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
+pub(super) fn transposed_for(_dtype: DType, _n_out: usize) -> Transposed {
+    const { transposed::<F32>() }
 }
 
 /// Words of a register.
@@ -53,7 +70,7 @@ impl Panels for F32 {
 
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, out.cast()) }
+        unsafe { unpack::<ROWS>(dtype, blocks, out.cast()) }
     }
 
     unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, _: *const u32) {
@@ -69,6 +86,27 @@ impl Panels for F32 {
     unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
         // SAFETY: the caller's promise.
         unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+impl Turn for F32 {
+    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack::<1>(dtype, blocks, out) }
+    }
+
+    unsafe fn turn(values: *const f32, panel: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { turn(values, panel.cast()) }
+    }
+}
+
+/// Columns of [`TURN`] rows as rows, which lie interleaved: nothing is turned.
+#[target_feature(enable = "neon")]
+unsafe fn turn(values: *const f32, panel: *mut f32) {
+    for r in 0..TURN {
+        // SAFETY: a register of a row, and of the panel's word `r`.
+        unsafe { vst1q_f32(panel.wrapping_add(r * ROWS), vld1q_f32(values.wrapping_add(r * EXPANDED))) };
     }
 }
 
@@ -168,12 +206,12 @@ fn transpose([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     [vzip1q_f32(ac, bd), vzip2q_f32(ac, bd), vzip1q_f32(ac2, bd2), vzip2q_f32(ac2, bd2)]
 }
 
-/// Expands a row's blocks, to every eighth word.
+/// Expands a row's blocks, to every `STRIDE`th word.
 #[target_feature(enable = "neon")]
-fn unpack(dtype: DType, bytes: &[u8], out: *mut f32) {
+fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32) {
     macro_rules! blocks {
         ($block:ident, $n:literal) => {
-            blocks::<$block, $n>(bytes, out)
+            blocks::<$block, $n, STRIDE>(bytes, out)
         };
     }
     match dtype {
@@ -182,10 +220,11 @@ fn unpack(dtype: DType, bytes: &[u8], out: *mut f32) {
             for (i, x) in whole.iter().enumerate() {
                 // SAFETY: the panel has room for the values that are unpacked.
                 unsafe {
-                    spread(load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<_, [u32; 4]>(*x))), out, 4 * i)
-                };
+                    let x = load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<_, [u32; 4]>(*x)));
+                    spread::<STRIDE>(x, out, 4 * i);
+                }
             }
-            dequantized(dtype, rest, out, 4 * whole.len());
+            dequantized::<STRIDE>(dtype, rest, out, 4 * whole.len());
         }
         DType::F16 | DType::BF16 => {
             let (whole, rest) = bytes.as_chunks::<8>();
@@ -193,18 +232,18 @@ fn unpack(dtype: DType, bytes: &[u8], out: *mut f32) {
                 let x = vcreate_u16(u64::from_le_bytes(*x));
                 let x = if dtype == DType::F16 { widen_f16(x) } else { vreinterpretq_f32_u32(vshll_n_u16::<16>(x)) };
                 // SAFETY: as above.
-                unsafe { spread(x, out, 4 * i) };
+                unsafe { spread::<STRIDE>(x, out, 4 * i) };
             }
-            dequantized(dtype, rest, out, 4 * whole.len());
+            dequantized::<STRIDE>(dtype, rest, out, 4 * whole.len());
         }
-        _ => with_weights!(dtype, blocks, dequantized(dtype, bytes, out, 0)),
+        _ => with_weights!(dtype, blocks, dequantized::<STRIDE>(dtype, bytes, out, 0)),
     }
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
-fn blocks<B: Weights<N>, const N: usize>(bytes: &[u8], out: *mut f32) {
+fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], out: *mut f32) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);
     let groups = bytes.len() * 8 / N;
     let mut blocks = [B::zeroed(); N];
@@ -219,7 +258,7 @@ fn blocks<B: Weights<N>, const N: usize>(bytes: &[u8], out: *mut f32) {
             for e in 0..4 {
                 let value = vfmaq_n_f32(vdupq_n_f32(offset[2 * b + h]), q[e], scale[2 * b + h]);
                 // SAFETY: the panel has room for the blocks that are unpacked.
-                unsafe { spread(value, out, 32 * b + 16 * h + 4 * e) };
+                unsafe { spread::<STRIDE>(value, out, 32 * b + 16 * h + 4 * e) };
             }
         }
     }
@@ -236,30 +275,35 @@ pub(in crate::arch) fn factors<B: Weights<N>, const N: usize>([a, b, c, d]: [flo
     })
 }
 
-/// Writes values `i..i + 4` of a panel's row.
+/// Writes values `i..i + 4` of a row, to every `STRIDE`th word.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn spread(x: float32x4_t, out: *mut f32, i: usize) {
-    let out = out.wrapping_add(i * ROWS);
+unsafe fn spread<const STRIDE: usize>(x: float32x4_t, out: *mut f32, i: usize) {
+    let out = out.wrapping_add(i * STRIDE);
+    if STRIDE == 1 {
+        // SAFETY: the caller's promise.
+        unsafe { vst1q_f32(out, x) };
+        return;
+    }
     // SAFETY: the caller's promise, here and below.
     unsafe { vst1q_lane_f32::<0>(out, x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<1>(out.wrapping_add(ROWS), x) };
+    unsafe { vst1q_lane_f32::<1>(out.wrapping_add(STRIDE), x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<2>(out.wrapping_add(2 * ROWS), x) };
+    unsafe { vst1q_lane_f32::<2>(out.wrapping_add(2 * STRIDE), x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<3>(out.wrapping_add(3 * ROWS), x) };
+    unsafe { vst1q_lane_f32::<3>(out.wrapping_add(3 * STRIDE), x) };
 }
 
 /// Any format, slowly; from value `start` on.
-fn dequantized(dtype: DType, bytes: &[u8], out: *mut f32, start: usize) {
+fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32, start: usize) {
     let format = dtype.float_format();
     let mut values = [0.0; BLOCK];
     let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
     (format.dequantize)(bytes, values);
     for (i, value) in values.iter().enumerate() {
         // SAFETY: the panel has room for the values that are unpacked.
-        unsafe { out.wrapping_add((start + i) * ROWS).write(*value) };
+        unsafe { out.wrapping_add((start + i) * STRIDE).write(*value) };
     }
 }
 
@@ -267,4 +311,67 @@ fn dequantized(dtype: DType, bytes: &[u8], out: *mut f32, start: usize) {
 pub(in crate::arch) fn array(x: float32x4_t) -> [f32; 4] {
     // SAFETY: the same values.
     unsafe { std::mem::transmute(x) }
+}
+
+/// Words with the integers of a record.
+pub(in crate::arch) const fn int_words(planes: usize) -> usize {
+    8 * planes
+}
+
+/// Words of a record.
+pub(in crate::arch) const fn record(planes: usize) -> usize {
+    int_words(planes) + 4
+}
+
+/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes in front,
+/// `|q| ≤ 2¹⁴`, and `d` is a power of two, so that products with it are exact.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record(2)] {
+    let mut largest = vdupq_n_u32(0);
+    let x: &[[f32; 4]; 8] = bytemuck::cast_ref(x);
+    for x in x {
+        largest = vmaxq_u32(largest, vreinterpretq_u32_f32(vabsq_f32(load(x))));
+    }
+    // Bits of positive numbers are in the order of the numbers, NaN last.
+    let largest = vmaxvq_u32(largest);
+    let exponent = largest >> 23;
+    // Activations below 2⁻¹⁰⁰ count as 0.
+    let (d, inverse) = match exponent {
+        0..27 => (0.0, 0.0),
+        255.. => (f32::NAN, 0.0),
+        _ if PLANES == 1 => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
+        _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
+    };
+    let mut words = [vdupq_n_s16(0); 4];
+    let mut sums = [0; 2];
+    for (h, x) in x.as_chunks::<4>().0.iter().enumerate() {
+        let mut q = [vdupq_n_s32(0); 4];
+        for (q, x) in q.iter_mut().zip(x) {
+            // NaN, which infinity times 0 is, becomes 0.
+            *q = vcvtnq_s32_f32(vmulq_n_f32(load(x), inverse));
+        }
+        words[2 * h] = vmovn_high_s32(vmovn_s32(q[0]), q[1]);
+        words[2 * h + 1] = vmovn_high_s32(vmovn_s32(q[2]), q[3]);
+        sums[h] = vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
+    }
+    let mut record = [0; record(2)];
+    let (planes, _) = record.as_chunks_mut::<4>();
+    for h in 0..2 {
+        let [a, b] = [words[2 * h], words[2 * h + 1]];
+        store_bytes(&mut planes[2 * (PLANES - 1) + h], vmovn_high_s16(vmovn_s16(a), b));
+        if PLANES == 2 {
+            store_bytes(&mut planes[h], vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(a), b));
+        }
+    }
+    let factors = [d, d * sums[0] as f32, d * sums[1] as f32, d * (sums[0] + sums[1]) as f32];
+    record[int_words(PLANES)..][..4].copy_from_slice(&factors.map(f32::to_bits));
+    record
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn store_bytes(to: &mut [u32; 4], x: int8x16_t) {
+    // SAFETY: 16 writable bytes.
+    unsafe { vst1q_s8(to.as_mut_ptr().cast(), x) }
 }

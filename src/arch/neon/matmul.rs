@@ -6,7 +6,9 @@
 //! ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to them,
 //! so that a product costs twice the multiplications of 8-bit activations, and all else once.
 //!
-//! Two weight rows at a time share the loads of an activation row where registers allow.
+//! Two weight rows at a time share the loads of an activation row where registers allow. Up to four
+//! activation rows share the unpacking of the weights; K-quants then have 8-bit ones ([`BlockQ8`]), as in
+//! the panels of integers and in x86's strips.
 //!
 //! Instructions per weight, all counted (`tests/neon_instructions.py`), and the billions of weights
 //! per second that four 128-bit pipes at 4.4 GHz (a core of Apple's M4) multiply at most if each of
@@ -14,29 +16,57 @@
 //!
 //! | | Q8_0 | Q4_0 | Q4_K | Q6_K |
 //! |---|---|---|---|---|
-//! | here: `smull`, `smlal2`, `sadalp` for 16 weights and a plane | 0.84: 21 (22) | 0.78: 23 (13) | 0.79: 22 (13) | 1.00: 18 (14) |
-//! | `sdot` for them | 0.43: 41 (44) | 0.49: 36 (20) | 0.52: 34 (19) | 0.79: 22 (18) |
-
+//! | here: `smull`, `smlal2`, `sadalp` for 16 weights and a plane | 0.84: 21 (22) | 0.77: 23 (13) | 0.78: 23 (13) | 1.05: 17 (14) |
+//! | `sdot` for them | 0.43: 41 (44) | 0.50: 35 (20) | 0.53: 33 (19) | 0.81: 22 (18) |
+//!
+//! Instructions executed per product by 1, 2 and 4 activation rows, ends of rows of 1024 included:
+//!
+//! | | Q8_0 | Q4_0 | Q4_K | Q6_K |
+//! |---|---|---|---|---|
+//! | here | 0.90, 0.81, 0.80 | 0.83, 0.79, 0.82 | 0.83, 0.47, 0.45 | 1.11, 0.65, 0.57 |
+//! | `sdot` | 0.50, 0.41, 0.43 | 0.56, 0.45, 0.47 | 0.57, 0.35, 0.31 | 0.88, 0.61, 0.51 |
+//!
+//! A weight row per lane (`lanes/strip.rs`) was tried in their place: with registers of four lanes it takes
+//! as many instructions (by `sdot` 0.56 and 0.41, 0.58 and 0.41, 0.36 and 0.31, 0.61 and 0.54 for two and four
+//! rows), since a transposition serves four weight rows only; and from three or six rows on the panels take
+//! fewer than either.
 use super::elementwise::{widen_f16, widen_high_f16};
+use super::gemm::{int_words, round};
 use super::unpack::{Factors, Weights, with_weights};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockQ8, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-pub(in crate::arch) fn matvec_for(dtype: DType) -> Matvec {
+pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
-    macro_rules! q16 {
-        ($block:ident, $n:literal) => {
-            Matvec { form: ActForm::Q16, kernel: matvec_q16::<$block, $n> }
-        };
-    }
     match dtype {
         DType::F32 => f32(matvec_float::<F32, 64>),
         DType::F16 => f32(matvec_float::<F16, 32>),
         DType::BF16 => f32(matvec_float::<Bf16, 32>),
-        _ => with_weights!(dtype, q16, f32(matvec_any)),
+        _ => matvec_ints!(dtype, m, f32(matvec_any)),
     }
 }
+
+/// The product of a level for a block format, from its `matvec_q16` and `matvec_q8`, or `$other`.
+macro_rules! matvec_ints {
+    ($dtype:expr, $m:expr, $other:expr) => {{
+        macro_rules! q16 {
+            ($block:ident, $n:literal) => {
+                Matvec { form: ActForm::Q16, kernel: matvec_q16::<$block, $n> }
+            };
+        }
+        let q8 = |kernel: MatvecFn| Matvec { form: ActForm::Q8, kernel };
+        match $dtype {
+            DType::Q2_K if $m > 1 => q8(matvec_q8::<BlockQ2K, 1>),
+            DType::Q3_K if $m > 1 => q8(matvec_q8::<BlockQ3K, 1>),
+            DType::Q4_K if $m > 1 => q8(matvec_q8::<BlockQ4K, 1>),
+            DType::Q5_K if $m > 1 => q8(matvec_q8::<BlockQ5K, 1>),
+            DType::Q6_K if $m > 1 => q8(matvec_q8::<BlockQ6K, 1>),
+            _ => with_weights!($dtype, q16, $other),
+        }
+    }};
+}
+pub(in crate::arch) use matvec_ints;
 
 /// How a level multiplies signed bytes.
 pub(in crate::arch) trait Dot {
@@ -70,8 +100,134 @@ impl Dot for Smull {
 
 #[target_feature(enable = "neon")]
 fn matvec_q16<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
     // SAFETY: this function has the features.
-    unsafe { matvec::<Smull, B, N>(y, w, x) }
+    unsafe { matvec::<Smull, BlockQ16, B, N>(y, w, x, n) }
+}
+
+#[target_feature(enable = "neon")]
+fn matvec_q8<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::Q8 { x, n } = *x else { unreachable!("the form this level asks for") };
+    // SAFETY: this function has the features.
+    unsafe { matvec::<Smull, BlockQ8, B, N>(y, w, x, n) }
+}
+
+/// 256 rounded activations.
+pub(in crate::arch) trait Rounded {
+    /// 32 of their integers.
+    type Integers: Copy;
+
+    /// The scales, and what an offset of the weights is multiplied by; of each 32 values in the first two
+    /// registers, or of each 16.
+    ///
+    /// # Safety
+    /// The CPU must have NEON.
+    unsafe fn factors(&self, per_16: bool) -> [[float32x4_t; 4]; 2];
+
+    /// Those of group `b`.
+    ///
+    /// # Safety
+    /// The CPU must have NEON.
+    unsafe fn integers(&self, b: usize) -> Self::Integers;
+
+    /// The sums of the products of `w` with 32 integers; with only 16 of both if `only` says which.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn dot<D: Dot, const WHOLE_BYTES: bool>(
+        w: [int8x16_t; 2],
+        x: Self::Integers,
+        only: Option<usize>,
+    ) -> int32x4_t;
+}
+
+impl Rounded for BlockQ16 {
+    /// The high bytes, then the low ones.
+    type Integers = [[int8x16_t; 2]; 2];
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self, per_16: bool) -> [[float32x4_t; 4]; 2] {
+        if per_16 { [sixteen(&self.d), sixteen(&self.s)] } else { [firsts(&self.d), pair_sums(&self.s)] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn integers(&self, b: usize) -> Self::Integers {
+        let (high, low): (&[[i8; 32]; 8], &[[i8; 32]; 8]) =
+            (bytemuck::cast_ref(&self.high), bytemuck::cast_ref(&self.low));
+        [two(&high[b]), two(&low[b])]
+    }
+
+    #[inline(always)]
+    unsafe fn dot<D: Dot, const WHOLE_BYTES: bool>(
+        w: [int8x16_t; 2],
+        [high, low]: Self::Integers,
+        only: Option<usize>,
+    ) -> int32x4_t {
+        // SAFETY: the caller's promise. Up to eight products of 2⁷ and 2¹⁵ in a lane.
+        unsafe {
+            let high = vshlq_n_s32::<8>(dot::<D, WHOLE_BYTES>(vdupq_n_s32(0), w, high, only));
+            dot::<D, WHOLE_BYTES>(high, w, low, only)
+        }
+    }
+}
+
+impl Rounded for BlockQ8 {
+    type Integers = [int8x16_t; 2];
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self, per_16: bool) -> [[float32x4_t; 4]; 2] {
+        let ([a, b], [s, t]): (&[[f32; 4]; 2], &[[f32; 4]; 2]) =
+            (bytemuck::cast_ref(&self.d), bytemuck::cast_ref(&self.s));
+        let (a, b, s, t) = (load(a), load(b), load(s), load(t));
+        if per_16 {
+            [[vzip1q_f32(a, a), vzip2q_f32(a, a), vzip1q_f32(b, b), vzip2q_f32(b, b)], sixteen(&self.s16)]
+        } else {
+            [[a, b, a, b], [s, t, s, t]]
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn integers(&self, b: usize) -> Self::Integers {
+        two(&self.q[b])
+    }
+
+    #[inline(always)]
+    unsafe fn dot<D: Dot, const WHOLE_BYTES: bool>(
+        w: [int8x16_t; 2],
+        x: Self::Integers,
+        only: Option<usize>,
+    ) -> int32x4_t {
+        // SAFETY: the caller's promise.
+        unsafe { dot::<D, WHOLE_BYTES>(vdupq_n_s32(0), w, x, only) }
+    }
+}
+
+/// Adds the products of 32 bytes, or of 16 of them.
+#[inline(always)]
+unsafe fn dot<D: Dot, const WHOLE_BYTES: bool>(
+    acc: int32x4_t,
+    w: [int8x16_t; 2],
+    x: [int8x16_t; 2],
+    only: Option<usize>,
+) -> int32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match only {
+            Some(h) => D::dot::<WHOLE_BYTES>(acc, w[h], x[h]),
+            None => D::dot::<WHOLE_BYTES>(D::dot::<WHOLE_BYTES>(acc, w[0], x[0]), w[1], x[1]),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn two(x: &[i8; 32]) -> [int8x16_t; 2] {
+    // SAFETY: 32 readable bytes; the loads ask for no alignment.
+    unsafe { [vld1q_s8(x.as_ptr()), vld1q_s8(x.as_ptr().add(16))] }
 }
 
 /// The product, to be inlined into a function that has the features of `D`.
@@ -79,128 +235,148 @@ fn matvec_q16<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w
 /// # Safety
 /// The CPU must have them.
 #[inline(always)]
-pub(in crate::arch) unsafe fn matvec<D: Dot, B: Weights<N>, const N: usize>(
+pub(in crate::arch) unsafe fn matvec<D: Dot, X: Rounded, B: Weights<N>, const N: usize>(
     y: &mut ColumnsMut<'_>,
     w: &[u8],
-    x: &Acts<'_>,
+    x: &[X],
+    n: usize,
 ) {
-    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
-    // The sixteen factors of two rows would not leave registers enough.
-    let rows = if B::FACTORS_PER_16 { 1 } else { 2 };
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / 256);
+    let groups = n.div_ceil(256);
+    // The factors of more would not leave registers enough.
+    let rows = if B::FACTORS_PER_16 || y.rows() >= 4 { 1 } else { 2 };
     for (t, w) in w.chunks(rows * blocks).enumerate() {
-        for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
-            let y = &mut y.row(i)[t * rows..];
-            if w.len() == 2 * blocks {
-                // SAFETY: the caller's promise.
-                y[..2].copy_from_slice(&unsafe { dots::<D, B, N, 2>(w, x) });
-            } else {
-                // SAFETY: as above.
-                y[..1].copy_from_slice(&unsafe { dots::<D, B, N, 1>(w, x) });
+        let mut i = 0;
+        while let rest @ 1.. = y.rows() - i {
+            let m = [1, 2, 2, 4][rest.min(4) - 1];
+            let (r, x) = (t * rows, &x[i * groups..][..m * groups]);
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (w.len() == 2 * blocks, m) {
+                    (true, 2) => tile::<D, X, B, N, 2, 2>(y, r, w, i, x),
+                    (true, _) => tile::<D, X, B, N, 2, 1>(y, r, w, i, x),
+                    (false, 4) => tile::<D, X, B, N, 1, 4>(y, r, w, i, x),
+                    (false, 2) => tile::<D, X, B, N, 1, 2>(y, r, w, i, x),
+                    (false, _) => tile::<D, X, B, N, 1, 1>(y, r, w, i, x),
+                }
             }
+            i += m;
         }
     }
 }
 
-/// The products of `R` weight rows with one activation row.
+/// The products of `R` weight rows, the first of them row `r`, with `M` activation rows from `i` on.
 #[inline(always)]
-unsafe fn dots<D: Dot, B: Weights<N>, const N: usize, const R: usize>(w: &[B], x: &[BlockQ16]) -> [f32; R] {
+unsafe fn tile<D: Dot, X: Rounded, B: Weights<N>, const N: usize, const R: usize, const M: usize>(
+    y: &mut ColumnsMut<'_>,
+    r: usize,
+    w: &[B],
+    i: usize,
+    x: &[X],
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut totals = [vdupq_n_f32(0.0); R];
-        let blocks = w.len() / R;
+        let mut totals = [[vdupq_n_f32(0.0); M]; R];
+        let (blocks, groups) = (w.len() / R, x.len() / M);
         let (whole, rest) = (blocks / N, blocks % N);
-        for (g, x) in x[..whole].iter().enumerate() {
+        for g in 0..whole {
             // The blocks `g·N..` of each row.
             let rows = std::array::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
-            accumulate::<D, B, N, R>(&mut totals, rows, x);
+            accumulate::<D, X, B, N, R, M>(&mut totals, rows, std::array::from_fn(|i| &x[i * groups + g]));
         }
         if rest > 0 {
             let mut rows = [[B::zeroed(); N]; R];
             for r in 0..R {
                 rows[r][..rest].copy_from_slice(&w[r * blocks + whole * N..][..rest]);
             }
-            accumulate::<D, B, N, R>(&mut totals, rows.each_ref(), &x[whole]);
+            let x = std::array::from_fn(|i| &x[i * groups + whole]);
+            accumulate::<D, X, B, N, R, M>(&mut totals, rows.each_ref(), x);
         }
-        let mut sums = [0.0; R];
-        for r in 0..R {
-            sums[r] = vaddvq_f32(totals[r]);
+        for j in 0..M {
+            for k in 0..R {
+                y.row(i + j)[r + k] = vaddvq_f32(totals[k][j]);
+            }
         }
-        sums
     }
 }
 
-/// Adds the products of 256 weights of each row.
+/// Adds the products of 256 weights of each row with as many of each activation row.
 #[inline(always)]
-unsafe fn accumulate<D: Dot, B: Weights<N>, const N: usize, const R: usize>(
-    totals: &mut [float32x4_t; R],
+unsafe fn accumulate<D: Dot, X: Rounded, B: Weights<N>, const N: usize, const R: usize, const M: usize>(
+    totals: &mut [[float32x4_t; M]; R],
     w: [&[B; N]; R],
-    x: &BlockQ16,
+    x: [&X; M],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (d, s) = if B::FACTORS_PER_16 { (sixteen(&x.d), sixteen(&x.s)) } else { (firsts(&x.d), pair_sums(&x.s)) };
         let registers = if B::FACTORS_PER_16 { 4 } else { 2 };
-        let mut scales = [[vdupq_n_f32(0.0); 4]; R];
+        let mut scales = [[[vdupq_n_f32(0.0); 4]; M]; R];
         for r in 0..R {
             let Factors { scale, offset } = B::factors(w[r]);
-            for i in 0..registers {
-                scales[r][i] = vmulq_f32(scale[i], d[i]);
-                if B::OFFSETS {
-                    totals[r] = vfmaq_f32(totals[r], offset[i], s[i]);
+            for i in 0..M {
+                let [d, s] = x[i].factors(B::FACTORS_PER_16);
+                for j in 0..registers {
+                    scales[r][i][j] = vmulq_f32(scale[j], d[j]);
+                    if B::OFFSETS {
+                        totals[r][i] = vfmaq_f32(totals[r][i], offset[j], s[j]);
+                    }
                 }
             }
         }
         // Written out, since each takes other lanes of the scales.
-        group::<D, B, N, R>(totals, w, &scales, x, 0);
-        group::<D, B, N, R>(totals, w, &scales, x, 1);
-        group::<D, B, N, R>(totals, w, &scales, x, 2);
-        group::<D, B, N, R>(totals, w, &scales, x, 3);
-        group::<D, B, N, R>(totals, w, &scales, x, 4);
-        group::<D, B, N, R>(totals, w, &scales, x, 5);
-        group::<D, B, N, R>(totals, w, &scales, x, 6);
-        group::<D, B, N, R>(totals, w, &scales, x, 7);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 0);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 1);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 2);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 3);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 4);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 5);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 6);
+        group::<D, X, B, N, R, M>(totals, w, &scales, x, 7);
     }
 }
 
 /// Adds the products of group `b` of 32 weights of each row.
 #[inline(always)]
-unsafe fn group<D: Dot, B: Weights<N>, const N: usize, const R: usize>(
-    totals: &mut [float32x4_t; R],
+unsafe fn group<D: Dot, X: Rounded, B: Weights<N>, const N: usize, const R: usize, const M: usize>(
+    totals: &mut [[float32x4_t; M]; R],
     w: [&[B; N]; R],
-    scales: &[[float32x4_t; 4]; R],
-    x: &BlockQ16,
+    scales: &[[[float32x4_t; 4]; M]; R],
+    x: [&X; M],
     b: usize,
 ) {
-    // SAFETY: the caller's promise; the bytes read are those of group `b`.
+    // SAFETY: the caller's promise.
     unsafe {
-        let (high, low) = (x.high.as_ptr().add(32 * b), x.low.as_ptr().add(32 * b));
-        let (high, low) = ([vld1q_s8(high), vld1q_s8(high.add(16))], [vld1q_s8(low), vld1q_s8(low.add(16))]);
-        let zero = vdupq_n_s32(0);
+        let mut bytes = [[vdupq_n_s8(0); 2]; R];
         for r in 0..R {
-            let w = B::bytes(w[r], b);
-            // Up to eight products of 2⁷ and 2¹⁵ in a lane.
-            if B::FACTORS_PER_16 {
-                for h in 0..2 {
-                    let sum = vshlq_n_s32::<8>(dot::<D, B, N>(zero, w[h], high[h]));
-                    let sum = dot::<D, B, N>(sum, w[h], low[h]);
-                    totals[r] = add_scaled(totals[r], sum, scales[r][b / 2], 2 * (b % 2) + h);
+            bytes[r] = B::bytes(w[r], b);
+        }
+        for i in 0..M {
+            let x = x[i].integers(b);
+            for r in 0..R {
+                let (w, scales) = (bytes[r], &scales[r][i]);
+                if B::FACTORS_PER_16 {
+                    for h in 0..2 {
+                        let sum = dot_32::<D, X, B, N>(w, x, Some(h));
+                        totals[r][i] = add_scaled(totals[r][i], sum, scales[b / 2], 2 * (b % 2) + h);
+                    }
+                } else {
+                    let sum = dot_32::<D, X, B, N>(w, x, None);
+                    totals[r][i] = add_scaled(totals[r][i], sum, scales[b / 4], b % 4);
                 }
-            } else {
-                let sum = dot::<D, B, N>(dot::<D, B, N>(zero, w[0], high[0]), w[1], high[1]);
-                let sum = vshlq_n_s32::<8>(sum);
-                let sum = dot::<D, B, N>(dot::<D, B, N>(sum, w[0], low[0]), w[1], low[1]);
-                totals[r] = add_scaled(totals[r], sum, scales[r][b / 4], b % 4);
             }
         }
     }
 }
 
-/// See [`Dot::dot`].
+/// See [`Rounded::dot`].
 #[inline(always)]
-unsafe fn dot<D: Dot, B: Weights<N>, const N: usize>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+unsafe fn dot_32<D: Dot, X: Rounded, B: Weights<N>, const N: usize>(
+    w: [int8x16_t; 2],
+    x: X::Integers,
+    only: Option<usize>,
+) -> int32x4_t {
     // SAFETY: the caller's promise.
-    unsafe { if B::WHOLE_BYTES { D::dot::<true>(acc, w, x) } else { D::dot::<false>(acc, w, x) } }
+    unsafe { if B::WHOLE_BYTES { X::dot::<D, true>(w, x, only) } else { X::dot::<D, false>(w, x, only) } }
 }
 
 /// `total + sum·scale[lane]`.
@@ -455,6 +631,32 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
             block.d[i] = d;
             block.s[i] = d * sum as f32;
         }
+    }
+}
+
+/// As [`quantize_q16`], in 8 bits.
+#[target_feature(enable = "neon")]
+pub(super) fn quantize_q8(x: &[f32], blocks: &mut [BlockQ8]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ8::VALUES)) {
+        match x.first_chunk() {
+            Some(x) => quantize_q8_256(x, block),
+            None => quantize_q8_256(&padded(x), block),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn quantize_q8_256(x: &[f32; 256], block: &mut BlockQ8) {
+    let x: &[[f32; 32]; 8] = bytemuck::cast_ref(x);
+    for (b, x) in x.iter().enumerate() {
+        let record = round::<1>(x);
+        let (integers, factors) = record.split_at(int_words(1));
+        block.q[b].copy_from_slice(bytemuck::cast_slice(integers));
+        let factors: &[f32] = bytemuck::cast_slice(factors);
+        block.d[b] = factors[0];
+        block.s16[2 * b..][..2].copy_from_slice(&factors[1..3]);
+        block.s[b] = factors[3];
     }
 }
 

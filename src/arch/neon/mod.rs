@@ -8,14 +8,16 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::{Kernels, scalar};
+use super::Kernels;
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
     supported: || std::arch::is_aarch64_feature_detected!("neon"),
-    matvec: |dtype, _| matmul::matvec_for(dtype),
+    matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    quantize_q8: matmul::quantize_q8,
     gemm: gemm::gemm_for,
+    transposed: gemm::transposed_for,
     peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,
@@ -41,6 +43,4 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    // Transposed products are the compiler's; no product here reads 8-bit activations.
-    ..scalar::KERNELS
 };

@@ -22,13 +22,13 @@
 //! The `f32` panels take 0.30, at most 58.
 
 use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::neon::gemm::{self, LANES, factors};
+use crate::arch::neon::gemm::{self, LANES, factors, int_words, record, round};
 use crate::arch::neon::unpack::{Factors, Weights, with_weights};
 use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-/// The numbers are the activation rows from which on panels take fewer instructions than `matmul.rs`.
+/// The numbers are about the activation rows from which on panels take fewer instructions than `matmul.rs`.
 macro_rules! int_gemm_for {
     ($ints:ident) => {
         pub(super) fn gemm_for(dtype: DType) -> Gemm {
@@ -38,8 +38,8 @@ macro_rules! int_gemm_for {
                 };
             }
             match dtype {
-                DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>(5) },
-                DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>(5) },
+                DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>(6) },
+                DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>(3) },
                 _ => with_weights!(dtype, two_planes, gemm::gemm_for(dtype)),
             }
         }
@@ -120,16 +120,6 @@ fn sdot_word<const J: usize>(acc: int32x4_t, x: int8x16_t, w: int8x16_t) -> int3
         std::arch::asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[{3}]", inout(vreg) acc, in(vreg) x, in(vreg) w, const J, options(pure, nomem, nostack, preserves_flags));
     }
     acc
-}
-
-/// Words with the integers of a record.
-const fn int_words(planes: usize) -> usize {
-    8 * planes
-}
-
-/// Words of a record.
-pub(in crate::arch) const fn record(planes: usize) -> usize {
-    int_words(planes) + 4
 }
 
 /// Words between rows of a panel.
@@ -364,52 +354,6 @@ pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k:
     }
 }
 
-/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes in front,
-/// `|q| ≤ 2¹⁴`, and `d` is a power of two, so that products with it are exact.
-#[inline]
-#[target_feature(enable = "neon")]
-fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record(2)] {
-    let mut largest = vdupq_n_u32(0);
-    let x: &[[f32; 4]; 8] = bytemuck::cast_ref(x);
-    for x in x {
-        largest = vmaxq_u32(largest, vreinterpretq_u32_f32(vabsq_f32(load(x))));
-    }
-    // Bits of positive numbers are in the order of the numbers, NaN last.
-    let largest = vmaxvq_u32(largest);
-    let exponent = largest >> 23;
-    // Activations below 2⁻¹⁰⁰ count as 0.
-    let (d, inverse) = match exponent {
-        0..27 => (0.0, 0.0),
-        255.. => (f32::NAN, 0.0),
-        _ if PLANES == 1 => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
-        _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
-    };
-    let mut words = [vdupq_n_s16(0); 4];
-    let mut sums = [0; 2];
-    for (h, x) in x.as_chunks::<4>().0.iter().enumerate() {
-        let mut q = [vdupq_n_s32(0); 4];
-        for (q, x) in q.iter_mut().zip(x) {
-            // NaN, which infinity times 0 is, becomes 0.
-            *q = vcvtnq_s32_f32(vmulq_n_f32(load(x), inverse));
-        }
-        words[2 * h] = vmovn_high_s32(vmovn_s32(q[0]), q[1]);
-        words[2 * h + 1] = vmovn_high_s32(vmovn_s32(q[2]), q[3]);
-        sums[h] = vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
-    }
-    let mut record = [0; record(2)];
-    let (planes, _) = record.as_chunks_mut::<4>();
-    for h in 0..2 {
-        let [a, b] = [words[2 * h], words[2 * h + 1]];
-        store(&mut planes[2 * (PLANES - 1) + h], vmovn_high_s16(vmovn_s16(a), b));
-        if PLANES == 2 {
-            store(&mut planes[h], vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(a), b));
-        }
-    }
-    let factors = [d, d * sums[0] as f32, d * sums[1] as f32, d * (sums[0] + sums[1]) as f32];
-    record[int_words(PLANES)..][..4].copy_from_slice(&factors.map(f32::to_bits));
-    record
-}
-
 /// Records of a weight row.
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn int_blocks<B: Weights<N>, const N: usize>(bytes: &[u8], out: *mut u32) {
@@ -431,18 +375,4 @@ pub(in crate::arch) fn int_blocks<B: Weights<N>, const N: usize>(bytes: &[u8], o
             out.wrapping_add(int_words(1)).cast::<[f32; 4]>().write_unaligned(factors);
         }
     }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn load(x: &[f32; 4]) -> float32x4_t {
-    // SAFETY: 16 readable bytes.
-    unsafe { vld1q_f32(x.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn store(to: &mut [u32; 4], x: int8x16_t) {
-    // SAFETY: 16 writable bytes.
-    unsafe { vst1q_s8(to.as_mut_ptr().cast(), x) }
 }

@@ -1,19 +1,14 @@
-//! Products of weights with few activation rows, by `sdot`. Instruction counts are given in
-//! [`matmul`].
+//! Products of weights with few activation rows, by `sdot`. Instruction counts and their bounds are given in
+//! [`crate::arch::neon::matmul`].
 
-use crate::arch::neon::matmul::{self, Dot, matvec};
+use crate::arch::neon::matmul::{Dot, matvec, matvec_ints};
 use crate::arch::neon::unpack::{Weights, with_weights};
-use crate::arch::{ActForm, Acts, ColumnsMut, Matvec};
+use crate::arch::{ActForm, Acts, BlockQ8, BlockQ16, ColumnsMut, Matvec, MatvecFn, neon};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    macro_rules! q16 {
-        ($block:ident, $n:literal) => {
-            Matvec { form: ActForm::Q16, kernel: matvec_q16::<$block, $n> }
-        };
-    }
-    with_weights!(dtype, q16, matmul::matvec_for(dtype))
+pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
+    matvec_ints!(dtype, m, (neon::KERNELS.matvec)(dtype, m))
 }
 
 /// One instruction for 16 products.
@@ -41,6 +36,14 @@ pub(super) fn sdot(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
 
 #[target_feature(enable = "neon,dotprod")]
 fn matvec_q16<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
     // SAFETY: this function has the features.
-    unsafe { matvec::<Sdot, B, N>(y, w, x) }
+    unsafe { matvec::<Sdot, BlockQ16, B, N>(y, w, x, n) }
+}
+
+#[target_feature(enable = "neon,dotprod")]
+fn matvec_q8<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::Q8 { x, n } = *x else { unreachable!("the form this level asks for") };
+    // SAFETY: this function has the features.
+    unsafe { matvec::<Sdot, BlockQ8, B, N>(y, w, x, n) }
 }

@@ -9,7 +9,7 @@ use super::{Kernels, neon};
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon_dotprod",
     supported,
-    matvec: |dtype, _| matmul::matvec_for(dtype),
+    matvec: matmul::matvec_for,
     gemm: gemm::gemm_for,
     peak: peak::peak,
     ..neon::KERNELS

@@ -2,11 +2,9 @@
 //! by two rows at a time. Instruction counts are given there.
 
 use crate::arch::gemm::{BLOCK, Panels, table};
-use crate::arch::neon::gemm::{self, LANES};
+use crate::arch::neon::gemm::{self, LANES, record};
 use crate::arch::neon::unpack::with_weights;
-use crate::arch::neon_dotprod::gemm::{
-    Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints, record,
-};
+use crate::arch::neon_dotprod::gemm::{Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints};
 use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::aarch64::*;

@@ -1,0 +1,45 @@
+//! Products whose executed instructions `tests/neon_instructions.py` counts.
+
+use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
+use ruvllm::quant::FORMATS;
+
+/// `RUVLLM_PRODUCT` says how: `few` or `panels`, a format, rows of weights, values of each, activation
+/// rows, and how often.
+#[test]
+#[ignore = "for tests/neon_instructions.py"]
+fn product() {
+    let args = std::env::var("RUVLLM_PRODUCT").expect("RUVLLM_PRODUCT says what to multiply");
+    let [kernel, format, sizes @ ..] = &args.split(' ').collect::<Vec<_>>()[..] else { panic!("{args}") };
+    let f = FORMATS.iter().find(|f| f.name == *format).expect("a format");
+    let [n, k, m, rounds] = [0, 1, 2, 3].map(|i| sizes[i].parse::<usize>().expect("a number"));
+    let (arch, dtype) = (Arch::detect().expect("RUVLLM_ARCH names a level"), f.dtype);
+    let (w, x) = (vec![0; n * k / f.block_elems * f.block_bytes], vec![1.0f32; m * k]);
+    let mut y = vec![0.0; m * n];
+    let mut y = ColumnsMut::new(&mut y, m, n);
+    if *kernel == "panels" {
+        let mut packed = vec![0u32; arch.packed_len(dtype, m, k) / 4];
+        let group = arch.pack_group(dtype);
+        let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, k));
+        for (x, packed) in x.chunks(group * k).zip(groups) {
+            arch.pack(dtype, x, x.len() / k, k, packed);
+        }
+        for _ in 0..rounds {
+            arch.gemm(dtype, &mut y, &w, bytemuck::cast_slice(&packed), k);
+        }
+        return;
+    }
+    let mut q8: Vec<BlockQ8> = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(k)];
+    let mut q16: Vec<BlockQ16> = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(k)];
+    for (i, x) in x.chunks(k).enumerate() {
+        arch.quantize_q8(x, &mut q8[i * BlockQ8::per_row(k)..][..BlockQ8::per_row(k)]);
+        arch.quantize_q16(x, &mut q16[i * BlockQ16::per_row(k)..][..BlockQ16::per_row(k)]);
+    }
+    let acts = match arch.act_form(dtype, m) {
+        ActForm::F32 => Acts::F32 { x: &x, n: k },
+        ActForm::Q16 => Acts::Q16 { x: &q16, n: k },
+        ActForm::Q8 => Acts::Q8 { x: &q8, n: k },
+    };
+    for _ in 0..rounds {
+        arch.matvec(dtype, &mut y, &w, &acts);
+    }
+}
