@@ -4,6 +4,7 @@
 mod emulate;
 mod gemm;
 mod tiles;
+mod unpack;
 
 use super::{Kernels, avx512};
 use std::sync::OnceLock;
@@ -15,7 +16,11 @@ pub(crate) const KERNELS: Kernels =
 /// is the process's, and a virtual machine traps `cpuid`.
 fn supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED.get_or_init(|| (avx512::KERNELS.supported)() && ((has_tiles() && permitted()) || emulated()))
+    *SUPPORTED.get_or_init(|| {
+        (avx512::KERNELS.supported)()
+            && is_x86_feature_detected!("avx512vbmi")
+            && ((has_tiles() && permitted()) || emulated())
+    })
 }
 
 fn has_tiles() -> bool {
