@@ -15,6 +15,8 @@ const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=768 << 10;
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the most that kernels take at a time.
 const TASK_ROWS: usize = 16;
+/// Rows per task of [`Arch::gemm`] are a multiple of this, the height of its panels.
+const PANEL_ROWS: usize = 32;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
@@ -181,7 +183,12 @@ fn gemm(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: 
         ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
     });
     let packed = &*packed;
-    run(ctx, products, scratch.low, |w| ctx.arch.gemm_tile(w.dtype), |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
+    let n_threads = ctx.crew.n_threads();
+    let tile = |w: &Weight| {
+        let share = w.n_out / (n_threads * TASKS_PER_THREAD);
+        share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype))
+    };
+    run(ctx, products, scratch.low, tile, |p, w, y| ctx.arch.gemm(p.dtype, y, w, packed, n));
 }
 
 /// Cuts the output rows of all products into tasks of `tile` rows, multiplies, adds biases and what

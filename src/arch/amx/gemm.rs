@@ -63,26 +63,30 @@ const STAYS: usize = 512 << 10;
 /// Words of a row of a panel.
 const PANEL: usize = DEPTH / 2;
 
+/// The numbers are the activation rows from which on panels should beat `strip.rs`: a panel costs what its
+/// unpacking does, in cycles per weight of Zen 4 (in brackets what the strips take for as many rows and one
+/// less): Q4_K 0.13 (0.25, 0.16), Q6_K 0.25 (0.37, 0.23), Q4_0 0.13 and Q8_0 0.15 (0.26, 0.15), F16 (0.42,
+/// 0.31), MXFP4 0.16 (0.28, 0.14).
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
         DType::F32 => avx512::gemm_for(dtype),
-        DType::F16 => const { on_tiles::<F16>(16) },
-        DType::BF16 => const { on_tiles::<Bf16>(16) },
-        DType::Q4_0 => const { on_tiles::<Halves<BlockQ4_0>>(8) },
-        DType::Q4_1 => const { on_tiles::<Halves<BlockQ4_1>>(8) },
-        DType::IQ4_NL => const { on_tiles::<Halves<BlockIq4Nl>>(8) },
-        DType::IQ4_XS => const { on_tiles::<Halves<BlockIq4Xs>>(8) },
-        DType::MXFP4 => const { on_tiles::<Halves<BlockMxfp4>>(8) },
-        DType::Q4_K => const { on_tiles::<BlockQ4K>(8) },
-        DType::Q5_K => const { on_tiles::<BlockQ5K>(8) },
-        DType::Q5_0 => const { on_tiles::<FiveBits<BlockQ5_0>>(8) },
-        DType::Q5_1 => const { on_tiles::<FiveBits<BlockQ5_1>>(8) },
-        DType::Q8_0 => const { on_tiles::<Widened<BlockQ8_0>>(8) },
-        DType::Q2_K => const { on_tiles::<Widened<BlockQ2K>>(8) },
-        DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>(8) },
-        DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>(8) },
-        DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>(8) },
-        _ => const { on_tiles::<Dequantized>(8) },
+        DType::F16 => const { on_tiles::<F16>(6) },
+        DType::BF16 => const { on_tiles::<Bf16>(4) },
+        DType::Q4_0 => const { on_tiles::<Halves<BlockQ4_0>>(5) },
+        DType::Q4_1 => const { on_tiles::<Halves<BlockQ4_1>>(5) },
+        DType::IQ4_NL => const { on_tiles::<Halves<BlockIq4Nl>>(5) },
+        DType::IQ4_XS => const { on_tiles::<Halves<BlockIq4Xs>>(5) },
+        DType::MXFP4 => const { on_tiles::<Halves<BlockMxfp4>>(2) },
+        DType::Q4_K => const { on_tiles::<BlockQ4K>(9) },
+        DType::Q5_K => const { on_tiles::<BlockQ5K>(9) },
+        DType::Q5_0 => const { on_tiles::<FiveBits<BlockQ5_0>>(5) },
+        DType::Q5_1 => const { on_tiles::<FiveBits<BlockQ5_1>>(5) },
+        DType::Q8_0 => const { on_tiles::<Widened<BlockQ8_0>>(5) },
+        DType::Q2_K => const { on_tiles::<Widened<BlockQ2K>>(9) },
+        DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>(9) },
+        DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>(9) },
+        DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>(2) },
+        _ => const { on_tiles::<Dequantized>(4) },
     }
 }
 

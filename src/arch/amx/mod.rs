@@ -1,5 +1,6 @@
 //! AMX tiles of bf16 on top of AVX-512: Sapphire Rapids and later.
 
+mod attention;
 #[cfg(all(feature = "emulate-amx", target_os = "linux"))]
 mod emulate;
 mod gemm;
@@ -9,8 +10,14 @@ mod unpack;
 use super::{Kernels, avx512};
 use std::sync::OnceLock;
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { name: "amx", supported, gemm: gemm::gemm_for, peak: gemm::peak, ..avx512::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "amx",
+    supported,
+    gemm: gemm::gemm_for,
+    peak: gemm::peak,
+    attention_f16: attention::attention_f16,
+    ..avx512::KERNELS
+};
 
 /// Whether the CPU has tiles and the kernel lets this process use them. Asked once: the permission
 /// is the process's, and a virtual machine traps `cpuid`.

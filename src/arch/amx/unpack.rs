@@ -278,7 +278,7 @@ fn indices(x: __m512i, which: usize) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_bytes(x: &[u8; 64]) -> __m512i {
+pub(super) fn load_bytes(x: &[u8; 64]) -> __m512i {
     // SAFETY: as many bytes.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
@@ -513,46 +513,6 @@ mod tests {
                 unsafe { avx512::unpack::<true>(dtype, &bytes, expected.as_mut_ptr()) };
                 assert_eq!(found, expected, "{dtype}");
             }
-        }
-    }
-
-    #[test]
-    fn timing() {
-        let cases: [(DType, unsafe fn(DType, &[u8], *mut u32)); 14] = [
-            (DType::Q4_0, Halves::<BlockQ4_0>::unpack),
-            (DType::Q4_1, Halves::<BlockQ4_1>::unpack),
-            (DType::IQ4_NL, Halves::<BlockIq4Nl>::unpack),
-            (DType::IQ4_XS, Halves::<BlockIq4Xs>::unpack),
-            (DType::MXFP4, Halves::<BlockMxfp4>::unpack),
-            (DType::Q4_K, BlockQ4K::unpack),
-            (DType::Q5_K, BlockQ5K::unpack),
-            (DType::Q5_0, FiveBits::<BlockQ5_0>::unpack),
-            (DType::Q5_1, FiveBits::<BlockQ5_1>::unpack),
-            (DType::Q8_0, Widened::<BlockQ8_0>::unpack),
-            (DType::Q2_K, Widened::<BlockQ2K>::unpack),
-            (DType::Q3_K, Widened::<BlockQ3K>::unpack),
-            (DType::Q6_K, Widened::<BlockQ6K>::unpack),
-            (DType::IQ2_S, Dequantized::unpack),
-        ];
-        for (dtype, unpack) in cases {
-            let f = dtype.float_format();
-            let row = 256 / f.block_elems * f.block_bytes;
-            let bytes: Vec<u8> = (0..32 * row).map(|i| (i * 40503 / 32) as u8 & 0x37).collect();
-            let mut out = vec![0u32; 32 * 128];
-            let mut best = [u64::MAX; 2];
-            for _ in 0..3000 {
-                for (best, f) in
-                    best.iter_mut().zip([avx512::unpack::<true> as unsafe fn(DType, &[u8], *mut u32), unpack])
-                {
-                    // SAFETY: x
-                    let t = unsafe { _rdtsc() };
-                    for r in 0..32 {
-                        unsafe { f(dtype, &bytes[r * row..][..row], out.as_mut_ptr().wrapping_add(r * 128)) };
-                    }
-                    *best = (*best).min(unsafe { _rdtsc() } - t);
-                }
-            }
-            println!("{dtype}: {:.3} {:.3}", best[0] as f64 / 8192.0, best[1] as f64 / 8192.0);
         }
     }
 }
