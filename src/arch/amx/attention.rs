@@ -2,12 +2,12 @@
 //!
 //! Blocks of keys that all of 32 query rows see whole are multiplied by tiles; at the edges of what rows
 //! see, for fewer rows and for odd widths of heads, AVX-512's kernels do it, as they do the softmax of all.
-//! Every factor is two bf16 numbers, as for F16 weights: an f16 number is that sum, and queries and
-//! weights lose 2⁻¹⁸ of themselves, products as much again.
+//! Every factor is two bf16 numbers, as for F16 weights: an f16 number is that sum, queries and weights
+//! lose at most 2⁻¹⁸ of themselves, and products, without `lo·lo`, as much again.
 //!
-//! The budget of 64 keys of 64 values for 64 query rows, in cycles: 192 tile products, 3072; keys and values
-//! to tiles, 3100, shared by all rows of a task; softmax, 3000; weights to tiles, 1400. AVX-512's
-//! multiply-adds take 16400 at their peak, besides the softmax.
+//! The budget of 64 keys of 64 values for 128 query rows, in cycles: 384 tile products, 6100; keys and values
+//! to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800. AVX-512's
+//! multiply-adds take 32800 at their peak, besides the softmax.
 //!
 //! A row's result depends on the others in this: whether all of them see a block.
 

@@ -7,7 +7,8 @@
 //!
 //! A row's result depends on nothing but the row itself. Blocks lie on a fixed grid of positions;
 //! every score is one chain of additions over the head dimension and every output one over the keys,
-//! in the same order in a tile of any shape. So a prefill equals as many decodes, bit for bit.
+//! in the same order in a tile of any shape. So a prefill equals as many decodes, bit for bit (but for
+//! what `amx/attention.rs` takes over).
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
