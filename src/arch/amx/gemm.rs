@@ -6,7 +6,7 @@
 //! bf16, which makes 0.4 of the error of 8-bit activations. F16 and BF16 weights are to stay exact:
 //! a factor is a sum of two bf16 numbers, `x = hi + lo`, but for weights that are bf16 themselves; all
 //! products go into the same sum. An activation loses at most 2⁻¹⁸ of itself. Without `lo·lo`, which is as
-//! much, logits of models in F16 can be off by a thousandth, twice of what they are. F32 weights have more
+//! much, the logits of one F16 model of the tests are off by more than a thousandth. F32 weights have more
 //! bits than that, and use the `f32` panels of AVX-512.
 //!
 //! ```text
