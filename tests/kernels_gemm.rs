@@ -263,12 +263,17 @@ fn neighbours_do_not_matter() {
 fn tiles_of_a_large_output() {
     let f = DType::Q8_0.float_format();
     let mut lcg = Lcg(4);
-    let (m, n, k) = (1100, 50, 64);
+    // More weight rows and bytes of activations, too, than levels go over at a time.
+    let (m, n, k) = (1100, 300, if emulated() { 64 } else { 544 });
     let w = Weights::random(&mut lcg, f, n, k);
     let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
     let row_bytes = w.bytes().len() / n;
     for arch in Arch::available() {
         let all = gemm(arch, f.dtype, w.bytes(), n, &x, m);
+        for (i, x) in x.chunks(77 * k).enumerate() {
+            let some = gemm(arch, f.dtype, w.bytes(), n, x, x.len() / k);
+            assert_eq!(some, &all[i * 77 * n..][..some.len()], "{}: rows from {}", arch.name(), i * 77);
+        }
         let packed = pack(arch, f.dtype, &x, m, k);
         let mut y = vec![7.0; m * n];
         let view = ColumnsMut::new(&mut y, m, n);

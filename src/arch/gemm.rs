@@ -201,7 +201,7 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
 }
 
 /// Asks for `bytes` in the L2 cache.
-fn prefetch(bytes: &[u8]) {
+pub(super) fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.

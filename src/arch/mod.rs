@@ -71,7 +71,7 @@ pub(crate) struct Gemm {
     pub(crate) min_rows: usize,
     /// What it multiplies, and how many products of that each product of a weight takes.
     pub(crate) element: (Element, u64),
-    /// Weight rows one task should take (a multiple of the panel's height).
+    /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
@@ -358,7 +358,7 @@ impl Arch {
         unsafe { (self.0.peak)(element, rounds) }
     }
 
-    /// Weight rows one [`Arch::gemm`] call should cover.
+    /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; any multiple of 32 will do.
     pub fn gemm_tile(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).tile
     }

@@ -14,7 +14,7 @@ use crate::model::{
 };
 
 /// Query rows that one attention task handles at a time.
-const ATTN_ROWS: usize = 64;
+const ATTN_ROWS: usize = 128;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
 pub(super) const MAX_GROUP: usize = 1024;
 

@@ -17,6 +17,8 @@ const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=2 << 20;
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the most that kernels take at a time.
 const TASK_ROWS: usize = 16;
+/// Rows per task of [`Arch::gemm`] are a multiple of this, the height of its panels.
+const PANEL_ROWS: usize = 32;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
@@ -99,11 +101,11 @@ enum Prepared<'a> {
 impl Prepared<'_> {
     /// Rows of `w` that one task multiplies. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
+        let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
         if let Prepared::Packed { .. } = self {
-            return ctx.arch.gemm_tile(w.dtype);
+            return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
         }
-        let share = w.row_bytes() * w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
-        let bytes = share.clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
+        let bytes = (share * w.row_bytes()).clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
         (bytes / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
     }
 

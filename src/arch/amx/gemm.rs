@@ -2,49 +2,127 @@
 //!
 //! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed activations
 //! are the words of 16 rows side by side, as a tile of the other operand does: tiles are loaded from
-//! both without any more shuffling, and the tile of sums comes out as the shared loops keep it.
-//! A register tile is 2 × 2 tiles of sums: four products for four loads, 64 cycles of the multiplier
-//! for 32 of the load ports (Intel's optimisation manual, chapter on AMX). The weights of a panel
-//! stay in the L1 cache; the activations stream through it from L2, at a quarter of the bytes per
-//! cycle that L2 can give.
+//! both without any more shuffling. A register tile is 2 × 2 tiles of sums. Block formats are rounded to
+//! bf16, which makes 0.4 of the error of 8-bit activations. F16 and BF16 weights are to stay exact:
+//! a factor is a sum of two bf16 numbers, `x = hi + lo`, but for weights that are bf16 themselves; all
+//! products go into the same sum. An activation loses at most 2⁻¹⁸ of itself. Without `lo·lo`, which is as
+//! much, the logits of one F16 model of the tests are off by more than a thousandth. F32 weights have more
+//! bits than that, and use the `f32` panels of AVX-512.
 //!
-//! Block formats are rounded to bf16, which makes 0.4 of the error of 8-bit activations. F16 and BF16
-//! weights are to stay exact: each factor is two bf16 numbers, `x = hi + lo`, and the four products go
-//! into the same sum. What activations lose is at most 2⁻¹⁸ of them, weights nothing. That is a quarter
-//! of the rate, and still several times that of `f32` multiply-adds.
-//! F32 weights have more bits than that, and use the `f32` panels of AVX-512.
+//! ```text
+//! for each SUMS activation rows, for each SWEEP of weight rows
+//!     for each DEPTH of k              these activations stay in L2: 256 KiB
+//!         for each TILE weight rows    their panel stays in L1: 16 KiB
+//!             for each 32 activation rows
+//!                 sums (L2: 512 KiB) += panel · activations
+//!                 unpack a part of the next panel, prefetch the one after that
+//!     transpose the sums into y
+//! ```
+//!
+//! The budget, at 512 rows, for one step of the innermost loop (32 weight rows × 256 values × 32
+//! activations: 32 products), in cycles of a core with all in its place; two threads of a core share it:
+//!
+//! | | per step | cycles |
+//! |---|---|---|
+//! | products | 32 of 16 cycles | 512 |
+//! | tiles loaded: weights 16, activations 16, sums 4 | 36 of 8 cycles (two rows per cycle) | 288 |
+//! | tiles stored: sums 4 | 4 of 16 cycles | 64 |
+//! | L2 to L1: activations 16 KiB, sums 4 KiB | 20 KiB of 48 bytes per cycle | 427 |
+//! | L3 to L2: activations, once per sweep | 2 KiB of 8 bytes per cycle | 256 |
+//! | unpack: 512 weights (Q4_K; Q6_K) | 0.13; 0.25 cycles per weight, as on Zen 4 | 68; 128 |
+//!
+//! All of it runs beside the products. Had a task one panel (32 rows instead of `SWEEP`), all activations
+//! would come from L3 for each: 16 KiB per step, 2048 cycles. With panels of 512 values, a panel and the
+//! activations that pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles
+//! over all of k saves 8 KiB of sums per step, and costs 16 KiB of weights that then come from L2.
+//!
+//! Four products for F16 leave a quarter of the peak, two for BF16 half: at 60 % of 2.1 TFLOP/s that is more
+//! than twice the 0.14 that `f32` multiply-adds could reach.
+//!
+//! Up to 16 rows, a step is 16 products in two chains, at most 52 · 8 = 416 cycles, less than the unpacking
+//! of 8192 weights (1100) that runs beside it: rows are free up to there. Activations then stay in L2 anyway,
+//! and a task goes through the weights of one panel after the other, in the order of memory, which
+//! gives a weight of 4.5 bits in 0.11 cycles.
 //!
 //! The level was written without such a CPU at hand and checked against an emulation of the tile
 //! instructions (feature `emulate-amx`); its numbers of rows and prefetch distances are reasoned, not
-//! measured.
+//! measured, from the instruction tables and the cost of unpacking on Zen 4.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
+use super::unpack::{Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, Weights, Widened, split};
 use crate::arch::avx512::{gemm as avx512, peak};
-use crate::arch::gemm::{BLOCK, Panels, TILE, kernel, table};
+use crate::arch::gemm::{Aligned, TILE, prefetch};
 use crate::arch::{ColumnsMut, Element, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
+/// Registers of activations in a register tile.
+const VECS: usize = 2;
+/// Activation rows whose sums are kept at a time; more of them unpack the weights again.
+const SUMS: usize = 512;
+/// Weight rows whose sums are kept at a time: 512 KiB, on the stack of the thread.
+const SWEEP: usize = 256;
+/// Bytes of activations that stay in L2 whatever the order of the loops.
+const STAYS: usize = 512 << 10;
+/// Words of a row of a panel.
+const PANEL: usize = DEPTH / 2;
+
+/// The numbers are the activation rows from which on panels should beat `strip.rs`: a panel costs what its
+/// unpacking does, in cycles per weight of Zen 4 (in brackets what the strips take for as many rows and one
+/// less): Q4_K 0.13 (0.25, 0.16), Q6_K 0.25 (0.37, 0.23), Q4_0 0.13 and Q8_0 0.15 (0.26, 0.15), F16 (0.42,
+/// 0.31), MXFP4 0.16 (0.28, 0.14).
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
         DType::F32 => avx512::gemm_for(dtype),
-        DType::F16 | DType::BF16 => const { on_tiles::<Bf16<true>>(16) },
-        _ => const { on_tiles::<Bf16<false>>(8) },
+        DType::F16 => const { on_tiles::<F16>(6) },
+        DType::BF16 => const { on_tiles::<Bf16>(4) },
+        DType::Q4_0 => const { on_tiles::<Halves<BlockQ4_0>>(5) },
+        DType::Q4_1 => const { on_tiles::<Halves<BlockQ4_1>>(5) },
+        DType::IQ4_NL => const { on_tiles::<Halves<BlockIq4Nl>>(5) },
+        DType::IQ4_XS => const { on_tiles::<Halves<BlockIq4Xs>>(5) },
+        DType::MXFP4 => const { on_tiles::<Halves<BlockMxfp4>>(2) },
+        DType::Q4_K => const { on_tiles::<BlockQ4K>(9) },
+        DType::Q5_K => const { on_tiles::<BlockQ5K>(9) },
+        DType::Q5_0 => const { on_tiles::<FiveBits<BlockQ5_0>>(5) },
+        DType::Q5_1 => const { on_tiles::<FiveBits<BlockQ5_1>>(5) },
+        DType::Q8_0 => const { on_tiles::<Widened<BlockQ8_0>>(5) },
+        DType::Q2_K => const { on_tiles::<Widened<BlockQ2K>>(9) },
+        DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>(9) },
+        DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>(9) },
+        DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>(2) },
+        _ => const { on_tiles::<Dequantized>(4) },
     }
 }
 
-const fn on_tiles<P: Panels>(min_rows: usize) -> Gemm {
-    Gemm { kernel: with_tiles::<P>, ..table::<P>(min_rows) }
+const fn on_tiles<W: Weights>(min_rows: usize) -> Gemm {
+    Gemm {
+        min_rows,
+        element: (Element::Bf16, (W::PARTS * W::X_PARTS) as u64),
+        tile: SWEEP,
+        group: VECS * LANES,
+        packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<2> },
+        pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<2> },
+        kernel: kernel::<W>,
+    }
 }
 
-unsafe fn with_tiles<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
-    // SAFETY: the caller's promise.
-    let _tiles = unsafe { Tiles::load_config() };
-    // SAFETY: the caller's promise.
-    unsafe { kernel::<P>(y, dtype, w, packed, k) }
+/// Values of a weight row that a panel holds: whole super-blocks, or, of formats without blocks, as many as
+/// take no more room.
+const fn depth<W: Weights>() -> usize {
+    DEPTH / W::X_PARTS
 }
 
-/// Four independent tiles of sums, as in [`tile`], without loads.
+/// Words that `k` values of an activation row take.
+const fn words<const PARTS: usize>(k: usize) -> usize {
+    k.div_ceil(GROUP) * PARTS * LANES
+}
+
+fn packed_len<const PARTS: usize>(m: usize, k: usize) -> usize {
+    m.next_multiple_of(LANES) * words::<PARTS>(k) * size_of::<u32>()
+}
+
+/// Four independent tiles of sums, as in [`multiply`], without loads.
 pub(super) unsafe fn peak(element: Element, rounds: u64) -> u64 {
     if element != Element::Bf16 {
         // SAFETY: this level includes AVX-512.
@@ -54,76 +132,226 @@ pub(super) unsafe fn peak(element: Element, rounds: u64) -> u64 {
     let _tiles = unsafe { Tiles::load_config() };
     for _ in 0..rounds {
         // SAFETY: a configuration is loaded, which leaves all tiles zero.
-        unsafe { multiply::<2>() };
+        unsafe { products::<2>() };
     }
     rounds * 4 * 2 * (LANES * LANES * GROUP) as u64
 }
 
-/// Panels of bf16 pairs; `SPLIT`: of `hi` and, 16 words on, of `lo`.
-enum Bf16<const SPLIT: bool> {}
-
-/// Values of a row of a tile.
-const GROUP: usize = 32;
-/// Words of such a row, and rows of a tile.
-const LANES: usize = 16;
-
-impl<const SPLIT: bool> Panels for Bf16<SPLIT> {
-    const ELEMENT: (Element, u64) = (Element::Bf16, if SPLIT { 4 } else { 1 });
-    const LANES: usize = LANES;
-    const VECS: usize = 2;
-    const BLOCK: usize = if SPLIT { BLOCK } else { 2 * BLOCK };
-    const DEPTH: usize = Self::BLOCK;
-
-    fn words(k: usize) -> usize {
-        k.div_ceil(GROUP) * words_per_group(SPLIT)
-    }
-
-    fn rows(_vecs: usize) -> usize {
-        TILE
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack::<SPLIT>(x, k, packed) }
-    }
-
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { if SPLIT { unpack_split(dtype, bytes, out) } else { unpack(dtype, bytes, out) } }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = if vecs == 1 { tile::<SPLIT, 1> } else { tile::<SPLIT, 2> };
-        // SAFETY: the caller's promise; `with_tiles` has loaded a configuration.
-        unsafe { tile(w, x, k.div_ceil(GROUP), sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { avx512::store_transposed(sums, y, stride, rows, cols) }
+/// `packed[g][part][word][v][lane]`: of group `g` of the rows `v·LANES + lane`, at most `VECS · LANES`.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
+    let packed: &mut [u32] = bytemuck::cast_slice_mut(packed);
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (g, packed) in packed.chunks_mut(PARTS * LANES * n_vecs * LANES).enumerate() {
+            let mut parts = [[_mm512_setzero_si512(); LANES]; 2];
+            for (row, x) in x.chunks_exact(k).enumerate() {
+                let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
+                if PARTS == 1 {
+                    parts[0][row] = avx512::bf16_pairs(x[0], x[1]);
+                } else {
+                    [parts[0][row], parts[1][row]] = split(x);
+                }
+            }
+            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(LANES * n_vecs * LANES)) {
+                let words = avx512::transpose(part).into_iter();
+                for (word, out) in words.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                    let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+                    // SAFETY: as many bytes.
+                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+                }
+            }
+        }
     }
 }
 
-const fn words_per_group(split: bool) -> usize {
-    if split { 2 * LANES } else { LANES }
+/// The weights of a product, panel by panel.
+struct Panels<'a> {
+    dtype: DType,
+    w: &'a [u8],
+    row_bytes: usize,
+    n_rows: usize,
+    k: usize,
+    /// Values of a panel, and what they take.
+    depth: usize,
+    bytes: usize,
+    /// Rows that are multiplied by a part of the activations before the next part's turn.
+    sweep: usize,
+}
+
+/// A panel: the rows from `row` on, of them the values from `k0` on.
+#[derive(Clone, Copy)]
+struct Panel {
+    row: usize,
+    k0: usize,
+}
+
+impl Panels<'_> {
+    /// The panel after `p`.
+    fn after(&self, p: Panel) -> Option<Panel> {
+        let start = p.row / self.sweep * self.sweep;
+        let end = (start + self.sweep).min(self.n_rows);
+        if p.row + TILE < end {
+            Some(Panel { row: p.row + TILE, ..p })
+        } else if p.k0 + self.depth < self.k {
+            Some(Panel { row: start, k0: p.k0 + self.depth })
+        } else {
+            (end < self.n_rows).then_some(Panel { row: end, k0: 0 })
+        }
+    }
+
+    /// The blocks of row `r` of `p`; of rows that are not there, none.
+    #[inline]
+    fn blocks(&self, p: Panel, r: usize) -> &[u8] {
+        if p.row + r >= self.n_rows {
+            return &[];
+        }
+        let row = &self.w[(p.row + r) * self.row_bytes..][..self.row_bytes];
+        let start = p.k0 / self.depth * self.bytes;
+        &row[start..(start + self.bytes).min(self.row_bytes)]
+    }
+
+    /// Unpacks `rows` of `p`, and asks for those of the panel after it.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `panel` room for [`TILE`] rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
+    unsafe fn unpack<W: Weights>(&self, p: Panel, rows: std::ops::Range<usize>, panel: *mut u32) {
+        let after = self.after(p);
+        for r in rows {
+            let out = panel.wrapping_add(r * PANEL);
+            let mut blocks = self.blocks(p, r);
+            // Panels are multiplied whole: what is not there counts as 0, as do blocks of zeros.
+            let mut filled;
+            if blocks.len() < self.bytes {
+                filled = [0; 2 * DEPTH];
+                filled[..blocks.len()].copy_from_slice(blocks);
+                blocks = &filled[..self.bytes];
+            }
+            // SAFETY: a row of the panel has room for its blocks.
+            unsafe { W::unpack(self.dtype, blocks, out) };
+            if let Some(after) = after {
+                prefetch(self.blocks(after, r));
+            }
+        }
+    }
+}
+
+/// See [`Gemm::kernel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
+unsafe fn kernel<W: Weights>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+    // SAFETY: the caller's promise.
+    let _tiles = unsafe { Tiles::load_config() };
+    let format = dtype.float_format();
+    let x: &[u32] = bytemuck::cast_slice(packed);
+    let words = |k: usize| k.div_ceil(GROUP) * W::X_PARTS * LANES;
+    let depth = const { depth::<W>() };
+    let row_bytes = k / format.block_elems * format.block_bytes;
+    let panels = Panels {
+        dtype,
+        w,
+        row_bytes,
+        n_rows: y.cols(),
+        k,
+        depth,
+        bytes: depth / format.block_elems * format.block_bytes,
+        sweep: if packed.len() <= STAYS { TILE } else { SWEEP },
+    };
+    let vec_words = words(k) * LANES;
+    let n_vecs = y.rows().div_ceil(LANES);
+
+    // One that is multiplied, one that is unpacked meanwhile.
+    let mut buffers = MaybeUninit::<Aligned<[u32; 2 * TILE * PANEL]>>::uninit();
+    let buffers = buffers.as_mut_ptr().cast::<u32>();
+    let mut buffers = [buffers, buffers.wrapping_add(TILE * PANEL)];
+    // `[TILE of weight rows][register of activations][weight row][lane]`
+    let mut sums = MaybeUninit::<Aligned<[f32; SWEEP * SUMS]>>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
+
+    for first_vec in (0..n_vecs).step_by(SUMS / LANES) {
+        let n_vecs = (n_vecs - first_vec).min(SUMS / LANES);
+        let x = &x[first_vec * vec_words..];
+        let n_tiles = n_vecs.div_ceil(VECS);
+        // Activations of register tile `t`, `n` values from `k0` on.
+        let activations = |t: usize, k0: usize| {
+            let vecs = (n_vecs - t * VECS).min(VECS);
+            let x = &x[t * VECS * vec_words..][..vecs * vec_words];
+            &x[words(k0) * vecs * LANES..words((k0 + depth).min(k)) * vecs * LANES]
+        };
+        let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, k0: 0 });
+        if let Some(first) = next {
+            // SAFETY: the caller's promise.
+            unsafe { panels.unpack::<W>(first, 0..TILE, buffers[0]) };
+        }
+        while let Some(panel) = next {
+            next = panels.after(panel);
+            let in_sweep = panel.row % panels.sweep;
+            let tile_sums = |v: usize| sums.wrapping_add((in_sweep * n_vecs + v * TILE) * LANES);
+            let groups = (k - panel.k0).min(depth).div_ceil(GROUP);
+            let next_k0 = if panel.k0 + depth < k { panel.k0 + depth } else { 0 };
+            for t in 0..n_tiles {
+                let vecs = (n_vecs - t * VECS).min(VECS);
+                let x = activations(t, panel.k0);
+                let ahead = activations((t + 1) % n_tiles, panel.k0).as_ptr();
+                let tile = if vecs == 1 { tile::<W, 1> } else { tile::<W, 2> };
+                // SAFETY: the panel is unpacked, the activations are packed; the tiles of sums lie among them.
+                unsafe { tile(buffers[0], x.as_ptr(), groups, tile_sums(t * VECS), panel.k0 == 0, ahead) };
+                // Each panel of a sweep asks for a part of what the next ones multiply.
+                let soon = activations(t, next_k0);
+                if panels.sweep > TILE
+                    && let Some(soon) = soon.chunks(soon.len().div_ceil(SWEEP / TILE)).nth(in_sweep / TILE)
+                {
+                    prefetch(bytemuck::cast_slice(soon));
+                }
+                if let Some(next) = next {
+                    let rows = t * TILE / n_tiles..(t + 1) * TILE / n_tiles;
+                    // SAFETY: the caller's promise.
+                    unsafe { panels.unpack::<W>(next, rows, buffers[1]) };
+                }
+            }
+            buffers.swap(0, 1);
+            // The last panel of a sweep: a new one begins, or nothing.
+            if next.is_none_or(|next| next.k0 == 0 && next.row % panels.sweep == 0) {
+                let start = panel.row - in_sweep;
+                // SAFETY: all sums of the sweep were computed.
+                unsafe { store(y, first_vec, n_vecs, start, panel.row + TILE, sums) };
+            }
+        }
+    }
+}
+
+/// The sums of the activation rows in `n_vecs` registers to the columns `start..end` of `y`, where it has them.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn store(y: &mut ColumnsMut<'_>, first_vec: usize, n_vecs: usize, start: usize, end: usize, sums: *const f32) {
+    let (rows, cols, stride) = (y.rows(), y.cols().min(end), y.stride());
+    for v in 0..n_vecs {
+        let row = (first_vec + v) * LANES;
+        let n = (rows - row).min(LANES);
+        for col in (start..cols).step_by(LANES) {
+            let (panel, r) = ((col - start) / TILE, (col - start) % TILE);
+            let sums = sums.wrapping_add(((panel * n_vecs + v) * TILE + r) * LANES);
+            let y = y.as_mut_ptr().wrapping_add(row * stride + col);
+            // SAFETY: rows `row..row + n` and these columns are in `y`.
+            unsafe { avx512::store_transposed(sums, y, stride, n, (cols - col).min(LANES)) };
+        }
+    }
 }
 
 /// Groups of activations that are asked for before they are needed: L2 takes some 15 cycles, and a
 /// group 64.
 const AHEAD: usize = 2;
 
-/// 32 weight rows times `VECS` registers of activations: tiles 0 to 3 are the sums (`2·row + vec`), 4 and
-/// 5 weights, 6 and 7 activations.
+/// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` for 32 weight rows and `VECS` registers of activations; `first`
+/// starts from zero. Tiles 0 to 3 are the sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations.
+/// Meanwhile asks for the activations from `ahead` on, which are next.
+///
+/// # Safety
+/// A configuration must be loaded, `w` be a panel, `x` have the groups, and the registers of sums
+/// lie [`TILE`] registers apart.
+#[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tile<const SPLIT: bool, const VECS: usize>(
+unsafe fn tile<W: Weights, const VECS: usize>(
     w: *const u32,
     x: *const u32,
     groups: usize,
@@ -131,9 +359,8 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
     first: bool,
     ahead: *const u32,
 ) {
-    let group = words_per_group(SPLIT);
-    let (w_stride, x_stride) = (Bf16::<SPLIT>::panel_words(Bf16::<SPLIT>::BLOCK) * 4, VECS * LANES * 4);
-    let w = [w, w.wrapping_add(LANES * w_stride / 4)];
+    let x_stride = VECS * LANES * size_of::<u32>();
+    let (x_part, x_group) = (LANES * VECS * LANES, W::X_PARTS * LANES * VECS * LANES);
     let sums_at = |r: usize, v: usize| sums.wrapping_add((v * TILE + r * LANES) * LANES);
     // SAFETY: the caller has a configuration loaded, and the tiles lie among the sums.
     unsafe {
@@ -155,27 +382,29 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
     }
     for g in 0..groups {
         let next = match g + AHEAD < groups {
-            true => x.wrapping_add((g + AHEAD) * group * VECS * LANES),
-            false => ahead.wrapping_add((g + AHEAD - groups) * group * VECS * LANES),
+            true => x.wrapping_add((g + AHEAD) * x_group),
+            false => ahead.wrapping_add((g + AHEAD - groups) * x_group),
         };
-        for line in 0..group * VECS {
+        for line in 0..x_group / LANES {
             _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line * LANES).cast());
         }
-        let x = x.wrapping_add(g * group * VECS * LANES);
-        let w = [w[0].wrapping_add(g * group), w[1].wrapping_add(g * group)];
+        let x = x.wrapping_add(g * x_group);
+        let w = w.wrapping_add(g * W::PARTS * LANES);
         // SAFETY: as above; tiles of weights lie in the panel, those of activations in `x`.
         unsafe {
-            weights(w, w_stride);
+            weights(w);
             activations::<VECS>(x, x_stride);
-            multiply::<VECS>();
-            if SPLIT {
+            products::<VECS>();
+            if W::X_PARTS == 2 {
                 // hi·lo, lo·lo, lo·hi: each time only one operand has to be loaded.
-                activations::<VECS>(x.wrapping_add(LANES * VECS * LANES), x_stride);
-                multiply::<VECS>();
-                weights([w[0].wrapping_add(LANES), w[1].wrapping_add(LANES)], w_stride);
-                multiply::<VECS>();
-                activations::<VECS>(x, x_stride);
-                multiply::<VECS>();
+                activations::<VECS>(x.wrapping_add(x_part), x_stride);
+                products::<VECS>();
+                if W::PARTS == 2 {
+                    weights(w.wrapping_add(LANES));
+                    products::<VECS>();
+                    activations::<VECS>(x, x_stride);
+                    products::<VECS>();
+                }
             }
         }
     }
@@ -191,11 +420,11 @@ unsafe fn tile<const SPLIT: bool, const VECS: usize>(
 }
 
 #[inline(always)]
-unsafe fn weights(w: [*const u32; 2], stride: usize) {
+unsafe fn weights(w: *const u32) {
     // SAFETY: the caller's promise.
     unsafe {
-        tile_loadd::<4>(w[0], stride);
-        tile_loadd::<5>(w[1], stride);
+        tile_loadd::<4>(w, PANEL * size_of::<u32>());
+        tile_loadd::<5>(w.wrapping_add(LANES * PANEL), PANEL * size_of::<u32>());
     }
 }
 
@@ -211,7 +440,7 @@ unsafe fn activations<const VECS: usize>(x: *const u32, stride: usize) {
 }
 
 #[inline(always)]
-unsafe fn multiply<const VECS: usize>() {
+unsafe fn products<const VECS: usize>() {
     // SAFETY: the caller's promise.
     unsafe {
         tile_dpbf16ps::<0, 4, 6>();
@@ -219,66 +448,6 @@ unsafe fn multiply<const VECS: usize>() {
         if VECS == 2 {
             tile_dpbf16ps::<1, 4, 7>();
             tile_dpbf16ps::<3, 5, 7>();
-        }
-    }
-}
-
-/// 32 values as `hi` and `lo`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn split([low, high]: [__m512; 2]) -> [__m512i; 2] {
-    let hi = avx512::bf16_pairs(low, high);
-    let widened = [_mm512_castsi512_si256(hi), _mm512_extracti64x4_epi64::<1>(hi)];
-    let mut rest = [low, high];
-    for i in 0..2 {
-        let hi = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(widened[i])));
-        rest[i] = _mm512_sub_ps(rest[i], hi);
-    }
-    [hi, avx512::bf16_pairs(rest[0], rest[1])]
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn pack<const SPLIT: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
-    let n_vecs = (x.len() / k).div_ceil(LANES);
-    for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (g, packed) in packed.chunks_mut(words_per_group(SPLIT) * n_vecs * LANES).enumerate() {
-            let mut parts = [[_mm512_setzero_si512(); LANES]; 2];
-            for (row, x) in x.chunks_exact(k).enumerate() {
-                let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
-                [parts[0][row], parts[1][row]] = split(x);
-            }
-            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(LANES * n_vecs * LANES)) {
-                let words = avx512::transpose(part).into_iter();
-                for (word, out) in words.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                    let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-                    // SAFETY: as many bytes.
-                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
-                }
-            }
-        }
-    }
-}
-
-/// Expands a row's blocks, up to `Bf16::BLOCK` values.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-    let f = dtype.float_format();
-    for (i, bytes) in bytes.chunks(BLOCK / f.block_elems * f.block_bytes).enumerate() {
-        avx512::unpack::<true>(dtype, bytes, out.wrapping_add(i * BLOCK / 2));
-    }
-}
-
-/// Expands at most [`BLOCK`] values, zeros behind them up to a whole group.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-unsafe fn unpack_split(dtype: DType, bytes: &[u8], out: *mut u32) {
-    let mut values = [0.0f32; BLOCK];
-    let n = bytes.len() / dtype.float_format().block_bytes;
-    avx512::unpack::<false>(dtype, bytes, values.as_mut_ptr().cast());
-    for (g, values) in values[..n.next_multiple_of(GROUP)].as_chunks::<GROUP>().0.iter().enumerate() {
-        let out = out.wrapping_add(g * 2 * LANES);
-        for (i, part) in split(avx512::load_f32(values)).into_iter().enumerate() {
-            // SAFETY: the panel has room for the group.
-            unsafe { _mm512_storeu_si512(out.wrapping_add(i * LANES).cast(), part) };
         }
     }
 }

@@ -1,21 +1,33 @@
 //! AMX tiles of bf16 on top of AVX-512: Sapphire Rapids and later.
 
+mod attention;
 #[cfg(all(feature = "emulate-amx", target_os = "linux"))]
 mod emulate;
 mod gemm;
 mod tiles;
+mod unpack;
 
 use super::{Kernels, avx512};
 use std::sync::OnceLock;
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { name: "amx", supported, gemm: gemm::gemm_for, peak: gemm::peak, ..avx512::KERNELS };
+pub(crate) const KERNELS: Kernels = Kernels {
+    name: "amx",
+    supported,
+    gemm: gemm::gemm_for,
+    peak: gemm::peak,
+    attention_f16: attention::attention_f16,
+    ..avx512::KERNELS
+};
 
 /// Whether the CPU has tiles and the kernel lets this process use them. Asked once: the permission
 /// is the process's, and a virtual machine traps `cpuid`.
 fn supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED.get_or_init(|| (avx512::KERNELS.supported)() && ((has_tiles() && permitted()) || emulated()))
+    *SUPPORTED.get_or_init(|| {
+        (avx512::KERNELS.supported)()
+            && is_x86_feature_detected!("avx512vbmi")
+            && ((has_tiles() && permitted()) || emulated())
+    })
 }
 
 fn has_tiles() -> bool {

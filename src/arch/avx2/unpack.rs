@@ -167,15 +167,21 @@ large!(
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
-    // `unpack_scales_mins` on four bytes at a time.
-    let [a, b, c] = bytemuck::cast::<_, [[u8; 4]; 3]>(*packed).map(u32::from_le_bytes);
-    let six =
-        |low: u32, high: u32| (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32;
     let twice = |x: u64| {
         let x = _mm_cvtsi64_si128(x as i64);
         _mm_unpacklo_epi8(x, x)
     };
-    Factors { scale: times(f16_value(d), twice(six(a, c))), offset: times(-f16_value(dmin), twice(six(b, c >> 4))) }
+    let [sc, m] = scales_mins_bytes(packed);
+    Factors { scale: times(f16_value(d), twice(sc)), offset: times(-f16_value(dmin), twice(m)) }
+}
+
+/// `unpack_scales_mins` on four bytes at a time.
+#[inline]
+pub(in crate::arch) fn scales_mins_bytes(packed: &[u8; 12]) -> [u64; 2] {
+    let [a, b, c] = bytemuck::cast::<_, [[u8; 4]; 3]>(*packed).map(u32::from_le_bytes);
+    let six =
+        |low: u32, high: u32| (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32;
+    [six(a, c), six(b, c >> 4)]
 }
 
 /// `d·q` for 16 signed bytes.
@@ -190,7 +196,7 @@ fn times(d: f32, q: __m128i) -> [f32; 16] {
 
 #[inline]
 #[target_feature(enable = "f16c")]
-fn f16_value(bytes: [u8; 2]) -> f32 {
+pub(in crate::arch) fn f16_value(bytes: [u8; 2]) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bytes) as i32)))
 }
 

@@ -11,7 +11,14 @@ pub(super) fn attention_f32(out: &mut [f32], q: &[f32], k: &[f32], v: &[f32], ra
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
+pub(in crate::arch) fn attention_f16(
+    out: &mut [f32],
+    q: &[f32],
+    k: &[f16],
+    v: &[f16],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
     attention::attention(zero(), out, q, k, v, ranges, p);
 }
 

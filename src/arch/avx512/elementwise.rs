@@ -7,12 +7,12 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// See [`Lanes`].
 #[derive(Clone, Copy)]
-pub(super) struct F32x16(pub(super) __m512);
+pub(in crate::arch) struct F32x16(pub(super) __m512);
 
 /// The first vector of a kernel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn zero() -> F32x16 {
+pub(in crate::arch) fn zero() -> F32x16 {
     F32x16(_mm512_setzero_ps())
 }
 

@@ -577,7 +577,7 @@ pub(in crate::arch) fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out:
     let out = Out::<BF16>(out);
     macro_rules! blocks {
         ($block:ident) => {
-            blocks::<BF16, $block>(bytes, out)
+            blocks::<BF16, $block>(bytes, out.0)
         };
     }
     match dtype {
@@ -601,7 +601,8 @@ pub(in crate::arch) fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out:
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
+pub(in crate::arch) fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: *mut u32) {
+    let out = Out::<BF16>(out);
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };

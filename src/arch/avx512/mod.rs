@@ -1,7 +1,7 @@
 //! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
 
-mod attention;
-mod elementwise;
+pub(super) mod attention;
+pub(super) mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 pub(super) mod peak;

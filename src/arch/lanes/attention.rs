@@ -7,7 +7,8 @@
 //!
 //! A row's result depends on nothing but the row itself. Blocks lie on a fixed grid of positions;
 //! every score is one chain of additions over the head dimension and every output one over the keys,
-//! in the same order in a tile of any shape. So a prefill equals as many decodes, bit for bit.
+//! in the same order in a tile of any shape. So a prefill equals as many decodes, bit for bit (but for
+//! what `amx/attention.rs` takes over).
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -19,16 +20,16 @@ use std::ops::Range;
 
 /// Keys of a block: 32 costs up to a tenth, 128 gains for half precision what it loses for `f32`
 /// (whose block then leaves the first-level cache); Zen 5.
-pub(super) const BLOCK: usize = 64;
+pub(in crate::arch) const BLOCK: usize = 64;
 /// Query rows that go through a block while it is in the cache; bounds what the stack holds.
-pub(super) const ROWS: usize = 32;
+pub(in crate::arch) const ROWS: usize = 32;
 /// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
 /// which the hardware's prefetcher does not see through. From memory, one query row on half
 /// precision runs at 49 GB/s with it, 21 without; in the cache it costs up to a tenth (Zen 5, where
 /// `dot` reads 37 GB/s).
 const AHEAD: usize = 8192;
 /// Room for scores of one row: tiles and vectors run over the end of a block.
-pub(super) const STRIDE: usize = BLOCK + 16;
+pub(in crate::arch) const STRIDE: usize = BLOCK + 16;
 
 /// An element of a key or value row.
 pub(in crate::arch) trait Element<V: Lanes>: Copy {
@@ -66,17 +67,17 @@ impl<V: Lanes> Element<V> for f16 {
 
 /// Rows of queries, keys or values, from some position on.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<T> {
-    pub(super) first: *const T,
-    pub(super) dim: usize,
-    pub(super) n: usize,
+pub(in crate::arch) struct Rows<T> {
+    pub(in crate::arch) first: *const T,
+    pub(in crate::arch) dim: usize,
+    pub(in crate::arch) n: usize,
 }
 
 impl<T> Rows<T> {
     /// # Safety
     /// Row `i` must exist.
     #[inline(always)]
-    pub(super) unsafe fn row(self, i: usize) -> *const T {
+    pub(in crate::arch) unsafe fn row(self, i: usize) -> *const T {
         // SAFETY: the caller's promise.
         unsafe { self.first.add(i * self.dim) }
     }
@@ -97,7 +98,7 @@ impl<T> Rows<T> {
 }
 
 /// The query rows of one pass over the keys, and what is known of their softmax so far.
-struct Pass<'a> {
+pub(in crate::arch) struct Pass<'a> {
     p: &'a AttnParams,
     q: &'a [f32],
     out: &'a mut [f32],
@@ -147,9 +148,7 @@ pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
     let mut scores = MaybeUninit::<[f32; ROWS * STRIDE]>::uninit();
     let rows = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
     for ((out, q), ranges) in rows {
-        out.fill(0.0);
-        let scores = scores.as_mut_ptr().cast();
-        let mut pass = Pass { p, q, out, ranges, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] };
+        let mut pass = Pass::new(p, q, out, ranges, scores.as_mut_ptr().cast());
         let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
         let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
         for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
@@ -162,22 +161,59 @@ pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
             // SAFETY: these are the values from the block on, and its weights were just computed.
             unsafe { pass.add_values(z, v, &block) };
         }
-        for (out, sum) in pass.out.chunks_exact_mut(p.head_dim_v).zip(pass.sum) {
+        pass.finish(z);
+    }
+}
+
+impl<'a> Pass<'a> {
+    /// At most [`ROWS`] rows that have seen nothing; `scores` is room for `(ROWS, STRIDE)`.
+    #[inline(always)]
+    pub(in crate::arch) fn new(
+        p: &'a AttnParams,
+        q: &'a [f32],
+        out: &'a mut [f32],
+        ranges: &'a [(u32, u32)],
+        scores: *mut f32,
+    ) -> Pass<'a> {
+        out.fill(0.0);
+        Pass { p, q, out, ranges, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
+    }
+
+    /// Divides by the sums of weights.
+    #[inline(always)]
+    pub(in crate::arch) fn finish<V: Lanes>(&mut self, z: V) {
+        for (out, sum) in self.out.chunks_exact_mut(self.p.head_dim_v).zip(self.sum) {
             let sum = z.splat(sum);
             for out in out.chunks_mut(V::N) {
                 (z.load(out) / sum).store(out);
             }
         }
     }
-}
 
-impl Pass<'_> {
+    /// Whether there are [`ROWS`] rows, and all see all of `block`.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> bool {
+        let whole = |r: &(u32, u32)| r.0 as usize <= block.start && block.end <= r.1 as usize;
+        self.ranges.len() == ROWS && self.ranges.iter().all(whole)
+    }
+
+    /// Where the outputs are, not divided yet.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::arch) fn out_mut(&mut self) -> *mut f32 {
+        self.out.as_mut_ptr()
+    }
+
     /// Turns the queries' products with the keys `k` of `block` into weights.
     ///
     /// # Safety
     /// `k` must hold the keys of the block.
     #[inline(always)]
-    unsafe fn add_scores<V: Lanes, E: Element<V>>(&mut self, z: V, k: Rows<E>, block: &Range<usize>) {
+    pub(in crate::arch) unsafe fn add_scores<V: Lanes, E: Element<V>>(
+        &mut self,
+        z: V,
+        k: Rows<E>,
+        block: &Range<usize>,
+    ) {
         for tile in tiles(self.ranges.len()) {
             let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block)).filter(|s| !s.is_empty());
             let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
@@ -210,7 +246,7 @@ impl Pass<'_> {
     /// # Safety
     /// The scores over the span must be initialised.
     #[inline(always)]
-    unsafe fn weigh<V: Lanes>(&mut self, z: V, i: usize, span: Range<usize>) {
+    pub(in crate::arch) unsafe fn weigh<V: Lanes>(&mut self, z: V, i: usize, span: Range<usize>) {
         let n = span.len();
         // SAFETY: the span is inside the row.
         let s = unsafe { self.scores.add(i * STRIDE + span.start) };
@@ -256,7 +292,12 @@ impl Pass<'_> {
     /// # Safety
     /// `v` must hold the values of the block, and the weights must be those of the block.
     #[inline(always)]
-    unsafe fn add_values<V: Lanes, E: Element<V>>(&mut self, z: V, v: Rows<E>, block: &Range<usize>) {
+    pub(in crate::arch) unsafe fn add_values<V: Lanes, E: Element<V>>(
+        &mut self,
+        z: V,
+        v: Rows<E>,
+        block: &Range<usize>,
+    ) {
         for tile in tiles(self.ranges.len()) {
             let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block));
             let shared = spans.fold(0..BLOCK, |a, b| a.start.max(b.start)..a.end.min(b.end));

@@ -5,7 +5,7 @@
 //! arithmetic, and products with a weight row per lane. Other integer dot products differ in shape
 //! and stay in the levels' own files.
 
-pub(super) mod attention;
+pub(in crate::arch) mod attention;
 pub(super) mod attention_backward;
 pub(super) mod elementwise;
 #[cfg(target_arch = "x86_64")]
