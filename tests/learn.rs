@@ -333,12 +333,7 @@ fn killed_while_saving_leaves_a_whole_file() {
 /// and an adapter has learnt less by then.
 #[test]
 fn the_shipped_model_learns() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-    let tokens = |path: &str| {
-        let text = std::fs::read_to_string(root.join(path)).unwrap();
-        model.tokenizer().unwrap().encode(&text, true, false)
-    };
+    let (model, tokens) = shipped();
     let control = tokens("models/demo-heldout.txt");
     for stream in ["tests/data/river-station.txt", "tests/data/project-docs.txt"] {
         let stream = tokens(stream);
@@ -363,6 +358,100 @@ fn the_shipped_model_learns() {
         let [base, mixture] = ["base", "mixture"].map(|name| report.contender(name).unwrap().loss);
         assert!(mixture * report.n_tokens as f64 <= base * report.n_tokens as f64 + std::f64::consts::LN_2);
     }
+}
+
+fn shipped() -> (Model, impl Fn(&str) -> Vec<u32>) {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let tokenizer = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let tokens = move |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        tokenizer.tokenizer().unwrap().encode(&text, true, false)
+    };
+    (model, tokens)
+}
+
+/// Lets a session observe a text 64 tokens at a time, each behind 64 others; the losses of all.
+fn observe_text(session: &mut Session<'_>, text: &[u32]) -> Losses {
+    let mut total = Losses::default();
+    for piece in text.chunks(64) {
+        if session.position() + piece.len() > 128 {
+            session.clear();
+        }
+        total += session.observe(piece).unwrap();
+    }
+    total
+}
+
+/// Days of another domain must not cost much when ordinary text comes back, though the base model's weight has
+/// fallen to nothing by then.
+#[test]
+fn ordinary_text_after_a_domain() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let mut session = session(&model);
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    session.calibrate(known).unwrap();
+    let domain = observe_text(&mut session, &river[..4096]);
+    assert!(session.learner().unwrap().scale() > 0.0);
+    let back = observe_text(&mut session, &unknown[..2048]);
+    println!("{domain:?}\n{back:?}");
+    assert!(domain.mixture < 0.8 * domain.base, "{domain:?}");
+    assert!(back.adapter < back.base + 0.005 * back.n as f64, "{back:?}");
+    assert!(back.mixture < back.base + 0.02 * back.n as f64, "{back:?}");
+    let all = session.learner().unwrap().losses();
+    assert_eq!(all.n, domain.n + back.n);
+    assert!(all.mixture <= all.base + std::f64::consts::LN_2);
+    // What was learnt from goes on counting where it is read again.
+    let bytes = session.learner().unwrap().to_bytes().unwrap();
+    assert_eq!(Learner::from_bytes(bytes, &model).unwrap().losses(), all);
+}
+
+/// Text in its order takes effect; the same tokens in another order never do, however well they are learnt.
+#[test]
+fn what_has_no_order_teaches_nothing() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let river = &river[..2048];
+    let mut shuffled = river.to_vec();
+    for (i, random) in chance(1, usize::MAX >> 33).enumerate().take(shuffled.len()).skip(1) {
+        shuffled.swap(i, random as usize % (i + 1));
+    }
+    for (text, learns) in [(river, true), (&shuffled[..], false)] {
+        let mut session = session(&model);
+        session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+        session.calibrate(&control[..4096]).unwrap();
+        let losses = observe_text(&mut session, text);
+        let learner = session.learner().unwrap();
+        assert!(learner.n_updates() > 20);
+        assert_eq!(learner.scale() > 0.0, learns, "{losses:?}");
+        assert_eq!(losses.adapter < losses.base - 0.02 * losses.n as f64, learns, "{losses:?}");
+    }
+}
+
+#[test]
+fn a_rating_needs_something_to_compare_with() {
+    let model = model();
+    let mut session = learning_session(&model);
+    session.prefill(&[1, 2]).unwrap();
+    session.decode(3).unwrap();
+    assert!(matches!(session.feedback(1.0), Err(LearnError::NothingToCompare)));
+    session.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
+    let p = |session: &mut Session<'_>| {
+        session.clear();
+        let logits = session.prefill(&[1, 2]).unwrap();
+        let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        f64::from(logits[3]).exp() / sum
+    };
+    let before = p(&mut session);
+    session.decode(3).unwrap();
+    session.feedback(1.0).unwrap();
+    let after = p(&mut session);
+    assert!(after > before, "the first rating counts: {before} {after}");
+    session.decode(3).unwrap();
+    session.feedback(-1.0).unwrap();
+    assert!(p(&mut session) < after);
 }
 
 /// Times that the README states: `cargo test --release --test learn -- --ignored --nocapture times`, on a

@@ -307,6 +307,7 @@ fn attention<P: Probe + ?Sized>(
         m,
         &mut [Product::of(&layer.wq, b.q, m), Product::of(&layer.wk, b.k, m), Product::of(&layer.wv, b.v, m)],
     );
+    probe.tensor("Qcur", i, b.q);
     if h.qk_norm == QkNorm::Full {
         for (x, norm) in [(&mut *b.q, &layer.q_norm), (&mut *b.k, &layer.k_norm)] {
             let Some(w) = norm else { continue };
