@@ -70,6 +70,11 @@ impl<'a> Scratch<'a> {
     }
 }
 
+/// Bytes of [`Scratch::low`] for `m` rows and adapters whose ranks sum to `rank`.
+pub(crate) fn low_bytes(m: usize, rank: usize) -> u64 {
+    (MAX_PRODUCTS as u64).saturating_mul(m as u64).saturating_mul(4 * rank as u64)
+}
+
 /// How the rows of one product are multiplied.
 #[derive(Clone, Copy, PartialEq)]
 enum Path {

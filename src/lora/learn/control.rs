@@ -141,12 +141,15 @@ pub(crate) fn directions(
     let mean_gamma = gamma.iter().sum::<f32>() / n as f32;
     let inverse: Vec<f32> = gamma.iter().map(|y| 1.0 / (y + DAMPING * mean_gamma)).collect();
     // What was learnt before, as gradients that it would have come from.
-    let (mut g, mut h) = (g.to_vec(), h.to_vec());
+    let room = || Vec::with_capacity(g.len() + old.0.len());
+    let (mut all_g, mut all_h) = (room(), room());
+    all_g.extend_from_slice(g);
+    all_h.extend_from_slice(h);
     for (a, b) in old.0.chunks_exact(n).zip(old.1.chunks_exact(n)) {
-        g.extend(b.iter().zip(&inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
-        h.extend(whitening.multiply(arch, a));
+        all_g.extend(b.iter().zip(&inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
+        all_h.extend(whitening.multiply(arch, a));
     }
-    let (g, h) = (&g[..], &h[..]);
+    let (g, h) = (&all_g[..], &all_h[..]);
     let times = |x: &[f32], v: &[f32]| -> Vec<f32> { x.chunks_exact(n).map(|x| arch.dot(x, v)).collect() };
     let transposed = |x: &[f32], v: &[f32]| {
         let mut sum = vec![0.0; n];
