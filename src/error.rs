@@ -784,6 +784,9 @@ pub enum LearnError {
     /// There was no answer to rate.
     #[error("there is no answer to rate: nothing was generated since the last prompt or rating")]
     NoAnswer,
+    /// Ratings came before anything that answers could be compared with.
+    #[error("nothing to compare the answer with: calibrate with control text, or let some pages be observed first")]
+    NothingToCompare,
     /// A rating is infinite or NaN.
     #[error("the rating is {value}, expected a finite number")]
     Reward {

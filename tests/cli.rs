@@ -3,8 +3,10 @@
 
 use ruvllm::exec::{KvType, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
+use ruvllm::lora::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm::sample::Sampler;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -711,4 +713,129 @@ fn adapters() {
         assert_eq!(out.status.code(), Some(code), "{flags:?}");
         assert!(stderr(&out).contains(says), "{flags:?}: {}", stderr(&out));
     }
+}
+
+/// A folder for `--learn` that has read some control text with the model that ships.
+fn calibrated(folder: &Folder) -> String {
+    let heldout = include_str!("../models/demo-heldout.txt");
+    let control = folder.file("control.txt", &heldout[..8000]);
+    let learned = folder.name("learned");
+    text(&run(&["calibrate", "-f", &control, "-o", &learned]));
+    learned
+}
+
+fn demo() -> Model {
+    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap()
+}
+
+#[test]
+fn ratings_in_a_conversation() {
+    let folder = Folder::new();
+    let learned = calibrated(&folder);
+    let flags = ["chat", "--learn", &learned, "-n", "12", "-s", "1"];
+    let out = run_with_input(&flags, b"/good\nWhat is a crate?\n/good\n/good\nAnd a module?\n/bad\n/exit\n");
+    text(&out);
+    let said = stderr(&out);
+    assert_eq!(said.matches("Learnt.").count(), 2, "{said}");
+    assert_eq!(said.matches("no answer to rate").count(), 2, "one before any answer, one rated twice: {said}");
+    let model = demo();
+    let learner = Learner::open(folder.path("learned/learned.gguf"), &model).unwrap();
+    assert!(learner.n_updates() >= 2 && learner.scale() > 0.0, "{} {}", learner.n_updates(), learner.scale());
+    assert!(learner.divergence() <= learner.options().max_divergence);
+
+    // Without a folder there is nobody to learn, and the conversation goes on.
+    let out = run_with_input(&["chat", "-n", "4", "-s", "1"], b"What is a crate?\n/good\nAnd a module?\n");
+    text(&out);
+    assert!(stderr(&out).contains("error:") && !stderr(&out).contains("Learnt."), "{}", stderr(&out));
+}
+
+/// What a conversation that is killed has saved.
+fn killed_after_a_rating(learned: &str, every: &str) -> u64 {
+    let mut child = command(&["chat", "--learn", learned, "--learn-every", every, "-n", "6", "-s", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The third message is only answered when what the second rating is due to save is on disk.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a crate?\n/good\nAnd a module?\n/good\n/bad\n").unwrap();
+    input.flush().unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    let (mut said, mut piece) = (String::new(), [0; 256]);
+    while !said.contains("no answer to rate") {
+        let n = errors.read(&mut piece).unwrap();
+        assert!(n > 0, "it ended: {said}");
+        said.push_str(&String::from_utf8_lossy(&piece[..n]));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    Learner::open(Path::new(learned).join("learned.gguf"), &demo()).unwrap().n_updates()
+}
+
+#[test]
+fn a_killed_conversation_loses_what_was_not_due() {
+    let folder = Folder::new();
+    let learned = calibrated(&folder);
+    assert_eq!(killed_after_a_rating(&learned, "1000"), 0);
+    assert!(killed_after_a_rating(&learned, "1") >= 2);
+}
+
+#[test]
+fn generating_uses_what_was_learnt() {
+    let folder = Folder::new();
+    let model = demo();
+    let encode = |text: &str| model.tokenizer().unwrap().encode(text, true, true);
+    let river = include_str!("data/river-station.txt");
+    let mut session = model.session().unwrap();
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    session.calibrate(&encode(&include_str!("../models/demo-heldout.txt")[..8000])).unwrap();
+    for piece in encode(&river[..8000]).chunks(128) {
+        session.clear();
+        session.observe(piece).unwrap();
+    }
+    // As it comes back from a file: some weights are rounded there.
+    let bytes = session.take_learner().unwrap().to_bytes().unwrap();
+    let learner = Learner::from_bytes(bytes, &model).unwrap();
+    assert!(learner.scale() > 0.0);
+
+    let prompt = "The gauge at Ossen";
+    let ids_of = |learner: Option<Learner>| -> Vec<u64> {
+        let mut session = model.session().unwrap();
+        let tokens = encode(prompt);
+        let mut read = 0;
+        if let Some(learner) = learner {
+            // The prompt is learnt from, but for its last token.
+            session.set_learner(learner).unwrap();
+            read = tokens.len() - 1;
+            session.record(&tokens[..read]).unwrap();
+        }
+        let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+        let mut generation = session.generate_from(&tokens[read..], &mut sampler).unwrap().max_tokens(24);
+        (&mut generation).for_each(|piece| drop(piece.unwrap()));
+        generation.tokens().iter().map(|&t| t.into()).collect()
+    };
+    let from_program = |flags: &[&str]| -> Vec<u64> {
+        let learned = folder.path("learned");
+        std::fs::create_dir_all(&learned).unwrap();
+        learner.save(learned.join("learned.gguf")).unwrap();
+        let plain = ["-p", prompt, "-n", "24", "--temp", "0", "--repeat-penalty", "1", "--json"];
+        let out = parsed(&run(&[&plain[..], flags].concat()));
+        out["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+    };
+    let learned = folder.name("learned");
+    let (plain, adapted) = (from_program(&[]), from_program(&["--learn", &learned]));
+    let exported = folder.name("adapter.gguf");
+    let mixed = from_program(&["--learn", &learned, "--learn-mixture", "--learn-export", &exported]);
+    assert_eq!(plain, ids_of(None));
+    assert_eq!(adapted, ids_of(Some(learner.clone())));
+    let mut mixing = learner.clone();
+    mixing.set_generate_with_mixture(true);
+    assert_eq!(mixed, ids_of(Some(mixing)));
+    assert!(mixed != plain && mixed != adapted, "{mixed:?}");
+    // As a plain adapter it goes wherever adapters go, into a merged file, too.
+    let merged = folder.name("merged.gguf");
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    text(&run(&["merge", "-m", base, "--lora", &exported, "-o", &merged]));
+    Model::open(&merged).unwrap();
 }

@@ -44,6 +44,12 @@ fn chance(seed: u64, n: usize) -> impl Iterator<Item = u32> {
     })
 }
 
+/// Two phrases, in turn by chance: which token comes is a matter of the one before.
+fn phrases(seed: u64) -> impl Iterator<Item = u32> {
+    const PHRASES: [[u32; 4]; 2] = [[3, 14, 15, 9], [26, 5, 35, 8]];
+    chance(seed, 2).flat_map(|i| PHRASES[i as usize])
+}
+
 /// Lets a session observe a stream, 32 tokens at a time, and checks the bound after each piece.
 fn observe_all(session: &mut Session<'_>, stream: &[u32]) -> Losses {
     for piece in stream.chunks(32) {
@@ -114,7 +120,7 @@ fn adapter_learns_within_the_bound() {
     let control: Vec<u32> = chance(5, N_VOCAB).take(200).collect();
     session.calibrate(&control).unwrap();
     assert_eq!(session.learner().unwrap().n_control(), 64);
-    let stream: Vec<u32> = chance(7, 6).map(|t| t * 3).take(800).collect();
+    let stream: Vec<u32> = phrases(7).take(800).collect();
     let total = observe_all(&mut session, &stream);
     let learner = session.learner().unwrap();
     assert!(learner.n_updates() > 10 && learner.scale() > 0.0);
@@ -137,7 +143,7 @@ fn nothing_learnt_changes_no_bit() {
 fn it_exports_as_a_plain_adapter() {
     let model = model();
     let mut learning = learning_session(&model);
-    observe_all(&mut learning, &chance(7, 6).map(|t| t * 3).take(400).collect::<Vec<_>>());
+    observe_all(&mut learning, &phrases(7).take(400).collect::<Vec<_>>());
     let bytes = learning.learner().unwrap().to_adapter(&model).unwrap().to_bytes().unwrap();
     let adapter = Adapter::from_bytes(bytes, &model).unwrap();
     let (mut plain, mut attached) = (session(&model), session(&model));
@@ -194,7 +200,7 @@ fn ratings_move_answers() {
 #[test]
 fn results_do_not_depend_on_threads() {
     let model = model();
-    let stream: Vec<u32> = chance(7, 9).take(300).collect();
+    let stream: Vec<u32> = phrases(7).take(300).collect();
     let saved = [1, 2, 3].map(|n_threads| {
         let mut session = model.session_with(&SessionOptions { n_threads, ..Default::default() }).unwrap();
         session.set_learner(Learner::new(&model, &options()).unwrap()).unwrap();
@@ -209,14 +215,15 @@ fn state_goes_on_where_it_was() {
     let model = model();
     let mut session = learning_session(&model);
     session.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
-    observe_all(&mut session, &chance(7, 9).take(400).collect::<Vec<_>>());
+    observe_all(&mut session, &phrases(7).take(400).collect::<Vec<_>>());
+    assert!(session.learner().unwrap().scale() > 0.0);
     let bytes = session.learner().unwrap().to_bytes().unwrap();
     let copy = Learner::from_bytes(bytes.clone(), &model).unwrap();
     assert!(copy.to_bytes().unwrap() == bytes, "a copy of a copy is the same");
     let mut other = crate::session(&model);
     other.set_learner(copy).unwrap();
     session.clear();
-    let more: Vec<u32> = chance(9, 9).take(32).collect();
+    let more: Vec<u32> = phrases(9).take(32).collect();
     let (a, b) = (session.observe(&more).unwrap(), other.observe(&more).unwrap());
     // Weights of the mixture are saved as f32.
     assert!((a.mixture - b.mixture).abs() < 1e-3 && a.adapter == b.adapter, "{a:?} {b:?}");
@@ -333,12 +340,7 @@ fn killed_while_saving_leaves_a_whole_file() {
 /// and an adapter has learnt less by then.
 #[test]
 fn the_shipped_model_learns() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-    let tokens = |path: &str| {
-        let text = std::fs::read_to_string(root.join(path)).unwrap();
-        model.tokenizer().unwrap().encode(&text, true, false)
-    };
+    let (model, tokens) = shipped();
     let control = tokens("models/demo-heldout.txt");
     for stream in ["tests/data/river-station.txt", "tests/data/project-docs.txt"] {
         let stream = tokens(stream);
@@ -363,6 +365,100 @@ fn the_shipped_model_learns() {
         let [base, mixture] = ["base", "mixture"].map(|name| report.contender(name).unwrap().loss);
         assert!(mixture * report.n_tokens as f64 <= base * report.n_tokens as f64 + std::f64::consts::LN_2);
     }
+}
+
+fn shipped() -> (Model, impl Fn(&str) -> Vec<u32>) {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let tokenizer = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let tokens = move |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        tokenizer.tokenizer().unwrap().encode(&text, true, false)
+    };
+    (model, tokens)
+}
+
+/// Lets a session observe a text 64 tokens at a time, each behind 64 others; the losses of all.
+fn observe_text(session: &mut Session<'_>, text: &[u32]) -> Losses {
+    let mut total = Losses::default();
+    for piece in text.chunks(64) {
+        if session.position() + piece.len() > 128 {
+            session.clear();
+        }
+        total += session.observe(piece).unwrap();
+    }
+    total
+}
+
+/// Days of another domain must not cost much when ordinary text comes back, though the base model's weight has
+/// fallen to nothing by then.
+#[test]
+fn ordinary_text_after_a_domain() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let mut session = session(&model);
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    session.calibrate(known).unwrap();
+    let domain = observe_text(&mut session, &river[..4096]);
+    assert!(session.learner().unwrap().scale() > 0.0);
+    let back = observe_text(&mut session, &unknown[..2048]);
+    println!("{domain:?}\n{back:?}");
+    assert!(domain.mixture < 0.8 * domain.base, "{domain:?}");
+    assert!(back.adapter < back.base + 0.005 * back.n as f64, "{back:?}");
+    assert!(back.mixture < back.base + 0.02 * back.n as f64, "{back:?}");
+    let all = session.learner().unwrap().losses();
+    assert_eq!(all.n, domain.n + back.n);
+    assert!(all.mixture <= all.base + std::f64::consts::LN_2);
+    // What was learnt from goes on counting where it is read again.
+    let bytes = session.learner().unwrap().to_bytes().unwrap();
+    assert_eq!(Learner::from_bytes(bytes, &model).unwrap().losses(), all);
+}
+
+/// Text in its order takes effect; the same tokens in another order never do, however well they are learnt.
+#[test]
+fn what_has_no_order_teaches_nothing() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let river = &river[..2048];
+    let mut shuffled = river.to_vec();
+    for (i, random) in chance(1, usize::MAX >> 33).enumerate().take(shuffled.len()).skip(1) {
+        shuffled.swap(i, random as usize % (i + 1));
+    }
+    for (text, learns) in [(river, true), (&shuffled[..], false)] {
+        let mut session = session(&model);
+        session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+        session.calibrate(&control[..4096]).unwrap();
+        let losses = observe_text(&mut session, text);
+        let learner = session.learner().unwrap();
+        assert!(learner.n_updates() > 20);
+        assert_eq!(learner.scale() > 0.0, learns, "{losses:?}");
+        assert_eq!(losses.adapter < losses.base - 0.02 * losses.n as f64, learns, "{losses:?}");
+    }
+}
+
+#[test]
+fn a_rating_needs_something_to_compare_with() {
+    let model = model();
+    let mut session = learning_session(&model);
+    session.prefill(&[1, 2]).unwrap();
+    session.decode(3).unwrap();
+    assert!(matches!(session.feedback(1.0), Err(LearnError::NothingToCompare)));
+    session.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
+    let p = |session: &mut Session<'_>| {
+        session.clear();
+        let logits = session.prefill(&[1, 2]).unwrap();
+        let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        f64::from(logits[3]).exp() / sum
+    };
+    let before = p(&mut session);
+    session.decode(3).unwrap();
+    session.feedback(1.0).unwrap();
+    let after = p(&mut session);
+    assert!(after > before, "the first rating counts: {before} {after}");
+    session.decode(3).unwrap();
+    session.feedback(-1.0).unwrap();
+    assert!(p(&mut session) < after);
 }
 
 /// Times that the README states: `cargo test --release --test learn -- --ignored --nocapture times`, on a

@@ -27,6 +27,9 @@ pub struct LearningOptions {
 /// Rank of the adapters that backpropagation trains.
 const DEEP_RANK: usize = 4;
 
+/// What logits are divided by, one after the other, to tell what a change of temperature alone is worth.
+const TEMPERATURES: [f32; 8] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7];
+
 /// Whether backpropagation trains a matrix: those of feed-forward layers and of attention's output, in the
 /// last quarter of the layers.
 fn is_deep(site: &Site, n_layer: usize) -> bool {
@@ -121,7 +124,7 @@ impl LearningReport {
 /// First weight of the rehearsal's divergence in the loss of backpropagation.
 const FIRST_REHEARSAL: f32 = 8.0;
 /// Share of the bound that divergence on rehearsed text is held to: on other text it is larger.
-const REHEARSED_SHARE: f64 = 0.6;
+const REHEARSED_SHARE: f64 = 0.8;
 /// Most windows of control text that are rehearsed in turn.
 const REHEARSED: usize = 64;
 
@@ -181,12 +184,21 @@ impl Rehearsal {
     }
 }
 
+/// What an adapter learns from.
+#[derive(Clone, Copy, PartialEq)]
+enum Reads {
+    Stream,
+    /// The stream's contexts, each with a token from half a stream away: its words are right, their places wrong.
+    Shuffled,
+    /// The same of the control text, so that not even the words are right.
+    OtherShuffled,
+}
+
 /// An adapter by itself.
 struct Arm {
     name: String,
     lesson: Lesson,
-    /// Learns from shuffled control text instead of the stream.
-    from_elsewhere: bool,
+    reads: Reads,
     adapter: HeadLearner,
     losses: Vec<f64>,
     update_ms: Vec<f64>,
@@ -228,22 +240,23 @@ pub fn learning(
     let Some(mut learner) = session.take_learner() else { return Err(LearnError::NotLearning.into()) };
     let rows = session.head_rows();
 
-    let ranks = [1, 2, 4].map(|rank| (format!("head adapter, rank {rank}"), rank, Lesson::Text, false));
+    let ranks = [1, 2, 4].map(|rank| (format!("head adapter, rank {rank}"), rank, Lesson::Text, Reads::Stream));
     let negatives = [
-        ("control: learns from other text, shuffled", Lesson::Text, true),
-        ("control: learns the opposite", Lesson::Opposite, false),
-        ("control: random direction of equal length", Lesson::Chance, false),
+        ("control: learns from the stream, shuffled", Lesson::Text, Reads::Shuffled),
+        ("control: learns from other text, shuffled", Lesson::Text, Reads::OtherShuffled),
+        ("control: learns the opposite", Lesson::Opposite, Reads::Stream),
+        ("control: random direction of equal length", Lesson::Chance, Reads::Stream),
     ]
-    .map(|(name, lesson, elsewhere)| (name.to_owned(), 4, lesson, elsewhere));
+    .map(|(name, lesson, reads)| (name.to_owned(), 4, lesson, reads));
     let mut arms = Vec::new();
-    for (name, rank, lesson, from_elsewhere) in ranks.into_iter().chain(negatives) {
+    for (name, rank, lesson, reads) in ranks.into_iter().chain(negatives) {
         let mut adapter = Learner::new(model, &LearnerOptions { rank, ..options.learner.clone() })?.adapter;
         adapter.control = learner.adapter.control.clone();
         adapter.fisher = learner.adapter.fisher.clone();
         arms.push(Arm {
             name,
             lesson,
-            from_elsewhere,
+            reads,
             adapter,
             losses: Vec::new(),
             update_ms: Vec::new(),
@@ -254,6 +267,7 @@ pub fn learning(
     // Base at four times the context; the same tokens, in larger chunks.
     let finish = model.hparams().logit_finish();
     let (mut p, mut logits) = (Vec::new(), Vec::new());
+    let mut tempered = TEMPERATURES.map(|_| Vec::new());
     let mut far_losses = vec![0.0; stream.len()];
     far.windows(stream, |i, _, raw| {
         logits.clear();
@@ -307,31 +321,43 @@ pub fn learning(
         deep_ms.push(before.elapsed().as_secs_f64() * 1e3);
         deep_losses.push(loss * predicted as f64);
         arms.iter_mut().for_each(|arm| arm.losses.push(0.0));
+        tempered.iter_mut().for_each(|losses| losses.push(0.0));
         session.window(stream, chunk.clone(), n_chunk, &mut |i, h, raw| {
             let token = stream[i];
             let losses = learner.met(arch, &stream[..i], h, raw, token);
             let all = [losses.base, losses.adapter, losses.ngram, losses.knn, losses.mixture];
             sums.iter_mut().zip(all).for_each(|(sum, loss)| *sum += loss);
             n += 1;
+            for (losses, temperature) in tempered.iter_mut().zip(TEMPERATURES) {
+                logits.clear();
+                logits.extend(raw.iter().map(|&raw| finish.logit(raw) / temperature));
+                let loss = softmax(arch, &logits, &mut p) - f64::from(logits[token as usize]);
+                *losses.last_mut().unwrap_or(&mut 0.0) += loss;
+            }
             for arm in &mut arms {
                 let loss = match arm.adapter.head.is_idle() {
                     true => losses.base,
                     false => arm.adapter.exact_loss(arch, h, raw, token, &mut p, &mut logits),
                 };
                 *arm.losses.last_mut().unwrap_or(&mut 0.0) += loss;
-                if !arm.from_elsewhere {
-                    let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
-                    arm.adapter.observed(arch, h, raw, &p, lse, token);
-                }
+                let token = match arm.reads {
+                    Reads::Stream => token,
+                    Reads::Shuffled => stream[(i + stream.len() / 2) % stream.len()],
+                    Reads::OtherShuffled => continue,
+                };
+                let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
+                arm.adapter.observed(arch, h, raw, &p, lse, token);
             }
         })?;
-        // Contexts of other text, and what came in quite other contexts of it; again from the start at its end.
+        // Contexts of other text, and what came in quite other contexts of it; again from the start at its end, but
+        // elsewhere, since what comes twice can be learnt.
         let pieces = (known.len() / n_chunk).max(1);
-        let start = c % pieces * n_chunk;
+        let (turn, start) = (c / pieces, c % pieces * n_chunk);
+        let away = (4 + turn) * known.len() / 9;
         session.window(known, start..(start + n_chunk).min(known.len()), n_chunk, &mut |i, h, raw| {
-            for arm in arms.iter_mut().filter(|arm| arm.from_elsewhere) {
+            for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::OtherShuffled) {
                 let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
-                arm.adapter.observed(arch, h, raw, &p, lse, known[(i + known.len() / 2) % known.len()]);
+                arm.adapter.observed(arch, h, raw, &p, lse, known[(i + away) % known.len()]);
             }
         })?;
         for (sum, by_chunk) in sums.into_iter().zip(&mut by_chunk) {
@@ -386,8 +412,11 @@ pub fn learning(
             forgetting: None,
         }
     };
+    let sum = |losses: &Vec<f64>| losses.iter().sum::<f64>();
+    let best = tempered.iter().min_by(|x, y| sum(x).total_cmp(&sum(y))).unwrap_or(base);
     let mut contenders = vec![
         contender("base", base),
+        contender("base, the best temperature in hindsight", best),
         contender("base, 4 times the context", &far_by_chunk),
         contender("n-gram cache", &by_chunk[2]),
         contender("nearest neighbours", &by_chunk[3]),
@@ -397,12 +426,12 @@ pub fn learning(
         let common = contender(&arm.name, &arm.losses);
         contenders.push(Contender { update_ms, settle_ms, forgetting: Some(*forgetting), ..common });
     }
-    contenders.insert(7, contender("mixture", &by_chunk[4]));
+    contenders.insert(8, contender("mixture", &by_chunk[4]));
     let forgetting = forgetting_of(&mut session, &mut deep, unknown, options.n_bootstrap)?;
     let update_ms = median(&mut deep_ms);
     let name = "last quarter of the layers, backpropagation";
     let common = contender(name, &deep_losses);
-    contenders.insert(8, Contender { update_ms, forgetting: Some(forgetting), ..common });
+    contenders.insert(9, Contender { update_ms, forgetting: Some(forgetting), ..common });
     Ok(LearningReport {
         n_ctx,
         n_tokens: n_tokens as usize,

@@ -204,8 +204,8 @@ impl Chat<'_> {
                             note("The conversation is forgotten.");
                         }
                         "/regen" => self.regenerate()?,
-                        "/good" => self.rate(1.0),
-                        "/bad" => self.rate(-1.0),
+                        "/good" => self.rate(1.0)?,
+                        "/bad" => self.rate(-1.0)?,
                         _ => self.say(&text)?,
                     }
                 }
@@ -235,11 +235,12 @@ impl Chat<'_> {
         self.answer()
     }
 
-    fn rate(&mut self, reward: f32) {
+    fn rate(&mut self, reward: f32) -> Result<(), Failure> {
         match self.session.feedback(reward) {
             Ok(_) => note("Learnt."),
             Err(error) => note(format!("error: {error}")),
         }
+        self.learning.idle(&mut self.session)
     }
 
     fn regenerate(&mut self) -> Result<(), Failure> {

@@ -328,11 +328,7 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
         let (n_ctx, estimate) = memory(h);
         line(
             "memory",
-            format!(
-                "{} for weights, {} for a context of {n_ctx}",
-                size(tensor_bytes),
-                size(estimate.kv_cache + estimate.compute)
-            ),
+            format!("{} for weights, {} for a context of {n_ctx}", size(tensor_bytes), size(estimate.total())),
         );
     }
     match text(m, "tokenizer.ggml.model") {

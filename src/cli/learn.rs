@@ -155,9 +155,9 @@ fn to_json(report: &LearningReport) -> Value {
 
 /// The running gain of every contender over the base, as lines.
 fn svg(report: &LearningReport) -> String {
-    const COLOURS: [&str; 12] = [
-        "#888888", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728", "#111111", "#9467bd", "#c5b0d5",
-        "#e377c2", "#bcbd22",
+    const COLOURS: [&str; 14] = [
+        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728", "#111111", "#9467bd",
+        "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
     ];
     const DASHED: &str = " stroke-dasharray=\"3 3\"";
     let (width, height, left, top) = (720.0, 360.0, 60.0, 20.0);

@@ -211,7 +211,8 @@ pub(super) fn session<'m>(model: &'m Model, options: &SessionOptions, lora: &Lor
         session.attach(adapter, scale)?;
     }
     let need = MemoryEstimate::of(model.hparams(), options);
-    let need = need.kv_cache.saturating_add(need.compute);
+    let rank = session.adapters().map(|(_, adapter, _)| adapter.max_rank()).sum();
+    let need = need.with_adapters(rank, options).total();
     if let Some(free) = available_memory().filter(|&free| need > free) {
         note(format!(
             "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",

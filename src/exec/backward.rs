@@ -59,10 +59,10 @@ fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
     sites.map(place).min().unwrap_or((n_layer, Stage::Below))
 }
 
-/// Bytes of the outputs of `gate` and `up` that are kept instead of computed again, which is the most
+/// Bytes of the outputs of `gate`, `up` and `wq` that are kept instead of computed again, which is the most
 /// expensive part of it: as much as four layers of a 1B model make of 512 tokens, and about what one layer's
 /// buffers take.
-const KEPT_BYTES: usize = 128 << 20;
+const KEPT_BYTES: usize = 144 << 20;
 
 /// What a forward pass leaves for the backward pass: rows of each layer from `lowest` on. A session
 /// keeps the memory for the next one.
@@ -84,9 +84,10 @@ struct SavedLayer {
     attn_out: Vec<f32>,
     ffn_out: Vec<f32>,
     has_post_norms: (bool, bool),
-    /// Outputs of `gate` and `up`, if they are kept.
+    /// Outputs of `gate`, `up` and `wq`, if they are kept.
     gate: Vec<f32>,
     up: Vec<f32>,
+    q: Vec<f32>,
     keeps_products: bool,
 }
 
@@ -103,15 +104,17 @@ impl Saved {
         for (saved, layer) in self.layers.iter_mut().zip(&layers[lowest..]) {
             saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
             let products = match &layer.ffn {
-                FeedForward::Dense(ffn) => (1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out * m,
+                FeedForward::Dense(ffn) => {
+                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + layer.wq.w.n_out) * m
+                }
                 FeedForward::Moe(_) => usize::MAX,
             };
             saved.keeps_products = products <= room;
             if saved.keeps_products {
                 room -= products;
             }
-            let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, .. } = saved;
-            [attn, mid, attn_out, ffn_out, gate, up].into_iter().for_each(Vec::clear);
+            let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, q, .. } = saved;
+            [attn, mid, attn_out, ffn_out, gate, up, q].into_iter().for_each(Vec::clear);
         }
     }
 }
@@ -127,6 +130,7 @@ impl Probe for Saved {
             ("attn_out", Some(saved)) if saved.has_post_norms.0 => saved.attn_out.extend_from_slice(values),
             ("ffn_gate", Some(saved)) if saved.keeps_products => saved.gate.extend_from_slice(values),
             ("ffn_up", Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
+            ("Qcur", Some(saved)) if saved.keeps_products => saved.q.extend_from_slice(values),
             ("ffn_out", Some(saved)) if saved.has_post_norms.1 => saved.ffn_out.extend_from_slice(values),
             _ => {}
         }
@@ -458,7 +462,7 @@ fn layer_backward(
     if !h.parallel_residual {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     }
-    attention_backward(tape, layer, i, &saved.attn, b.normed, kv, &mut b.attn, &b.rope);
+    attention_backward(tape, layer, i, saved, b.normed, kv, &mut b.attn, &b.rope);
     let a = &b.attn;
     let products = [(&layer.wq.w, &*a.dq), (&layer.wk.w, &*a.dk), (&layer.wv.w, &*a.dv)];
     let below = stage < Stage::Qkv;
@@ -505,7 +509,7 @@ fn attention_backward(
     tape: &mut Tape<'_>,
     layer: &Layer,
     i: usize,
-    attn: &[f32],
+    saved: &SavedLayer,
     normed: &[f32],
     kv: &KvCache,
     b: &mut AttnBuffers<'_>,
@@ -519,13 +523,15 @@ fn attention_backward(
     let head_norms = head_norms(h, layer);
     let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
 
-    // Queries again; of the keys only what a norm needs, as they are in the cache.
-    tape.linear(normed, m, &mut [Product::of(&layer.wq, b.q, m)]);
+    // Queries again, if they are not kept; of the keys only what a norm needs, as they are in the cache.
+    if !saved.keeps_products {
+        tape.linear(normed, m, &mut [Product::of(&layer.wq, b.q, m)]);
+    }
     if layer.k_norm.is_some() {
         tape.linear(normed, m, &mut [Product::of(&layer.wk, b.k, m)]);
     }
     let full_norms = if h.qk_norm == QkNorm::Full { (&layer.q_norm, &layer.k_norm) } else { (&None, &None) };
-    let q = &*b.q;
+    let (q, attn) = (if saved.keeps_products { &*saved.q } else { &*b.q }, &*saved.attn);
     let placed = match full_norms.0 {
         Some(w) => {
             let n = h.n_head * d;
@@ -614,7 +620,7 @@ fn attention_backward(
             rotate(arch, h, i, (cos, back), token, to);
         }
     };
-    let (q, k, dq_by_head) = (&*b.q, &*b.k, &*b.dq_by_head);
+    let (k, dq_by_head) = (&*b.k, &*b.dq_by_head);
     crew.for_chunks(b.dq, h.n_head * d, |token, dq| {
         for (q_head, dq) in dq.chunks_exact_mut(d).enumerate() {
             let row = (q_head / n_group * m_padded + token) * n_group + q_head % n_group;

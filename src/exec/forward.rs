@@ -313,6 +313,7 @@ fn attention<P: Probe + ?Sized>(
         linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
         linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
     }
+    probe.tensor("Qcur", i, q);
     if h.qk_norm == QkNorm::Full {
         for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *k, &layer.k_norm, h.n_head_kv)] {
             let Some(w) = norm else { continue };

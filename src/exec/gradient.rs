@@ -39,7 +39,7 @@ impl Session<'_> {
     /// own values (rounded to 8 bits, as prompts are, where products of block formats take them so): keys and values of `tokens` are
     /// differentiated, those of earlier tokens are constants. Which experts are chosen is a constant, too.
     /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`,
-    /// a few rows per token of each layer from the lowest that has a gradient on, and at most 128 MiB that
+    /// a few rows per token of each layer from the lowest that has a gradient on, and at most 144 MiB that
     /// save time; the session keeps it.
     ///
     /// # Errors

@@ -36,6 +36,9 @@ impl Session<'_> {
         if learner.rows.is_none() {
             learner.rows = Some(self.head_rows());
         }
+        if let Some(rows) = &learner.rows {
+            self.measure_confidence(&mut learner.adapter, rows);
+        }
         self.refresh(&mut learner.adapter);
         learner.adapter.reproject(self.model.arch());
         self.learner = Some(Box::new(learner));
@@ -95,19 +98,26 @@ impl Session<'_> {
     /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage.
     ///
     /// # Errors
-    /// If there is no answer or learner, or the rating is not finite.
+    /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor
+    /// enough observed text to tell what is special about the answer.
     pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
         let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning) };
         let outcome = if !reward.is_finite() {
             Err(LearnError::Reward { value: reward })
         } else if learner.adapter.answer.len() == 0 {
             Err(LearnError::NoAnswer)
+        } else if learner.adapter.is_undecided() && learner.adapter.control.len() == 0 {
+            Err(LearnError::NothingToCompare)
         } else {
             let advantage = learner.advantage(reward);
             if let Some(rows) = &learner.rows {
+                let lesson = Lesson::Answer(advantage);
                 self.prepare(&mut learner.adapter, rows, Lesson::Text);
-                if self.teach(&mut learner.adapter, rows, Lesson::Answer(advantage)) {
-                    self.settle(&mut learner.adapter, Lesson::Answer(advantage));
+                if learner.adapter.is_undecided() {
+                    self.choose(&mut learner.adapter, rows, lesson);
+                }
+                if self.teach(&mut learner.adapter, rows, lesson) {
+                    self.settle(&mut learner.adapter, lesson);
                 }
             }
             learner.adapter.answer.clear();
@@ -182,6 +192,11 @@ impl Session<'_> {
         gamma.iter_mut().for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
         learner.adapter.fisher.merge(&gamma, &xi, FISHER_DECAY);
         learner.adapter.reproject(arch);
+        if let Some(rows) = &learner.rows {
+            self.measure_confidence(&mut learner.adapter, rows);
+            learner.adapter.steady();
+        }
+        self.settle(&mut learner.adapter, Lesson::Text);
         Ok(())
     }
 
@@ -222,13 +237,26 @@ impl Session<'_> {
         })
     }
 
-    /// Chooses directions if that is to be done.
+    /// Chooses directions if that is to be done, and makes them effective.
     pub(crate) fn prepare(&mut self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) {
-        if adapter.is_undecided() && adapter.can_choose() {
-            let g = self.error_vectors(rows, &adapter.errors());
-            adapter.choose(self.model.arch(), &g, lesson);
-            self.settle(adapter, lesson);
+        if adapter.is_due() {
+            self.choose(adapter, rows, lesson);
         }
+    }
+
+    fn choose(&mut self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) {
+        let arch = self.model.arch();
+        let g = self.error_vectors(rows, &adapter.errors(arch, lesson));
+        adapter.choose(arch, &g, lesson);
+        self.measure_confidence(adapter, rows);
+        adapter.steady();
+        self.settle(adapter, lesson);
+    }
+
+    /// Learns what `A` means for the model's confidence.
+    fn measure_confidence(&self, adapter: &mut HeadLearner, rows: &HeadRows) {
+        let surer = adapter.surer(self.model.arch());
+        adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank);
     }
 
     /// One update of the direction; whether there was anything to learn from. [`Session::settle`] makes it

@@ -81,6 +81,11 @@ fn prepared_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
     if m >= gemm_min_rows { rounded.max(arch.packed_len(dtype, m, n)) } else { rounded }
 }
 
+/// Bytes of [`Scratch::low`] for `m` rows and adapters whose ranks sum to `rank`.
+pub(crate) fn low_bytes(m: usize, rank: usize) -> u64 {
+    (MAX_PRODUCTS as u64).saturating_mul(m as u64).saturating_mul(4 * rank as u64)
+}
+
 /// How the rows of one product are multiplied.
 #[derive(Clone, Copy, PartialEq)]
 enum Path {

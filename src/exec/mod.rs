@@ -14,7 +14,7 @@ mod team;
 
 use crate::cache::{KvCache, KvShape};
 use crate::error::SessionError;
-use crate::lora::{Learner, Losses, Source};
+use crate::lora::{Learner, LearnerOptions, Losses, Source};
 use crate::model::{Hparams, Model};
 use adapters::Adapters;
 use arena::Arena;
@@ -89,6 +89,8 @@ pub struct MemoryEstimate {
     pub kv_cache: u64,
     /// Buffers of the largest pass, roughly.
     pub compute: u64,
+    /// What a [`Learner`] holds when it is full, and the most it takes meanwhile to learn; 0 without one.
+    pub learner: u64,
 }
 
 impl MemoryEstimate {
@@ -101,7 +103,27 @@ impl MemoryEstimate {
         MemoryEstimate {
             kv_cache: kv_shape(h, options).bytes(options.kv_type),
             compute: m * width as u64 * 4 + 4 * h.n_vocab as u64,
+            learner: 0,
         }
+    }
+
+    /// The same with adapters attached, whose ranks sum to `rank`.
+    pub fn with_adapters(mut self, rank: usize, options: &SessionOptions) -> MemoryEstimate {
+        self.compute = self.compute.saturating_add(linear::low_bytes(options.n_batch, rank));
+        self
+    }
+
+    /// The same of a session that learns: an upper bound of what that adds. Text to learn from needs logits
+    /// of all tokens of a batch.
+    pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryEstimate {
+        let rows = options.n_batch as u64 * (h.n_embd + h.n_vocab) as u64 * 4;
+        self.learner = learner.bytes(h.n_embd, h.n_vocab).saturating_add(rows);
+        self
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.kv_cache.saturating_add(self.compute).saturating_add(self.learner)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What must not be forgotten: moments of ordinary text, and how much each direction matters there.
 
 use super::moments::Moment;
+use super::optimiser::UPDATE_TOKENS;
 use crate::arch::Arch;
 
 /// Kronecker-diagonal Fisher information of a change of the hidden state: `F_ij ≈ γ_i·ξ_j`.
@@ -80,6 +81,14 @@ impl Whitening {
         Whitening { n, diagonal, h, factor }
     }
 
+    /// `Ξ·x`.
+    fn multiply(&self, arch: Arch, x: &[f32]) -> Vec<f32> {
+        let m = (self.h.len() / self.n) as f32;
+        let mut y: Vec<f32> = x.iter().zip(&self.diagonal).map(|(x, d)| x * d).collect();
+        self.h.chunks_exact(self.n).for_each(|h| arch.add_scaled(&mut y, h, arch.dot(h, x) / m));
+        y
+    }
+
     /// `Ξ⁻¹·x`.
     pub(crate) fn solve(&self, arch: Arch, x: &[f32]) -> Vec<f32> {
         let m = self.h.len() / self.n;
@@ -116,25 +125,37 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
 }
 
 /// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A` whose rows have length one
-/// in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, the steepest descent along them. `g` and `h` are `(t, n)`; both
-/// results `(rank, n)`. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new
-/// text apart.
+/// in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates
+/// in so many tokens. `g` and `h` are `(t, n)`; the result's `A` and `Bᵀ`, as `old` ones that it goes on from,
+/// `(rank, n)`. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new text apart.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
     gamma: &[f32],
     g: &[f32],
     h: &[f32],
+    old: (&[f32], &[f32]),
     rank: usize,
 ) -> (Vec<f32>, Vec<f32>) {
     let n = gamma.len();
+    let mean_gamma = gamma.iter().sum::<f32>() / n as f32;
+    let inverse: Vec<f32> = gamma.iter().map(|y| 1.0 / (y + DAMPING * mean_gamma)).collect();
+    // What was learnt before, as gradients that it would have come from.
+    let room = || Vec::with_capacity(g.len() + old.0.len());
+    let (mut all_g, mut all_h) = (room(), room());
+    all_g.extend_from_slice(g);
+    all_h.extend_from_slice(h);
+    for (a, b) in old.0.chunks_exact(n).zip(old.1.chunks_exact(n)) {
+        all_g.extend(b.iter().zip(&inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
+        all_h.extend(whitening.multiply(arch, a));
+    }
+    let (g, h) = (&all_g[..], &all_h[..]);
     let times = |x: &[f32], v: &[f32]| -> Vec<f32> { x.chunks_exact(n).map(|x| arch.dot(x, v)).collect() };
     let transposed = |x: &[f32], v: &[f32]| {
         let mut sum = vec![0.0; n];
         x.chunks_exact(n).zip(v).for_each(|(x, &v)| arch.add_scaled(&mut sum, x, v));
         sum
     };
-    let mean_gamma = gamma.iter().sum::<f32>() / n as f32;
     let mut all_a: Vec<Vec<f32>> = Vec::new();
     let mut duals: Vec<Vec<f32>> = Vec::new();
     let mut all_b = Vec::new();
@@ -154,15 +175,14 @@ pub(crate) fn directions(
             a.iter_mut().for_each(|x| *x /= length);
             dual.iter_mut().for_each(|x| *x /= length);
             b = transposed(g, &times(h, &a));
-            b.iter_mut().zip(gamma).for_each(|(b, y)| *b /= y + DAMPING * mean_gamma);
+            b.iter_mut().zip(&inverse).for_each(|(b, p)| *b *= p);
             v = times(g, &b);
             let length = arch.dot(&v, &v).max(f32::MIN_POSITIVE).sqrt();
             v.iter_mut().for_each(|x| *x /= length);
             duals.truncate(all_a.len());
             duals.push(dual);
         }
-        let count = (h.len() / n) as f32;
-        b.iter_mut().for_each(|b| *b /= -count);
+        b.iter_mut().for_each(|b| *b /= -(UPDATE_TOKENS as f32));
         all_a.push(a);
         all_b.push(b);
     }

@@ -25,6 +25,32 @@ pub struct Losses {
     pub mixture: f64,
 }
 
+impl Losses {
+    /// The losses, by the names they have in files.
+    pub(crate) fn by_name(&self) -> [(&'static str, &f64); 5] {
+        let Losses { base, adapter, ngram, knn, mixture, .. } = self;
+        [
+            ("learned.losses.base", base),
+            ("learned.losses.adapter", adapter),
+            ("learned.losses.ngram", ngram),
+            ("learned.losses.neighbours", knn),
+            ("learned.losses.mixture", mixture),
+        ]
+    }
+
+    /// The same, to change them.
+    pub(crate) fn by_name_mut(&mut self) -> [(&'static str, &mut f64); 5] {
+        let Losses { base, adapter, ngram, knn, mixture, .. } = self;
+        [
+            ("learned.losses.base", base),
+            ("learned.losses.adapter", adapter),
+            ("learned.losses.ngram", ngram),
+            ("learned.losses.neighbours", knn),
+            ("learned.losses.mixture", mixture),
+        ]
+    }
+}
+
 impl std::ops::AddAssign for Losses {
     fn add_assign(&mut self, other: Losses) {
         self.n += other.n;

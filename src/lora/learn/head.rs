@@ -59,10 +59,10 @@ pub(crate) struct Gradient {
 #[derive(Clone, Debug)]
 pub(crate) struct Adapted {
     /// Natural logarithms; `−∞` for empty slots.
-    log_p: [f32; SLOTS],
+    pub(crate) log_p: [f32; SLOTS],
     /// `∂logit/∂raw` of each slot.
-    slope: [f32; SLOTS],
-    log_rest: f32,
+    pub(crate) slope: [f32; SLOTS],
+    pub(crate) log_rest: f32,
 }
 
 impl Head {
@@ -121,7 +121,7 @@ impl Head {
         }
     }
 
-    fn adapted(&self, finish: Finish, m: &Moment<'_>, z: &Ranks, scale: f32) -> Adapted {
+    pub(crate) fn adapted(&self, finish: Finish, m: &Moment<'_>, z: &Ranks, scale: f32) -> Adapted {
         let n_vocab = self.n_vocab();
         let mut out = Adapted { log_p: [f32::NEG_INFINITY; SLOTS], slope: [0.0; SLOTS], log_rest: 0.0 };
         let mut max = f32::NEG_INFINITY;
@@ -186,6 +186,47 @@ impl Head {
         let inside = f64::from(base.log_rest).exp() * f64::from(0.5 * step * step * self.variance(z));
         let rise = f64::from(base.log_p[0] - adapted.log_p[0]);
         (listed + term(base.log_rest, adapted.log_rest) + inside, rise)
+    }
+
+    /// How much surer of `moments` a change makes the model: minus the derivative of the sum of their entropies
+    /// by `s·B`, at `s = 0`, but for the rows of the head. `z` holds `A·h` of each.
+    pub(crate) fn confidence<'a>(
+        &self,
+        finish: Finish,
+        moments: impl Iterator<Item = (Moment<'a>, Ranks)>,
+        slots: &mut Slots,
+    ) -> Gradient {
+        slots.begin(self.n_vocab());
+        let mut g = Gradient::default();
+        for (m, z) in moments {
+            let p = self.base(finish, &m);
+            let n = m.ids.iter().take_while(|&&id| id != NO_TOKEN).count();
+            // The rest is taken to be shared out evenly.
+            let each = p.log_rest - ((self.n_vocab() - n).max(1) as f32).ln();
+            let term = |l: f32| l.exp() * l;
+            let mean = p.log_p[..n].iter().map(|&l| term(l)).sum::<f32>() + p.log_rest.exp() * each;
+            for i in 0..n {
+                let weight = p.log_p[i].exp() * (p.log_p[i] - mean) * p.slope[i];
+                let u = slots.at(m.ids[i]);
+                (0..MAX_RANK).for_each(|r| u[r] += weight * z[r]);
+            }
+            let weight = p.log_rest.exp() * (each - mean) * finish.scale;
+            (0..MAX_RANK).for_each(|r| g.rest[r] += weight * z[r]);
+        }
+        g.rows = slots.taken();
+        g.rows.sort_unstable_by_key(|row| row.0);
+        g
+    }
+
+    /// Covariance, summed over tokens, of the changes of logits with which token came: `Σ_t δ_t(y_t) − δ_t(y_u)`,
+    /// the mean over all `u`, for `s = 1`.
+    pub(crate) fn pairing(&self, tokens: &[usize], z: &[Ranks]) -> f64 {
+        let mut sum = 0.0;
+        for (r, wb) in self.wb.chunks_exact(self.n_vocab()).enumerate() {
+            let mean = tokens.iter().map(|&y| f64::from(wb[y])).sum::<f64>() / tokens.len().max(1) as f64;
+            sum += tokens.iter().zip(z).map(|(&y, z)| f64::from(z[r]) * (f64::from(wb[y]) - mean)).sum::<f64>();
+        }
+        sum
     }
 
     /// Gradient of `Σ weight·(−ln p)` over `moments` at the current scale, with respect to `s·B`, by

@@ -13,6 +13,9 @@ pub(crate) const UPDATE_TOKENS: usize = 64;
 const FIRST_TOKENS: usize = 256;
 /// Latest tokens that the length of the step is judged on.
 const JUDGED: usize = 256;
+/// Share of evidence that a new chunk leaves, and fewest chunks that can speak for what was learnt.
+const EVIDENCE_KEPT: f64 = 0.98;
+const LEAST_CHUNKS: u32 = 5;
 /// Share of the length that the search along the direction tries, besides none.
 const LENGTHS: [f32; 8] = [1.0, 0.75, 0.55, 0.4, 0.28, 0.2, 0.1, 0.05];
 /// Without control text, the most that predictions of the observed text itself may move, in nats.
@@ -64,6 +67,39 @@ pub(crate) struct HeadLearner {
     bounded: Vec<(Adapted, Ranks)>,
     slots: Slots,
     row: Vec<f32>,
+    /// `(rank, n_embd)`: along each, a change makes the model surer of ordinary text.
+    pub(crate) confidence: Vec<f32>,
+    /// Observed since directions were chosen.
+    pub(crate) since_choice: usize,
+    pub(crate) evidence: Evidence,
+}
+
+/// Whether what was learnt tells which token comes where, by tokens that are not learnt yet: each is given more
+/// weight than the others of its chunk would get in its place, or not. What any text teaches, such as to be less
+/// sure, or which tokens are frequent, gains nothing by this measure; a text in random order gains nothing at
+/// all, whatever was learnt from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Evidence {
+    pub(crate) sum: f64,
+    pub(crate) squares: f64,
+    pub(crate) chunks: u32,
+}
+
+impl Evidence {
+    /// A chunk's gain; older ones fade.
+    fn add(&mut self, gain: f64) {
+        if gain.is_finite() {
+            self.sum = EVIDENCE_KEPT * self.sum + gain;
+            self.squares = EVIDENCE_KEPT * EVIDENCE_KEPT * self.squares + gain * gain;
+            self.chunks = self.chunks.saturating_add(1);
+        }
+    }
+
+    /// `None` while it is too early to tell. If order means nothing, sums of chunks are independent, and two
+    /// standard errors are exceeded by chance once in 44 times.
+    fn verdict(&self) -> Option<bool> {
+        (self.chunks >= LEAST_CHUNKS).then(|| self.sum > 2.0 * self.squares.sqrt())
+    }
 }
 
 impl HeadLearner {
@@ -91,6 +127,9 @@ impl HeadLearner {
             bounded: Vec::new(),
             slots: Slots::default(),
             row: Vec::new(),
+            confidence: Vec::new(),
+            since_choice: 0,
+            evidence: Evidence::default(),
         }
     }
 
@@ -115,6 +154,7 @@ impl HeadLearner {
     /// Keeps an observed moment for the next update.
     pub(crate) fn observed(&mut self, arch: Arch, h: &[f32], raw: &[f32], p: &[f32], lse: f64, token: u32) {
         self.recent.push(arch, self.finish, h, raw, p, lse, token);
+        self.since_choice = self.since_choice.saturating_add(1);
         self.fresh = (self.fresh + 1).min(self.recent.len());
     }
 
@@ -124,47 +164,105 @@ impl HeadLearner {
         self.head.project(arch, row)
     }
 
-    /// Whether directions have yet to be chosen, by [`HeadLearner::choose`].
     pub(crate) fn is_undecided(&self) -> bool {
         self.head.a.iter().all(|&a| a == 0.0)
     }
 
-    /// Whether there is enough to choose directions from.
-    pub(crate) fn can_choose(&self) -> bool {
-        self.recent.len() >= FIRST_TOKENS.min(self.recent.capacity())
+    /// Whether directions are to be chosen: when there is enough to choose them from, and again when all of
+    /// that has been replaced.
+    pub(crate) fn is_due(&self) -> bool {
+        match self.is_undecided() {
+            true => self.recent.len() >= FIRST_TOKENS.min(self.recent.capacity()),
+            false => self.since_choice >= self.recent.capacity(),
+        }
     }
 
-    /// The moments that directions are chosen from, with the base model's error of each as parts of
+    /// The moments that a lesson's directions are chosen from.
+    fn source(&self, lesson: Lesson) -> &Moments {
+        if matches!(lesson, Lesson::Answer(_)) { &self.answer } else { &self.recent }
+    }
+
+    /// The adapted model's error at each moment of a lesson's source, as parts of
     /// `∂loss/∂h = Σ rows·W + rest·mean`.
-    pub(crate) fn errors(&self) -> Vec<(Vec<(u32, f32)>, f32)> {
-        self.recent.iter().map(|m| errors(self.finish, &m)).collect()
+    pub(crate) fn errors(&self, arch: Arch, lesson: Lesson) -> Vec<(Vec<(u32, f32)>, f32)> {
+        let mut row = Vec::new();
+        let of = |m: Moment<'_>| {
+            let z = self.project(arch, &m, &mut row);
+            errors(self.finish, &m, &self.head.adapted(self.finish, &m, &z, self.head.scale))
+        };
+        self.source(lesson).iter().map(of).collect()
     }
 
-    /// The same of the control moments.
+    /// How much surer of the control text each direction makes the model; its sum with the head's rows is
+    /// [`HeadLearner::confidence`].
+    pub(crate) fn surer(&mut self, arch: Arch) -> Gradient {
+        let mut row = std::mem::take(&mut self.row);
+        let z: Vec<Ranks> = self.control.half(false).map(|m| self.project(arch, &m, &mut row)).collect();
+        self.row = row;
+        self.head.confidence(self.finish, self.control.half(false).zip(z), &mut self.slots)
+    }
+
+    /// The diagonal of the preconditioner.
+    fn preconditioner(&self) -> Vec<f32> {
+        let gamma = &self.fisher.gamma;
+        let mean = gamma.iter().sum::<f32>() / gamma.len() as f32;
+        gamma.iter().map(|y| 1.0 / (y + 0.1 * mean)).collect()
+    }
+
+    /// Takes from each row of `B` what makes the model surer, or less sure, of ordinary text: that is no
+    /// knowledge, and uses up the bound. The shortest way there, in the metric of the preconditioner.
+    pub(crate) fn steady(&mut self) {
+        let preconditioner = self.preconditioner();
+        let n = preconditioner.len();
+        for (q, b) in self.confidence.chunks_exact(n).zip(self.head.b.chunks_exact_mut(n)) {
+            let (mut over, mut under) = (0.0f64, f64::MIN_POSITIVE);
+            for ((q, b), p) in q.iter().zip(&*b).zip(&preconditioner) {
+                over += f64::from(q * b);
+                under += f64::from(q * q * p);
+            }
+            let factor = (over / under) as f32;
+            b.iter_mut().zip(q).zip(&preconditioner).for_each(|((b, q), p)| *b -= factor * q * p);
+        }
+    }
+
+    /// The same of the control moments, by the base model.
     pub(crate) fn control_errors(&self) -> Vec<(Vec<(u32, f32)>, f32)> {
-        self.control.iter().map(|m| errors(self.finish, &m)).collect()
+        self.control.iter().map(|m| errors(self.finish, &m, &self.head.base(self.finish, &m))).collect()
     }
 
     /// Chooses `A` and a first `B`, given `∂loss/∂h: (n, n_embd)` of [`HeadLearner::errors`].
     pub(crate) fn choose(&mut self, arch: Arch, g: &[f32], lesson: Lesson) {
         let n = self.head.b.len() / self.head.rank;
         let mut h = vec![0.0; g.len()];
-        self.recent.iter().zip(h.chunks_exact_mut(n)).for_each(|(m, h)| arch.f16_to_f32(m.h, h));
+        self.source(lesson).iter().zip(h.chunks_exact_mut(n)).for_each(|(m, h)| arch.f16_to_f32(m.h, h));
+        let flipped: Vec<f32>;
+        let unwanted = matches!(lesson, Lesson::Answer(a) if a < 0.0);
+        let g = if unwanted || lesson == Lesson::Opposite {
+            flipped = g.iter().map(|g| -g).collect();
+            &flipped[..]
+        } else {
+            g
+        };
         // The bound is judged on the other half: what is fitted to a sample looks better on it than it is.
         let whitening = match self.control.len() {
             0 => Whitening::new(arch, self.recent.half(false), n),
             _ => Whitening::new(arch, self.control.half(false), n),
         };
-        (self.head.a, self.head.b) = directions(arch, &whitening, &self.fisher.gamma, g, &h, self.head.rank);
+        let undecided = self.is_undecided();
+        self.since_choice = 0;
+        let (old_a, old_b) = (std::mem::take(&mut self.head.a), std::mem::take(&mut self.head.b));
+        let old = if undecided { (&[][..], &[][..]) } else { (&old_a[..], &old_b[..]) };
+        (self.head.a, self.head.b) = directions(arch, &whitening, &self.fisher.gamma, g, &h, old, self.head.rank);
         match lesson {
-            Lesson::Opposite => self.head.b.iter_mut().for_each(|b| *b = -*b),
             Lesson::Chance => {
                 let length = arch.dot(&self.head.b, &self.head.b).sqrt();
                 self.head.b = random(self.head.b.len(), length, self.n_updates);
             }
-            Lesson::Text | Lesson::Answer(_) => {}
+            Lesson::Text | Lesson::Opposite | Lesson::Answer(_) => {}
         }
-        self.fresh = 0;
+        if !matches!(lesson, Lesson::Answer(_)) {
+            self.fresh = 0;
+        }
         self.reproject(arch);
     }
 
@@ -189,6 +287,10 @@ impl HeadLearner {
         }
         let mut row = std::mem::take(&mut self.row);
         let z: Vec<Ranks> = moments.latest(n).take(taken).map(|m| self.project(arch, &m, &mut row)).collect();
+        if !matches!(lesson, Lesson::Answer(_)) {
+            let tokens: Vec<usize> = moments.latest(n).take(taken).map(|m| m.ids[0] as usize).collect();
+            self.evidence.add(self.head.pairing(&tokens, &z));
+        }
         let weight = match lesson {
             Lesson::Text | Lesson::Chance => 1.0,
             Lesson::Opposite => -1.0,
@@ -224,14 +326,13 @@ impl HeadLearner {
             gradient
         };
         let Rates { decay, consolidation, .. } = self.rates;
-        let n = self.fisher.gamma.len();
-        let mean_gamma = self.fisher.gamma.iter().sum::<f32>() / n as f32;
+        let preconditioner = self.preconditioner();
         let effective: Vec<f32> = self.head.b.iter().map(|b| self.head.scale * b).collect();
         let penalty = self.fisher.penalty_gradient(&self.head.a, &effective);
         for (i, (b, (g, p))) in self.head.b.iter_mut().zip(gradient.iter().zip(&penalty)).enumerate() {
-            let preconditioner = 1.0 / (self.fisher.gamma[i % n] + 0.1 * mean_gamma);
-            *b = (1.0 - decay) * *b - preconditioner * (g + consolidation * p);
+            *b = (1.0 - decay) * *b - preconditioner[i % preconditioner.len()] * (g + consolidation * p);
         }
+        self.steady();
         match lesson {
             Lesson::Answer(_) => self.answer.clear(),
             _ => self.fresh -= self.fresh.min(UPDATE_TOKENS),
@@ -289,6 +390,9 @@ impl HeadLearner {
             // A rating says nothing about the length: as long as before, within the bound.
             Lesson::Answer(_) if self.head.scale > 0.0 => self.head.scale.min(longest),
             Lesson::Answer(_) => longest * LENGTHS[LENGTHS.len() / 2],
+            // Until text can tell, only ratings take effect; then, nothing that unseen text speaks against.
+            Lesson::Text if self.evidence.verdict().is_none() => self.head.scale.min(longest),
+            Lesson::Text if self.evidence.verdict() == Some(false) => 0.0,
             _ => {
                 let lengths = LENGTHS.map(|share| share * longest);
                 let best = lengths.into_iter().chain([0.0]).map(|scale| (loss(scale), scale));
@@ -342,15 +446,11 @@ fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
 }
 
 /// The base model's error at a moment: of each listed token, and of the rest together.
-fn errors(finish: Finish, m: &Moment<'_>) -> (Vec<(u32, f32)>, f32) {
-    let logits: Vec<f32> = m.raw.iter().map(|&raw| finish.logit(raw)).collect();
-    let listed = || m.ids.iter().zip(&logits).filter(|(id, _)| **id != NO_TOKEN);
-    let max = listed().fold(m.rest, |max, (_, &l)| max.max(l));
-    let lse = max + ((m.rest - max).exp() + listed().map(|(_, l)| (l - max).exp()).sum::<f32>()).ln();
+fn errors(finish: Finish, m: &Moment<'_>, p: &Adapted) -> (Vec<(u32, f32)>, f32) {
     let mut rows = Vec::with_capacity(SLOTS);
-    for (i, (&id, &logit)) in listed().enumerate() {
+    for (i, &id) in m.ids.iter().enumerate().filter(|(_, id)| **id != NO_TOKEN) {
         let came = if i == 0 { 1.0 } else { 0.0 };
-        rows.push((id, ((logit - lse).exp() - came) * finish.slope(logit)));
+        rows.push((id, (p.log_p[i].exp() - came) * p.slope[i]));
     }
-    (rows, (m.rest - lse).exp() * finish.scale)
+    (rows, p.log_rest.exp() * finish.scale)
 }

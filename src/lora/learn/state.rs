@@ -3,8 +3,9 @@
 
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{Moment, Moments, NO_TOKEN, SLOTS};
+use super::optimiser::Evidence;
 use crate::error::LearnError;
-use crate::gguf::{Gguf, Metadata, TensorInfo, Writer};
+use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use crate::model::Model;
 use crate::quant::DType;
 use bytemuck::Pod;
@@ -13,7 +14,7 @@ use std::path::Path;
 
 const TYPE: &str = "learned";
 /// Raised when a file of the new form could be misread as one of the old.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Learner {
     /// Saves all that was learnt. The file appears under its name when it is complete on disk, in place
@@ -72,6 +73,14 @@ impl Learner {
         w.metadata("learned.generate_with_mixture", o.generate_with_mixture);
         w.metadata("learned.scale", a.head.scale);
         w.metadata("learned.updates", a.n_updates);
+        w.metadata("learned.since_choice", a.since_choice as u32);
+        w.metadata("learned.evidence.sum", a.evidence.sum);
+        w.metadata("learned.evidence.squares", a.evidence.squares);
+        w.metadata("learned.evidence.chunks", a.evidence.chunks);
+        w.metadata("learned.losses.n", self.total.n.min(u32::MAX as usize) as u32);
+        for (name, loss) in self.total.by_name() {
+            w.metadata(name, *loss);
+        }
         w.metadata("learned.fisher_texts", a.fisher.n_texts);
         w.metadata("learned.mean_reward", self.mean_reward);
         w.metadata("learned.rewards", self.n_rewards);
@@ -140,6 +149,19 @@ impl Learner {
             return Err(damaged("learned.scale", a.head.scale));
         }
         a.n_updates = metadata.u64("learned.updates")?;
+        a.since_choice = metadata.u32("learned.since_choice")? as usize;
+        a.evidence = Evidence {
+            sum: number(metadata, "learned.evidence.sum")?,
+            squares: number(metadata, "learned.evidence.squares")?,
+            chunks: metadata.u32("learned.evidence.chunks")?,
+        };
+        if a.evidence.squares < 0.0 {
+            return Err(damaged("learned.evidence.squares", a.evidence.squares as f32));
+        }
+        learner.total.n = metadata.u32("learned.losses.n")? as usize;
+        for (name, loss) in learner.total.by_name_mut() {
+            *loss = number(metadata, name)?;
+        }
         a.fisher.n_texts = metadata.u32("learned.fisher_texts")?;
         let finite = |x: &f32| x.is_finite();
         a.head.a = values(gguf, "head.a", n, rank..=rank, DType::F32, finite)?;
@@ -201,6 +223,14 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
         consolidation: metadata.f32("learned.consolidation")?,
         generate_with_mixture: metadata.bool("learned.generate_with_mixture")?,
     })
+}
+
+/// A finite number in 64 bits.
+fn number(metadata: &Metadata, name: &'static str) -> Result<f64, LearnError> {
+    match metadata.get(name) {
+        Some(&Value::F64(x)) if x.is_finite() => Ok(x),
+        found => Err(LearnError::Value { name, what: found.map_or("missing".into(), |v| format!("{v:?}")) }),
+    }
 }
 
 fn damaged(name: &'static str, value: f32) -> LearnError {

@@ -1,0 +1,70 @@
+//! What a session takes to learn is what was said it would, counted with an allocator of our own, alone in its
+//! process.
+
+mod tiny;
+
+use ruvllm::exec::{MemoryEstimate, SessionOptions};
+use ruvllm::lora::{Learner, LearnerOptions};
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tiny::Tiny;
+
+struct Counting;
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn learning_takes_what_was_estimated() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/ruvllm-rust-6m-q8_0.gguf");
+    let small = LearnerOptions {
+        control_tokens: 200,
+        recent_tokens: 100,
+        cache_tokens: 1 << 10,
+        neighbours: 500,
+        ..Default::default()
+    };
+    for (model, learner) in [
+        (Model::open(shipped).unwrap(), LearnerOptions { neighbours: 4000, ..Default::default() }),
+        (Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf(), &mut |_| true).unwrap(), small),
+    ] {
+        let h = model.hparams();
+        let options = SessionOptions { n_ctx: Some(64), n_batch: 64, n_threads: 1, ..Default::default() };
+        let text: Vec<u32> = (0..4096u32).map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32).collect();
+        let mut session = model.session_with(&options).unwrap();
+        session.prefill(&text[..64]).unwrap();
+        session.clear();
+        let before = NOW.load(Ordering::Relaxed);
+        MOST.store(before, Ordering::Relaxed);
+        session.set_learner(Learner::new(&model, &learner).unwrap()).unwrap();
+        session.calibrate(&text).unwrap();
+        for piece in text.chunks(64) {
+            session.clear();
+            session.observe(piece).unwrap();
+        }
+        let taken = (MOST.load(Ordering::Relaxed) - before) as u64;
+        let estimate = MemoryEstimate::of(h, &options).with_learner(h, &options, &learner).learner;
+        println!("{taken} of {estimate}");
+        assert!(taken <= estimate && estimate < 2 * taken, "{taken} bytes taken, {estimate} estimated");
+    }
+}
