@@ -211,6 +211,28 @@ fn tokens_without_logits_count_all_the_same() {
     }
 }
 
+/// The same on every level, whose products of few rows may round differently: keys and values do not depend on
+/// who sees the rest.
+#[test]
+fn keys_and_values_do_not_depend_on_who_wants_logits() {
+    struct All;
+    impl ruvllm::exec::Probe for All {
+        fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
+    }
+    for tiny in Tiny::ALL {
+        for arch in Arch::available() {
+            let model = tiny.model(DType::Q8_0).with_arch(arch);
+            let (last, n) = (TOKENS[TOKENS.len() - 1], TOKENS.len() - 1);
+            for n_batch in [5, 64] {
+                let (mut some, mut all) = [(); 2].map(|()| model.session_with(&options(n_batch, 1)).unwrap()).into();
+                some.prefill_each(&TOKENS[..n], n, |_, _| unreachable!()).unwrap();
+                all.prefill_probed(&TOKENS[..n], n, &mut All, |_, _| unreachable!()).unwrap();
+                assert_eq!(some.decode(last).unwrap(), all.decode(last).unwrap(), "{tiny:?} {arch:?} {n_batch}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_probe_sees_every_layer_and_changes_nothing() {
     #[derive(Default)]

@@ -37,8 +37,6 @@ pub(super) trait Panels {
     const LANES: usize;
     /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
     const VECS: usize;
-    /// Values of a weight row that a panel holds, whole super-blocks; they take at most [`BLOCK`] words.
-    const BLOCK: usize = BLOCK;
     /// Rows of a panel that lie interleaved word by word; a divisor of [`Panels::rows`].
     const INTERLEAVED: usize = 1;
     /// Values that one register tile goes over, so that its activations fit the L1 cache.
@@ -62,7 +60,7 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `packed` that length.
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
 
-    /// Expands at most [`Panels::BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
+    /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
     ///
     /// # Safety
     /// The CPU must have the level's features, and `out` room for the words.
@@ -125,14 +123,13 @@ pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> us
 pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
-    let block_bytes = P::BLOCK / format.block_elems * format.block_bytes;
+    let block_bytes = BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
     let vec_words = P::words(k) * P::LANES;
-    let panel_stride = P::panel_words(P::BLOCK);
+    let panel_stride = P::panel_words(BLOCK);
     let n_vecs = y.rows().div_ceil(P::LANES);
     // Whole groups, as they are packed.
     let most_vecs = SUMS / P::LANES / P::VECS * P::VECS;
-    const { assert!(P::BLOCK % BLOCK == 0) };
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
     let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
@@ -147,13 +144,13 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
         // The part of `w` that makes the panel for the values from `k0` on.
         let blocks = |r: usize, k0: usize| {
             let row = &w[r * row_bytes..][..row_bytes];
-            let start = k0 / P::BLOCK * block_bytes;
+            let start = k0 / BLOCK * block_bytes;
             &row[start..(start + block_bytes).min(row_bytes)]
         };
         for first_vec in (0..n_vecs).step_by(most_vecs) {
             let n_vecs = (n_vecs - first_vec).min(most_vecs);
-            for k0 in (0..k).step_by(P::BLOCK) {
-                let n = (k - k0).min(P::BLOCK);
+            for k0 in (0..k).step_by(BLOCK) {
+                let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {
                     // SAFETY: rows of the panel have room for a block.
                     unsafe { P::unpack(dtype, blocks(r, k0), at(r, 0)) };
@@ -165,9 +162,9 @@ pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
                         unsafe { at(r, word).write(0) };
                     }
                 }
-                if k0 + P::BLOCK < k {
+                if k0 + BLOCK < k {
                     for r in 0..n_rows {
-                        prefetch(blocks(r, k0 + P::BLOCK));
+                        prefetch(blocks(r, k0 + BLOCK));
                     }
                 }
                 for k1 in (0..n).step_by(P::DEPTH) {

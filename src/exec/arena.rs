@@ -36,7 +36,6 @@ impl Arena {
         let n = bytes.div_ceil(ALIGN);
         if self.lines.len() < n {
             self.lines = Vec::new();
-            // Pages that the system zeroes when they are touched.
             self.lines = bytemuck::zeroed_vec(n);
         }
         Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None }

@@ -311,7 +311,9 @@ fn attention<P: Probe + ?Sized>(
         linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
     } else {
         linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
-        linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
+        if m > 0 {
+            linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
+        }
     }
     probe.tensor("Qcur", i, q);
     if h.qk_norm == QkNorm::Full {

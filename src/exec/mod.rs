@@ -51,7 +51,7 @@ pub struct SessionOptions {
     /// Threads, the caller's included; 0 means [`default_threads`]. Ignored if `team` is given.
     pub n_threads: usize,
     /// Threads shared with other sessions. They take turns; one that finds the team busy computes on
-    /// its caller's thread alone.
+    /// its caller's thread alone, which must have a stack of 1 MiB.
     pub team: Option<Arc<Team>>,
 }
 
@@ -99,7 +99,9 @@ impl MemoryEstimate {
         let m = options.n_batch as u64;
         let attention = (2 * h.n_head + h.n_head_kv) * (h.head_dim + h.head_dim_v);
         // What enters a product is kept in a second form, of at most 32 bits.
-        let width = 3 * h.n_embd + attention.max(2 * h.n_ff) + h.n_ff.max(h.n_embd);
+        let (n_ff, moe) = h.experts.map_or((h.n_ff, 0), |x| (h.n_ff.max(x.n_ff_shared), 2 * h.n_embd + x.n_expert));
+        let widest = n_ff.max(h.n_embd).max(h.n_head * h.head_dim_v);
+        let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
         MemoryEstimate {
             kv_cache: kv_shape(h, options).bytes(options.kv_type),
             compute: m * width as u64 * 4 + 4 * h.n_vocab as u64,

@@ -11,7 +11,9 @@ pub trait Probe {
     fn tensor(&mut self, name: &str, layer: usize, values: &[f32]);
 
     /// Whether it looks at tokens of the last layer that no logits are wanted of. If not, only their keys and
-    /// values are computed there, and the other tensors of that layer have rows of the other tokens alone.
+    /// values are computed there, and the other tensors of that layer have rows of the other tokens alone. That
+    /// can make the products of a few rows of those of many, which round differently: logits then are the same
+    /// but for rounding.
     fn sees_all_rows(&self) -> bool {
         true
     }

@@ -9,7 +9,8 @@
 //! to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800. AVX-512's
 //! multiply-adds take 32800 at their peak, besides the softmax.
 //!
-//! A row's result depends on the others in this: whether all of them see a block.
+//! A row's result depends on the others in this: whether all of them see a block. An infinite key, an f16 that
+//! overflowed, is NaN in tiles.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};

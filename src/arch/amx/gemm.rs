@@ -31,7 +31,8 @@
 //! | L3 to L2: activations, once per sweep | 2 KiB of 8 bytes per cycle | 256 |
 //! | unpack: 512 weights (Q4_K; Q6_K) | 0.13; 0.25 cycles per weight, as on Zen 4 | 68; 128 |
 //!
-//! All of it runs beside the products. Had a task one panel (32 rows instead of `SWEEP`), all activations
+//! All of it runs beside the products. That is with up to a thread per 1024 weight rows; beyond that, sweeps are
+//! shorter, so that all threads have work. Had a task one panel (32 rows instead of `SWEEP`), all activations
 //! would come from L3 for each: 16 KiB per step, 2048 cycles. With panels of 512 values, a panel and the
 //! activations that pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles
 //! over all of k saves 8 KiB of sums per step, and costs 16 KiB of weights that then come from L2.

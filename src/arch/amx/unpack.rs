@@ -187,7 +187,8 @@ impl Weights for Dequantized {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-        avx512::unpack::<true>(dtype, bytes, out);
+        // SAFETY: the caller's promise.
+        unsafe { avx512::unpack::<true>(dtype, bytes, out) }
     }
 }
 
@@ -296,8 +297,9 @@ fn count(first: f32) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,f16c")]
 fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
     let [sc, m] = scales_mins_bytes(packed);
-    let bytes = |x: u64| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64)));
-    let (sc, m) = (bytes(sc), bytes(m));
+    let (sc, m) = (_mm_cvtsi64_si128(sc as i64), _mm_cvtsi64_si128(m as i64));
+    let sc = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sc));
+    let m = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(m));
     Factors {
         scale: floats(_mm512_mul_ps(_mm512_set1_ps(f16_value(d)), sc)),
         offset: floats(_mm512_mul_ps(_mm512_set1_ps(-f16_value(dmin)), m)),

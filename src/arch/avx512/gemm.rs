@@ -572,12 +572,15 @@ impl<const BF16: bool> Out<BF16> {
 }
 
 /// Expands a row's blocks.
+///
+/// # Safety
+/// `out` must have room for the words.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-pub(in crate::arch) fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) unsafe fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
     let out = Out::<BF16>(out);
     macro_rules! blocks {
         ($block:ident) => {
-            blocks::<BF16, $block>(bytes, out.0)
+            blocks::<BF16, $block>(bytes, out)
         };
     }
     match dtype {
@@ -601,8 +604,7 @@ pub(in crate::arch) fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out:
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-pub(in crate::arch) fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: *mut u32) {
-    let out = Out::<BF16>(out);
+fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };

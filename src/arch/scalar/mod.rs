@@ -16,7 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         // Panels buy nothing here: `matvec` already unpacks each row once for all activations.
         min_rows: usize::MAX,
         element: (Element::F32, 1),
-        tile: 16,
+        tile: 32,
         group: 16,
         packed_len: |m, k| m * k * size_of::<f32>(),
         pack: matmul::pack,
