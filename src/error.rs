@@ -744,8 +744,11 @@ pub enum LearnError {
         /// `general.type`; empty if it is missing.
         found: String,
     },
-    /// The file was written by a later version.
-    #[error("what was learnt was saved in version {found}, this build reads {supported}; use a newer one")]
+    /// The file is of another version.
+    #[error(
+        "what was learnt was saved in version {found}, this build reads {supported}: learn again, or use the build \
+         that wrote it"
+    )]
     Version {
         /// The file's.
         found: u32,
@@ -796,8 +799,8 @@ pub enum LearnError {
     /// There is nothing to export.
     #[error("nothing has been learnt yet")]
     NothingLearnt,
-    /// Too little text to calibrate with.
-    #[error("{n} tokens are too few to calibrate with: at least {least} are needed")]
+    /// Too little text to calibrate or to measure with.
+    #[error("a text of {n} tokens is too short: at least {least} are needed")]
     TooLittleText {
         /// Tokens given.
         n: usize,

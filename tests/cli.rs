@@ -794,7 +794,7 @@ fn generating_uses_what_was_learnt() {
         session.clear();
         session.observe(piece).unwrap();
     }
-    // As it comes back from a file: some weights are rounded there.
+    // As it comes back from a file.
     let bytes = session.take_learner().unwrap().to_bytes().unwrap();
     let learner = Learner::from_bytes(bytes, &model).unwrap();
     assert!(learner.scale() > 0.0);

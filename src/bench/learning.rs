@@ -11,7 +11,7 @@ use std::time::Instant;
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct LearningOptions {
-    /// Context of the model, in tokens; 0 means a quarter of what it was trained for, at most 1024. Each
+    /// Context of the model, in tokens, at least 8; 0 means a quarter of what it was trained for, at most 1024. Each
     /// token is predicted from at least half of it.
     pub n_ctx: usize,
     /// Threads, as in [`SessionOptions`].
@@ -217,15 +217,22 @@ pub fn learning(
     options: &LearningOptions,
 ) -> Result<LearningReport, Error> {
     const LEAST: usize = 512;
-    for n in [stream.len(), control.len()] {
-        if n < LEAST {
-            return Err(LearnError::TooLittleText { n, least: LEAST }.into());
-        }
-    }
+    // Rehearsal predicts a token from another in windows of a quarter of the context.
+    const LEAST_CTX: usize = 8;
     let n_ctx = match options.n_ctx {
         0 => (model.hparams().n_ctx_train / 4).clamp(16, 1024),
-        n => n.max(4),
+        n => n,
     };
+    if n_ctx < LEAST_CTX {
+        let expected = format!("at least {LEAST_CTX}");
+        return Err(LearnError::Option { option: "n_ctx", value: n_ctx as f64, expected }.into());
+    }
+    // Such a window must fit the half of the control text that calibrates.
+    for (n, least) in [(stream.len(), LEAST), (control.len(), LEAST.max(n_ctx / 2))] {
+        if n < least {
+            return Err(LearnError::TooLittleText { n, least }.into());
+        }
+    }
     let n_chunk = n_ctx / 2;
     let at = |n_ctx| {
         let options = SessionOptions { n_ctx: Some(n_ctx), n_threads: options.n_threads, ..Default::default() };
@@ -335,9 +342,10 @@ pub fn learning(
                 *losses.last_mut().unwrap_or(&mut 0.0) += loss;
             }
             for arm in &mut arms {
-                let loss = match arm.adapter.head.is_idle() {
-                    true => losses.base,
-                    false => arm.adapter.exact_loss(arch, h, raw, token, &mut p, &mut logits),
+                let loss = if arm.adapter.head.is_idle() {
+                    losses.base
+                } else {
+                    arm.adapter.exact_loss(arch, h, raw, token, &mut p, &mut logits)
                 };
                 *arm.losses.last_mut().unwrap_or(&mut 0.0) += loss;
                 let token = match arm.reads {
@@ -350,10 +358,10 @@ pub fn learning(
             }
         })?;
         // Contexts of other text, and what came in quite other contexts of it; again from the start at its end, but
-        // elsewhere, since what comes twice can be learnt.
+        // elsewhere, since what comes twice can be learnt, and never in its own place.
         let pieces = (known.len() / n_chunk).max(1);
         let (turn, start) = (c / pieces, c % pieces * n_chunk);
-        let away = (4 + turn) * known.len() / 9;
+        let away = (1 + (3 + turn) % 8) * known.len() / 9;
         session.window(known, start..(start + n_chunk).min(known.len()), n_chunk, &mut |i, h, raw| {
             for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::OtherShuffled) {
                 let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);

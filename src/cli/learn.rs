@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
     control: PathBuf,
-    /// Tokens of context [default: a quarter of what the model was trained for, at most 1024]
+    /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at most 1024]
     #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     ctx_size: usize,
     /// Threads; 0 is as many as this process may use
@@ -77,7 +77,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// A gain in nats as a change of perplexity in per cent.
 fn percent(nats: f64) -> f64 {
-    100.0 * nats.exp_m1()
+    // Zero has no sign.
+    100.0 * nats.exp_m1() + 0.0
 }
 
 fn table(report: &LearningReport) -> String {
@@ -117,7 +118,7 @@ fn table(report: &LearningReport) -> String {
     let _ = writeln!(
         out,
         "\n{n_tokens} tokens, learnt from {n_chunk} at a time, context {n_ctx}; control text {control_loss:.4} \
-         nats/token with the base;\nreading a chunk and learning it by backpropagation costs {deep_cost:.1} prefills; truncation leaves out at most {:.0} % of a gradient's length",
+         nats/token with the base;\nreading a chunk and learning it by backpropagation costs {deep_cost:.1} prefills; truncation leaves out on average at most {:.0} % of a gradient's length",
         100.0 * truncation
     );
     out

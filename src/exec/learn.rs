@@ -26,7 +26,8 @@ const FISHER_DECAY: f32 = 0.9;
 type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
 
 impl Session<'_> {
-    /// Lets the session learn with `learner`, new or as it was saved, in place of one it has.
+    /// Lets the session learn with `learner`, new or as it was saved, in place of one it has. The bound on forgetting
+    /// holds from the first token on, whatever a file said.
     ///
     /// # Errors
     /// If the learner belongs to another model.
@@ -41,6 +42,7 @@ impl Session<'_> {
         }
         self.refresh(&mut learner.adapter);
         learner.adapter.reproject(self.model.arch());
+        learner.adapter.limit(self.model.arch());
         self.learner = Some(Box::new(learner));
         Ok(())
     }
@@ -95,7 +97,11 @@ impl Session<'_> {
 
     /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last
     /// prompt: a rating above the running mean makes the like more probable, one below less
-    /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage.
+    /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage, which is all that counts:
+    /// the first rating is compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
+    ///
+    /// A rating takes effect at once, and text observed later does not take it back: from the first rating on, the
+    /// adapter stays in effect, within the bound on forgetting, even where that text speaks against it.
     ///
     /// # Errors
     /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor
@@ -106,11 +112,11 @@ impl Session<'_> {
             Err(LearnError::Reward { value: reward })
         } else if learner.adapter.answer.len() == 0 {
             Err(LearnError::NoAnswer)
-        } else if learner.adapter.is_undecided() && learner.adapter.control.len() == 0 {
+        } else if learner.adapter.is_undecided() && !learner.adapter.is_due() && learner.adapter.control.len() == 0 {
             Err(LearnError::NothingToCompare)
         } else {
             let advantage = learner.advantage(reward);
-            if let Some(rows) = &learner.rows {
+            if let Some(rows) = learner.rows.as_ref().filter(|_| advantage != 0.0) {
                 let lesson = Lesson::Answer(advantage);
                 self.prepare(&mut learner.adapter, rows, Lesson::Text);
                 if learner.adapter.is_undecided() {
@@ -127,7 +133,7 @@ impl Session<'_> {
         outcome
     }
 
-    /// Learns from what was [recorded](Session::record) and is not learnt from yet.
+    /// Learns from what was [recorded](Session::record) and is not learnt from yet; a token alone waits for another.
     pub fn update(&mut self) {
         let Some(mut learner) = self.learner.take() else { return };
         if let Some(rows) = &learner.rows {
@@ -155,6 +161,11 @@ impl Session<'_> {
         if tokens.len() < LEAST_CONTROL {
             return Err(LearnError::TooLittleText { n: tokens.len(), least: LEAST_CONTROL }.into());
         }
+        // No pass looks at the last token, which is only predicted.
+        let n_vocab = self.model.hparams().n_vocab;
+        if let Some(&token) = tokens.last().filter(|&&token| token as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
+        }
         let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning.into()) };
         let outcome = self.read_control(&mut learner, tokens);
         learner.interrupt();
@@ -171,7 +182,7 @@ impl Session<'_> {
         let (mut p, mut logits) = (Vec::new(), Vec::new());
         let mut xi = vec![0.0; n];
         let mut n_tokens = 0usize;
-        self.windows(tokens, |i, h, raw| {
+        let read = self.windows(tokens, |i, h, raw| {
             n_tokens += 1;
             xi.iter_mut().zip(h).for_each(|(xi, h)| *xi += h * h);
             if i % every == 0 {
@@ -181,7 +192,13 @@ impl Session<'_> {
                 let lse = softmax(arch, &logits, &mut p);
                 control.push(arch, finish, h, raw, &p, lse, tokens[i]);
             }
-        })?;
+        });
+        if read.is_err() {
+            // What was read till then belongs to the control text, so the bound is to hold there.
+            learner.adapter.reproject(arch);
+            learner.adapter.limit(arch);
+            return read;
+        }
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
         let g = match &learner.rows {
             Some(rows) => self.error_vectors(rows, &learner.adapter.control_errors()),

@@ -32,6 +32,12 @@ impl Fisher {
         self.n_texts = self.n_texts.saturating_add(1);
     }
 
+    /// `1/(γ + damping)`, positive and finite whatever `γ` is: the diagonal of the preconditioner.
+    pub(crate) fn preconditioner(&self) -> Vec<f32> {
+        let mean = self.gamma.iter().sum::<f32>() / self.gamma.len() as f32;
+        self.gamma.iter().map(|y| 1.0 / (y + DAMPING * mean).clamp(f32::MIN_POSITIVE, f32::MAX)).collect()
+    }
+
     /// `∂/∂Bᵀ` of the penalty: `AΞAᵀ·Bᵀ·Γ`, with `A`, `Bᵀ` of `(rank, n_embd)`.
     pub(crate) fn penalty_gradient(&self, a: &[f32], b: &[f32]) -> Vec<f32> {
         let n = self.xi.len();
@@ -57,7 +63,7 @@ pub(crate) struct Whitening {
     factor: Vec<f32>,
 }
 
-/// Share of the diagonal in [`Whitening`]: how far from the moments others may lie.
+/// Share of the mean that is added to each number of a diagonal: how far from the moments others may lie.
 const DAMPING: f32 = 0.1;
 
 impl Whitening {
@@ -126,27 +132,25 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
 
 /// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A` whose rows have length one
 /// in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates
-/// in so many tokens. `g` and `h` are `(t, n)`; the result's `A` and `Bᵀ`, as `old` ones that it goes on from,
+/// in so many tokens. `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`; the result's `A` and `Bᵀ`, as `old` ones that it goes on from,
 /// `(rank, n)`. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new text apart.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
-    gamma: &[f32],
+    inverse: &[f32],
     g: &[f32],
     h: &[f32],
     old: (&[f32], &[f32]),
     rank: usize,
 ) -> (Vec<f32>, Vec<f32>) {
-    let n = gamma.len();
-    let mean_gamma = gamma.iter().sum::<f32>() / n as f32;
-    let inverse: Vec<f32> = gamma.iter().map(|y| 1.0 / (y + DAMPING * mean_gamma)).collect();
+    let n = inverse.len();
     // What was learnt before, as gradients that it would have come from.
     let room = || Vec::with_capacity(g.len() + old.0.len());
     let (mut all_g, mut all_h) = (room(), room());
     all_g.extend_from_slice(g);
     all_h.extend_from_slice(h);
     for (a, b) in old.0.chunks_exact(n).zip(old.1.chunks_exact(n)) {
-        all_g.extend(b.iter().zip(&inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
+        all_g.extend(b.iter().zip(inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
         all_h.extend(whitening.multiply(arch, a));
     }
     let (g, h) = (&all_g[..], &all_h[..]);
@@ -175,7 +179,7 @@ pub(crate) fn directions(
             a.iter_mut().for_each(|x| *x /= length);
             dual.iter_mut().for_each(|x| *x /= length);
             b = transposed(g, &times(h, &a));
-            b.iter_mut().zip(&inverse).for_each(|(b, p)| *b *= p);
+            b.iter_mut().zip(inverse).for_each(|(b, p)| *b *= p);
             v = times(g, &b);
             let length = arch.dot(&v, &v).max(f32::MIN_POSITIVE).sqrt();
             v.iter_mut().for_each(|x| *x /= length);
@@ -215,6 +219,14 @@ mod tests {
                 sum += f64::from(entry * y[j]);
             }
             assert!((sum - f64::from(x[i])).abs() < 1e-3, "{i}: {sum} {}", x[i]);
+        }
+    }
+
+    #[test]
+    fn preconditioners_are_finite() {
+        for gamma in [0.0, 1e-45, 1.0, f32::MAX] {
+            let fisher = Fisher { gamma: vec![gamma; 3], ..Fisher::new(3) };
+            assert!(fisher.preconditioner().iter().all(|p| *p > 0.0 && p.is_finite()), "{gamma}");
         }
     }
 

@@ -90,7 +90,7 @@ pub(crate) struct Experts {
 }
 
 /// What the caches say about a token to come.
-struct Evidence {
+struct Situation {
     words: Continuations,
     word_kind: usize,
     near: Sparse,
@@ -124,7 +124,7 @@ impl Experts {
         [("mixture.ngrams", ngram_blend), ("mixture.neighbours", knn_blend), ("mixture.all", all_blend)]
     }
 
-    fn evidence(&mut self, arch: Arch, context: &[u32], h: &[f32]) -> Evidence {
+    fn situation(&mut self, arch: Arch, context: &[u32], h: &[f32]) -> Situation {
         let words = self.ngrams.continuations(context);
         let sure = words.orders.iter().rev().find(|o| !o.is_empty());
         let sure = sure.is_some_and(|o| o.iter().any(|(_, p)| *p > 0.7));
@@ -136,25 +136,25 @@ impl Experts {
         };
         let (near, likeness) = self.neighbours.continuations(arch, h);
         let near_kind = ((likeness - 0.5) * 10.0).clamp(0.0, KNN_KINDS as f32 - 1.0) as usize;
-        Evidence { words, word_kind: 2 * length + usize::from(sure), near, near_kind }
+        Situation { words, word_kind: 2 * length + usize::from(sure), near, near_kind }
     }
 
     /// The experts' probabilities of a token, whatever it is, from `base` and `adapted`, and those of the
     /// blends: n-grams, neighbours, all. An expert without evidence says what the model says.
-    fn parts(&self, e: &Evidence, token: u32, base: f64, adapted: f64) -> ([f64; 5], [f64; 2], [f64; 7]) {
+    fn parts(&self, s: &Situation, token: u32, base: f64, adapted: f64) -> ([f64; 5], [f64; 2], [f64; 7]) {
         let (count, total) = self.ngrams.count(token);
         let word = if total == 0 { base } else { f64::from(count) / total as f64 };
         let or = |of: &Sparse, model: f64| if of.is_empty() { model } else { probability(of, token) };
-        let [one, two, more] = [0, 1, 2].map(|i| &e.words.orders[i]);
+        let [one, two, more] = [0, 1, 2].map(|i| &s.words.orders[i]);
         (
             [base, word, or(one, base), or(two, base), or(more, base)],
-            [base, or(&e.near, base)],
-            [adapted, base, word, or(one, adapted), or(two, adapted), or(more, adapted), or(&e.near, adapted)],
+            [base, or(&s.near, base)],
+            [adapted, base, word, or(one, adapted), or(two, adapted), or(more, adapted), or(&s.near, adapted)],
         )
     }
 
-    fn kinds(e: &Evidence) -> [usize; 3] {
-        [e.word_kind, e.near_kind, e.word_kind * KNN_KINDS + e.near_kind]
+    fn kinds(s: &Situation) -> [usize; 3] {
+        [s.word_kind, s.near_kind, s.word_kind * KNN_KINDS + s.near_kind]
     }
 
     /// Scores a token that came, before learning from it: first every expert predicts, then all learn.
@@ -169,14 +169,17 @@ impl Experts {
         base_loss: f64,
         token: u32,
     ) -> Losses {
-        let adapter_loss = if adapter.head.is_idle() {
-            base_loss
-        } else {
-            adapter.exact_loss(arch, h, raw, token, &mut self.p, &mut self.logits)
-        };
-        let evidence = self.evidence(arch, context, h);
-        let kinds = Self::kinds(&evidence);
-        let (words, near, all) = self.parts(&evidence, token, (-base_loss).exp(), (-adapter_loss).exp());
+        let mut adapter_loss = base_loss;
+        if !adapter.head.is_idle() {
+            let loss = adapter.exact_loss(arch, h, raw, token, &mut self.p, &mut self.logits);
+            // What a damaged file holds may overflow where nothing was measured.
+            if loss.is_finite() {
+                adapter_loss = loss;
+            }
+        }
+        let situation = self.situation(arch, context, h);
+        let kinds = Self::kinds(&situation);
+        let (words, near, all) = self.parts(&situation, token, (-base_loss).exp(), (-adapter_loss).exp());
         // Each blend holds a share of the model, so none of these is zero unless the model's is.
         let ngram = -self.ngram_blend.probability(kinds[0], &words).ln();
         let knn = -self.knn_blend.probability(kinds[1], &near).ln();
@@ -194,8 +197,8 @@ impl Experts {
     /// Replaces `logits`, adapted ones, by logarithms of the mixture's probabilities. `base` holds the
     /// logits of the base model.
     pub(crate) fn mix(&mut self, arch: Arch, context: &[u32], h: &[f32], base: &[f32], logits: &mut [f32]) {
-        let evidence = self.evidence(arch, context, h);
-        let [word_kind, near_kind, kind] = Self::kinds(&evidence);
+        let situation = self.situation(arch, context, h);
+        let [word_kind, near_kind, kind] = Self::kinds(&situation);
         let outer: Vec<f64> = self.bayes.weights().collect();
         // Both layers are linear: their weights multiply.
         let mut weights: Vec<f64> = self.switching.weights().map(|w| outer[4] * w).collect();
@@ -205,7 +208,7 @@ impl Experts {
         softmax(arch, logits, &mut q);
         for (token, logit) in logits.iter_mut().enumerate() {
             let (base, adapted) = (f64::from(p[token]), f64::from(q[token]));
-            let (words, near, all) = self.parts(&evidence, token as u32, base, adapted);
+            let (words, near, all) = self.parts(&situation, token as u32, base, adapted);
             let mixed = weights[0] * base
                 + weights[1] * adapted
                 + weights[2] * self.ngram_blend.probability(word_kind, &words)

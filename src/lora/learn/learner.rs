@@ -55,21 +55,24 @@ impl LearnerOptions {
     /// An upper bound of the bytes that a learner takes: all it holds when it is full, and what calibrating
     /// or choosing directions takes besides, whichever is more.
     pub(crate) fn bytes(&self, n_embd: usize, n_vocab: usize) -> u64 {
-        let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
-        let [rank, control, recent, cached] =
-            [self.rank, self.control_tokens, self.recent_tokens, self.cache_tokens].map(|n| n as u64);
         let neighbours = if self.neighbours == 0 { (NEIGHBOUR_BYTES / (2 * n_embd)).max(1) } else { self.neighbours };
+        let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
+        // Larger ones are refused, so that nothing here overflows.
+        let [rank, control, recent, cached, neighbours] =
+            [self.rank, self.control_tokens, self.recent_tokens, self.cache_tokens, neighbours]
+                .map(|n| n.min(MAX_SIZE) as u64);
         let slots = SLOTS as u64;
         let moments = (control + recent + ANSWER_TOKENS as u64) * (2 * n + 8 * slots + 4);
         // The old ones and the new ones.
         let bounded = 2 * control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
         let ngrams = 12 * cached + 8 * cached.next_power_of_two() + 4 * n_vocab;
         // Vectors that grow have up to twice their content.
-        let nearest = 2 * neighbours as u64 * (2 * n + 4 + 8);
+        let nearest = 2 * neighbours * (2 * n + 4 + 8);
         let head = 4 * rank * (3 * n + n_vocab);
         let rows = 4 * (4 * n_vocab + 4 * (n + n_vocab));
         let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
-        let whitening = 4 * (control.div_ceil(2) * (n + control.div_ceil(2)) + n);
+        let whitened = control.max(recent).div_ceil(2);
+        let whitening = 4 * (whitened * (n + whitened) + n);
         let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
         let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
         moments + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))

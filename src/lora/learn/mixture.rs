@@ -22,6 +22,9 @@ const PRIOR_STRENGTH: f64 = 24.0;
 const LEAST_RATE: f64 = 0.004;
 /// No weight falls below.
 const LEAST_WEIGHT: f64 = 0.001;
+/// How far from one the weights of a file may sum up to: far more than any step leaves, and no more than a stream's
+/// loss may differ by.
+const ROUNDING: f64 = 1e-9;
 
 impl Blend {
     /// A blend that begins with the weights `prior`.
@@ -57,25 +60,28 @@ impl Blend {
     }
 
     /// All it has learnt, as numbers.
-    pub(crate) fn numbers(&self) -> Vec<f32> {
-        self.weights.iter().chain(&self.seen).map(|&x| x as f32).collect()
+    pub(crate) fn numbers(&self) -> Vec<f64> {
+        self.weights.iter().chain(&self.seen).copied().collect()
     }
 
     /// Takes over [`Blend::numbers`]; whether they make sense.
-    pub(crate) fn restore(&mut self, numbers: &[f32]) -> bool {
+    pub(crate) fn restore(&mut self, numbers: &[f64]) -> bool {
         let (weights, seen) = numbers.split_at(self.weights.len().min(numbers.len()));
         let sound = numbers.len() == self.weights.len() + self.seen.len()
-            && weights
-                .chunks_exact(self.n)
-                .all(|row| row.iter().all(|&w| w > 0.0 && w <= 1.0) && (row.iter().sum::<f32>() - 1.0).abs() < 1e-5)
+            && weights.chunks_exact(self.n).all(|row| {
+                row.iter().all(|&w| w > 0.0 && w <= 1.0) && (row.iter().sum::<f64>() - 1.0).abs() < ROUNDING
+            })
             && seen.iter().all(|n| (0.0..1e9).contains(n));
         if sound {
-            self.weights = weights.iter().map(|&w| w.into()).collect();
-            self.seen = seen.iter().map(|&n| f64::from(n)).collect();
+            self.weights = weights.to_vec();
+            self.seen = seen.to_vec();
         }
         sound
     }
 }
+
+/// Weights below any effect stop falling, so that logarithms stay finite.
+const LEAST_LOG_WEIGHT: f64 = -1e30;
 
 /// Weights of experts by Bayes' rule.
 #[derive(Clone, Debug)]
@@ -113,13 +119,13 @@ impl Bayes {
     }
 
     /// Takes over weights; whether they make sense.
-    pub(crate) fn restore(&mut self, log_weights: &[f32]) -> bool {
-        let sum: f64 = log_weights.iter().map(|&w| f64::from(w).exp()).sum();
+    pub(crate) fn restore(&mut self, log_weights: &[f64]) -> bool {
+        let sum: f64 = log_weights.iter().map(|w| w.exp()).sum();
         let sound = log_weights.len() == self.log_weights.len()
-            && log_weights.iter().all(|w| *w <= 0.0 && *w > f32::MIN)
-            && (sum - 1.0).abs() < 1e-5;
+            && log_weights.iter().all(|w| (LEAST_LOG_WEIGHT..ROUNDING).contains(w))
+            && (sum - 1.0).abs() < ROUNDING;
         if sound {
-            self.log_weights = log_weights.iter().map(|&w| w.into()).collect();
+            self.log_weights = log_weights.to_vec();
         }
         sound
     }
@@ -130,12 +136,12 @@ impl Bayes {
         let log_p_mixed = self.log_probability(log_p);
         let (kept, dealt) = (1.0 - self.share, self.share / self.log_weights.len() as f64);
         for (w, p) in self.log_weights.iter_mut().zip(log_p) {
-            *w += p - log_p_mixed;
+            *w = (*w + (p - log_p_mixed)).max(LEAST_LOG_WEIGHT);
             if self.share > 0.0 {
                 *w = (kept * w.exp() + dealt).ln();
             }
-            // Weights below any effect stop falling, so that logarithms stay within what a file can hold.
-            *w = w.max(-1e30);
+            // Rounding gives no expert more than all the weight.
+            *w = w.min(0.0);
         }
         -log_p_mixed
     }
@@ -152,13 +158,17 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The bound holds for any probabilities at all, to the rounding of a sum of logarithms.
+        /// The bound holds for any probabilities at all, to the rounding of a sum of logarithms, though the weights
+        /// are saved and loaded all the time.
         #[test]
         fn total_loss_is_bounded(stream in prop::collection::vec((1e-12f64..1.0, 1e-12f64..1.0, 1e-12f64..1.0), 1..400)) {
             let mut bayes = Bayes::new(&[0.5, 0.25, 0.25]);
             let (mut total, mut base, mut other) = (0.0, 0.0, 0.0);
             for (a, b, c) in stream {
                 total += bayes.learn(&[a.ln(), b.ln(), c.ln()]);
+                let saved = bayes.log_weights().to_vec();
+                bayes = Bayes::new(&[0.2, 0.4, 0.4]);
+                prop_assert!(bayes.restore(&saved));
                 base -= a.ln();
                 other -= b.ln();
             }
@@ -178,7 +188,33 @@ mod tests {
             }
             let mut copy = Blend::new(&[0.7, 0.3], 2);
             prop_assert!(copy.restore(&blend.numbers()));
-            prop_assert!(!copy.restore(&[f32::NAN; 6]));
+            prop_assert!(copy.numbers() == blend.numbers());
+            prop_assert!(!copy.restore(&[f64::NAN; 6]));
+        }
+    }
+
+    /// One expert gets all the weight, then it is the worst of all.
+    #[test]
+    fn what_any_step_leaves_can_be_restored() {
+        let (good, bad) = (0.9f64, 0.003f64);
+        for share in [0.0, 0.002] {
+            let mut bayes = Bayes { share, ..Bayes::new(&[0.5, 0.25, 0.25]) };
+            let (mut total, mut base) = (0.0, 0.0);
+            for i in 0..6000 {
+                let p = [1, 0, 2].map(|turn| {
+                    let p = if i / 1000 % 3 == turn { good - 0.0001 * f64::from(i * 7919 % 1009) } else { bad };
+                    p.ln()
+                });
+                total += bayes.learn(&p);
+                base -= p[0];
+                let saved = bayes.log_weights().to_vec();
+                assert!(bayes.restore(&saved), "{i}: {saved:?}");
+            }
+            assert!(share > 0.0 || total <= base + 2f64.ln() + 1e-9, "{total} {base}");
+        }
+        let mut bayes = Bayes::new(&[0.5, 0.5]);
+        for unsound in [[-0.5, -0.5], [f64::NAN, 0.0], [f64::NEG_INFINITY, 0.0], [f64::INFINITY, 0.0]] {
+            assert!(!bayes.restore(&unsound), "{unsound:?}");
         }
     }
 }

@@ -13,9 +13,13 @@ pub(crate) const UPDATE_TOKENS: usize = 64;
 const FIRST_TOKENS: usize = 256;
 /// Latest tokens that the length of the step is judged on.
 const JUDGED: usize = 256;
-/// Share of evidence that a new chunk leaves, and fewest chunks that can speak for what was learnt.
+/// Share of older evidence that [`UPDATE_TOKENS`] tokens leave: half of all is from the latest 34 times as many.
 const EVIDENCE_KEPT: f64 = 0.98;
+/// Fewest chunks that can speak for what was learnt: `n` equal gains sum up to `√n` of their standard errors, so
+/// fewer never exceed two.
 const LEAST_CHUNKS: u32 = 5;
+/// Standard errors that evidence must exceed: the usual two, exceeded by chance about once in 44 times.
+const LEAST_ERRORS: f64 = 2.0;
 /// Share of the length that the search along the direction tries, besides none.
 const LENGTHS: [f32; 8] = [1.0, 0.75, 0.55, 0.4, 0.28, 0.2, 0.1, 0.05];
 /// Without control text, the most that predictions of the observed text itself may move, in nats.
@@ -72,6 +76,8 @@ pub(crate) struct HeadLearner {
     /// Observed since directions were chosen.
     pub(crate) since_choice: usize,
     pub(crate) evidence: Evidence,
+    /// Whether a rating is part of what was learnt.
+    pub(crate) rated: bool,
 }
 
 /// Whether what was learnt tells which token comes where, by tokens that are not learnt yet: each is given more
@@ -86,19 +92,20 @@ pub(crate) struct Evidence {
 }
 
 impl Evidence {
-    /// A chunk's gain; older ones fade.
-    fn add(&mut self, gain: f64) {
-        if gain.is_finite() {
-            self.sum = EVIDENCE_KEPT * self.sum + gain;
-            self.squares = EVIDENCE_KEPT * EVIDENCE_KEPT * self.squares + gain * gain;
+    /// The gain of a chunk of `n` tokens; older ones fade.
+    fn add(&mut self, gain: f64, n: usize) {
+        // Exactly none is the gain of tokens that are all the same: they have no order.
+        if gain.is_finite() && gain != 0.0 {
+            let kept = EVIDENCE_KEPT.powf(n as f64 / UPDATE_TOKENS as f64);
+            self.sum = kept * self.sum + gain;
+            self.squares = kept * kept * self.squares + gain * gain;
             self.chunks = self.chunks.saturating_add(1);
         }
     }
 
-    /// `None` while it is too early to tell. If order means nothing, sums of chunks are independent, and two
-    /// standard errors are exceeded by chance once in 44 times.
+    /// `None` while it is too early to tell. If order means nothing, sums of chunks are independent.
     fn verdict(&self) -> Option<bool> {
-        (self.chunks >= LEAST_CHUNKS).then(|| self.sum > 2.0 * self.squares.sqrt())
+        (self.chunks >= LEAST_CHUNKS).then(|| self.sum > LEAST_ERRORS * self.squares.sqrt())
     }
 }
 
@@ -130,6 +137,7 @@ impl HeadLearner {
             confidence: Vec::new(),
             since_choice: 0,
             evidence: Evidence::default(),
+            rated: false,
         }
     }
 
@@ -171,9 +179,10 @@ impl HeadLearner {
     /// Whether directions are to be chosen: when there is enough to choose them from, and again when all of
     /// that has been replaced.
     pub(crate) fn is_due(&self) -> bool {
-        match self.is_undecided() {
-            true => self.recent.len() >= FIRST_TOKENS.min(self.recent.capacity()),
-            false => self.since_choice >= self.recent.capacity(),
+        if self.is_undecided() {
+            self.recent.len() >= FIRST_TOKENS.min(self.recent.capacity())
+        } else {
+            self.since_choice >= self.recent.capacity()
         }
     }
 
@@ -202,35 +211,30 @@ impl HeadLearner {
         self.head.confidence(self.finish, self.control.half(false).zip(z), &mut self.slots)
     }
 
-    /// The diagonal of the preconditioner.
-    fn preconditioner(&self) -> Vec<f32> {
-        let gamma = &self.fisher.gamma;
-        let mean = gamma.iter().sum::<f32>() / gamma.len() as f32;
-        gamma.iter().map(|y| 1.0 / (y + 0.1 * mean)).collect()
-    }
-
     /// Takes from each row of `B` what makes the model surer, or less sure, of ordinary text: that is no
     /// knowledge, and uses up the bound. The shortest way there, in the metric of the preconditioner.
     pub(crate) fn steady(&mut self) {
-        let preconditioner = self.preconditioner();
+        let preconditioner = self.fisher.preconditioner();
         let n = preconditioner.len();
         for (q, b) in self.confidence.chunks_exact(n).zip(self.head.b.chunks_exact_mut(n)) {
             let (mut over, mut under) = (0.0f64, f64::MIN_POSITIVE);
+            let product = |x: &f32, y: &f32| f64::from(*x) * f64::from(*y);
             for ((q, b), p) in q.iter().zip(&*b).zip(&preconditioner) {
-                over += f64::from(q * b);
-                under += f64::from(q * q * p);
+                over += product(q, b);
+                under += f64::from(*q) * product(q, p);
             }
-            let factor = (over / under) as f32;
-            b.iter_mut().zip(q).zip(&preconditioner).for_each(|((b, q), p)| *b -= factor * q * p);
+            let factor = over / under;
+            b.iter_mut().zip(q).zip(&preconditioner).for_each(|((b, q), p)| *b -= (factor * product(q, p)) as f32);
         }
     }
 
-    /// The same of the control moments, by the base model.
+    /// The base model's error at each control moment, in the same parts as those of [`HeadLearner::errors`].
     pub(crate) fn control_errors(&self) -> Vec<(Vec<(u32, f32)>, f32)> {
         self.control.iter().map(|m| errors(self.finish, &m, &self.head.base(self.finish, &m))).collect()
     }
 
-    /// Chooses `A` and a first `B`, given `∂loss/∂h: (n, n_embd)` of [`HeadLearner::errors`].
+    /// Chooses `A`, and `B` to begin with, for a lesson and what was learnt before; `g` is the `∂loss/∂h: (n, n_embd)`
+    /// of [`HeadLearner::errors`].
     pub(crate) fn choose(&mut self, arch: Arch, g: &[f32], lesson: Lesson) {
         let n = self.head.b.len() / self.head.rank;
         let mut h = vec![0.0; g.len()];
@@ -252,7 +256,8 @@ impl HeadLearner {
         self.since_choice = 0;
         let (old_a, old_b) = (std::mem::take(&mut self.head.a), std::mem::take(&mut self.head.b));
         let old = if undecided { (&[][..], &[][..]) } else { (&old_a[..], &old_b[..]) };
-        (self.head.a, self.head.b) = directions(arch, &whitening, &self.fisher.gamma, g, &h, old, self.head.rank);
+        (self.head.a, self.head.b) =
+            directions(arch, &whitening, &self.fisher.preconditioner(), g, &h, old, self.head.rank);
         match lesson {
             Lesson::Chance => {
                 let length = arch.dot(&self.head.b, &self.head.b).sqrt();
@@ -276,20 +281,21 @@ impl HeadLearner {
 
     /// The gradient of a lesson, by `∂/∂(s·B)`, averaged over its tokens; `None` if there are none.
     pub(crate) fn gradient(&mut self, arch: Arch, rows: &HeadRows, lesson: Lesson) -> Option<Gradient> {
-        let (moments, n) = match lesson {
-            Lesson::Answer(_) => (&self.answer, self.answer.len()),
-            _ => (&self.recent, self.fresh),
+        let (moments, n, least, most) = match lesson {
+            Lesson::Answer(_) => (&self.answer, self.answer.len(), 1, self.answer.len()),
+            // A token alone has no order, so that nothing could speak for it: it waits for the next.
+            _ => (&self.recent, self.fresh, 2, UPDATE_TOKENS),
         };
         // The oldest that are still fresh.
-        let taken = n.min(if matches!(lesson, Lesson::Answer(_)) { n } else { UPDATE_TOKENS });
-        if taken == 0 || self.is_undecided() {
+        let taken = n.min(most);
+        if taken < least || self.is_undecided() {
             return None;
         }
         let mut row = std::mem::take(&mut self.row);
         let z: Vec<Ranks> = moments.latest(n).take(taken).map(|m| self.project(arch, &m, &mut row)).collect();
         if !matches!(lesson, Lesson::Answer(_)) {
             let tokens: Vec<usize> = moments.latest(n).take(taken).map(|m| m.ids[0] as usize).collect();
-            self.evidence.add(self.head.pairing(&tokens, &z));
+            self.evidence.add(self.head.pairing(&tokens, &z), taken);
         }
         let weight = match lesson {
             Lesson::Text | Lesson::Chance => 1.0,
@@ -326,7 +332,7 @@ impl HeadLearner {
             gradient
         };
         let Rates { decay, consolidation, .. } = self.rates;
-        let preconditioner = self.preconditioner();
+        let preconditioner = self.fisher.preconditioner();
         let effective: Vec<f32> = self.head.b.iter().map(|b| self.head.scale * b).collect();
         let penalty = self.fisher.penalty_gradient(&self.head.a, &effective);
         for (i, (b, (g, p))) in self.head.b.iter_mut().zip(gradient.iter().zip(&penalty)).enumerate() {
@@ -334,7 +340,10 @@ impl HeadLearner {
         }
         self.steady();
         match lesson {
-            Lesson::Answer(_) => self.answer.clear(),
+            Lesson::Answer(_) => {
+                self.answer.clear();
+                self.rated = true;
+            }
             _ => self.fresh -= self.fresh.min(UPDATE_TOKENS),
         }
         self.n_updates += 1;
@@ -342,10 +351,14 @@ impl HeadLearner {
 
     /// Mean `KL(base ‖ adapted)` over the control text at a scale; 0 without one.
     pub(crate) fn divergence(&self, scale: f32) -> f64 {
+        if scale == 0.0 || self.bounded.is_empty() {
+            return 0.0;
+        }
         self.mean_divergence(self.control.half(true), &self.bounded, scale).0
     }
 
-    /// Means of the divergence and of the rise of the loss.
+    /// Means of the divergence and of the rise of the loss; infinite if there are no moments or numbers overflow:
+    /// what cannot be judged is beyond any bound.
     fn mean_divergence<'a>(
         &self,
         moments: impl Iterator<Item = Moment<'a>>,
@@ -357,53 +370,74 @@ impl HeadLearner {
             let (d, r) = self.head.divergence(self.finish, &m, base, z, scale);
             (divergence, rise) = (divergence + d, rise + r);
         }
-        let n = bounded.len().max(1) as f64;
+        if bounded.is_empty() || !(divergence + rise).is_finite() {
+            return (f64::INFINITY, f64::INFINITY);
+        }
+        let n = bounded.len() as f64;
         (divergence / n, rise / n)
     }
 
     /// Sets the scale: the best length along the direction for recent text, within the bound. To be
     /// called when `W·B` is up to date.
     pub(crate) fn settle(&mut self, arch: Arch, lesson: Lesson) {
-        let mut row = std::mem::take(&mut self.row);
-        let n = self.recent.len().min(JUDGED);
-        let judged: Vec<Ranks> = self.recent.latest(n).map(|m| self.project(arch, &m, &mut row)).collect();
-        self.row = row;
-        let longest = match self.control.len() {
-            0 => {
-                let bases = self.recent.latest(n).map(|m| self.head.base(self.finish, &m));
-                let bounded: Vec<(Adapted, Ranks)> = bases.zip(judged.iter().copied()).collect();
-                let divergence = |scale| self.mean_divergence(self.recent.latest(n), &bounded, scale).0;
-                self.longest(BOUND_WITHOUT_CONTROL, divergence)
-            }
-            // A rise of the loss on control text is worse than a change that is neutral there.
-            _ => self.longest(self.rates.max_divergence, |scale| {
-                let (divergence, rise) = self.mean_divergence(self.control.half(true), &self.bounded, scale);
-                divergence.max(rise)
-            }),
-        };
+        let judged = self.judged(arch);
+        let longest = self.longest(&judged);
         let sign = if lesson == Lesson::Opposite { -1.0 } else { 1.0 };
         let loss = |scale: f32| -> f64 {
-            let losses = self.recent.latest(n).zip(&judged).map(|(m, z)| self.head.loss(self.finish, &m, z, scale));
-            sign * losses.sum::<f64>()
+            let moments = self.recent.latest(JUDGED).zip(&judged);
+            sign * moments.map(|(m, z)| self.head.loss(self.finish, &m, z, scale)).sum::<f64>()
         };
-        self.head.scale = match lesson {
+        let kept = self.head.scale.min(longest);
+        self.head.scale = match (lesson, self.evidence.verdict()) {
             // A rating says nothing about the length: as long as before, within the bound.
-            Lesson::Answer(_) if self.head.scale > 0.0 => self.head.scale.min(longest),
-            Lesson::Answer(_) => longest * LENGTHS[LENGTHS.len() / 2],
-            // Until text can tell, only ratings take effect; then, nothing that unseen text speaks against.
-            Lesson::Text if self.evidence.verdict().is_none() => self.head.scale.min(longest),
-            Lesson::Text if self.evidence.verdict() == Some(false) => 0.0,
+            (Lesson::Answer(_), _) if self.head.scale > 0.0 => kept,
+            (Lesson::Answer(_), _) => longest * LENGTHS[LENGTHS.len() / 2],
+            // Until text can tell, only ratings take effect.
+            (Lesson::Text, None) => kept,
+            // Nothing that unseen text speaks against, unless a rating is part of it, which no text can judge.
+            (Lesson::Text, Some(false)) if self.rated => kept,
+            (Lesson::Text, Some(false)) => 0.0,
             _ => {
                 let lengths = LENGTHS.map(|share| share * longest);
-                let best = lengths.into_iter().chain([0.0]).map(|scale| (loss(scale), scale));
+                let none = (!self.rated).then_some(0.0);
+                let best = lengths.into_iter().chain(none).map(|scale| (loss(scale), scale));
                 best.min_by(|x, y| x.0.total_cmp(&y.0)).map_or(0.0, |(_, scale)| scale)
             }
         };
     }
 
+    /// Cuts the scale to what the bound allows. To be called when `W·B` is up to date.
+    pub(crate) fn limit(&mut self, arch: Arch) {
+        let judged = self.judged(arch);
+        self.head.scale = self.head.scale.min(self.longest(&judged));
+    }
+
+    /// `A·h` of the latest observed moments.
+    fn judged(&mut self, arch: Arch) -> Vec<Ranks> {
+        let mut row = std::mem::take(&mut self.row);
+        let judged = self.recent.latest(JUDGED).map(|m| self.project(arch, &m, &mut row)).collect();
+        self.row = row;
+        judged
+    }
+
+    /// The largest scale within the bound on forgetting.
+    fn longest(&self, judged: &[Ranks]) -> f32 {
+        if self.control.len() == 0 {
+            let bases = self.recent.latest(JUDGED).map(|m| self.head.base(self.finish, &m));
+            let bounded: Vec<(Adapted, Ranks)> = bases.zip(judged.iter().copied()).collect();
+            let divergence = |scale| self.mean_divergence(self.recent.latest(JUDGED), &bounded, scale).0;
+            return self.longest_within(BOUND_WITHOUT_CONTROL, divergence);
+        }
+        // A rise of the loss on control text is worse than a change that is neutral there.
+        self.longest_within(self.rates.max_divergence, |scale| {
+            let (divergence, rise) = self.mean_divergence(self.control.half(true), &self.bounded, scale);
+            divergence.max(rise)
+        })
+    }
+
     /// The largest scale whose divergence is within the bound, to a few per cent: found by secants on
     /// the divergence, which grows with about the square of the scale, then by halving.
-    fn longest(&self, bound: f64, divergence: impl Fn(f32) -> f64) -> f32 {
+    fn longest_within(&self, bound: f64, divergence: impl Fn(f32) -> f64) -> f32 {
         if self.head.wb.iter().all(|&x| x == 0.0) {
             return 0.0;
         }
@@ -445,7 +479,7 @@ fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
     x
 }
 
-/// The base model's error at a moment: of each listed token, and of the rest together.
+/// The error of predictions `p` at a moment: of each listed token, and of the rest together.
 fn errors(finish: Finish, m: &Moment<'_>, p: &Adapted) -> (Vec<(u32, f32)>, f32) {
     let mut rows = Vec::with_capacity(SLOTS);
     for (i, &id) in m.ids.iter().enumerate().filter(|(_, id)| **id != NO_TOKEN) {

@@ -14,7 +14,7 @@ use std::path::Path;
 
 const TYPE: &str = "learned";
 /// Raised when a file of the new form could be misread as one of the old.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 impl Learner {
     /// Saves all that was learnt. The file appears under its name when it is complete on disk, in place
@@ -39,7 +39,7 @@ impl Learner {
     /// Reads what was learnt with a model.
     ///
     /// # Errors
-    /// If the file is unsound, of a later version, or belongs to another model.
+    /// If the file is unsound, of another version, or belongs to another model.
     pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Learner, LearnError> {
         Learner::from_gguf(&Gguf::open(path)?, model)
     }
@@ -67,13 +67,14 @@ impl Learner {
         ] {
             w.metadata(format!("learned.{key}"), value as u32);
         }
-        w.metadata("learned.max_divergence", o.max_divergence as f32);
+        w.metadata("learned.max_divergence", o.max_divergence);
         w.metadata("learned.decay", o.decay);
         w.metadata("learned.consolidation", o.consolidation);
         w.metadata("learned.generate_with_mixture", o.generate_with_mixture);
         w.metadata("learned.scale", a.head.scale);
         w.metadata("learned.updates", a.n_updates);
         w.metadata("learned.since_choice", a.since_choice as u32);
+        w.metadata("learned.rated", a.rated);
         w.metadata("learned.evidence.sum", a.evidence.sum);
         w.metadata("learned.evidence.squares", a.evidence.squares);
         w.metadata("learned.evidence.chunks", a.evidence.chunks);
@@ -114,11 +115,10 @@ impl Learner {
         put(&mut w, "neighbours.tokens", &[tokens.len()], DType::I32, &tokens);
         for (name, blend) in e.blends() {
             let numbers = blend.numbers();
-            put(&mut w, name, &[numbers.len()], DType::F32, &numbers);
+            put(&mut w, name, &[numbers.len()], DType::F64, &numbers);
         }
         for (name, bayes) in [("mixture.switching", &e.switching), ("mixture.bayes", &e.bayes)] {
-            let weights: Vec<f32> = bayes.log_weights().iter().map(|&w| w as f32).collect();
-            put(&mut w, name, &[weights.len()], DType::F32, &weights);
+            put(&mut w, name, &[bayes.log_weights().len()], DType::F64, bayes.log_weights());
         }
         w
     }
@@ -150,6 +150,7 @@ impl Learner {
         }
         a.n_updates = metadata.u64("learned.updates")?;
         a.since_choice = metadata.u32("learned.since_choice")? as usize;
+        a.rated = metadata.bool("learned.rated")?;
         a.evidence = Evidence {
             sum: number(metadata, "learned.evidence.sum")?,
             squares: number(metadata, "learned.evidence.squares")?,
@@ -187,13 +188,13 @@ impl Learner {
             values(gguf, "neighbours.keys", n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
         keys.chunks_exact(n).zip(tokens).for_each(|(key, token)| e.neighbours.push(key, token));
         for (name, blend) in e.blends_mut() {
-            let numbers: Vec<f32> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F32, finite)?;
+            let numbers: Vec<f64> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F64, |x: &f64| x.is_finite())?;
             if !blend.restore(&numbers) {
                 return Err(LearnError::Value { name, what: "no distribution".into() });
             }
         }
         for (name, bayes) in [("mixture.switching", &mut e.switching), ("mixture.bayes", &mut e.bayes)] {
-            let weights: Vec<f32> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F32, finite)?;
+            let weights: Vec<f64> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F64, |x: &f64| x.is_finite())?;
             if !bayes.restore(&weights) {
                 return Err(LearnError::Value { name, what: "no distribution".into() });
             }
@@ -214,7 +215,7 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
     let size = |key: &str| Ok::<_, LearnError>(metadata.u32(&format!("learned.{key}"))? as usize);
     Ok(LearnerOptions {
         rank: size("rank")?,
-        max_divergence: metadata.f32("learned.max_divergence")?.into(),
+        max_divergence: number(metadata, "learned.max_divergence")?,
         control_tokens: size("control_tokens")?,
         recent_tokens: size("recent_tokens")?,
         cache_tokens: size("cache_tokens")?,
