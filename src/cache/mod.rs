@@ -6,7 +6,7 @@
 
 use crate::arch::{Arch, AttnParams, KvElement};
 use crate::error::SessionError;
-use crate::exec::Crew;
+use crate::team::Crew;
 use bytemuck::Zeroable;
 use half::f16;
 

@@ -11,13 +11,13 @@ use super::arena::{Arena, Frame};
 use super::forward::{MAX_GROUP, RopeTables, attn_tiles, choose_experts, head_norms, norm, rope_kinds, rotate};
 use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward};
 use super::probe::Probe;
-use super::team::Crew;
 use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
 use crate::cache::KvCache;
 use crate::lora::{Attached, Gradients};
 use crate::model::{
     Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
 };
+use crate::team::Crew;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of logits that are computed at a time.

@@ -1,12 +1,12 @@
 //! The only place where a weight is multiplied.
 
 use super::arena::Frame;
-use super::team::Crew;
 use crate::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Gradients};
 use crate::model::{Linear, Model, Weight};
 use crate::quant::DType;
+use crate::team::Crew;
 use bytemuck::Pod;
 use std::ops::Range;
 

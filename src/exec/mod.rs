@@ -10,7 +10,6 @@ mod gradient;
 mod learn;
 mod linear;
 mod probe;
-mod team;
 
 use crate::cache::{KvCache, KvShape};
 use crate::error::SessionError;
@@ -25,12 +24,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::cache::KvType;
+pub use crate::team::Team;
 pub use adapters::AdapterId;
 pub use cores::default_threads;
 pub use generate::{Generation, StopReason};
 pub use gradient::cross_entropy;
 pub use probe::{NoProbe, Probe};
-pub use team::{Crew, Team};
 
 /// Context length of a session unless told otherwise (the model's own, if that is shorter).
 pub const DEFAULT_CTX: usize = 4096;

@@ -39,6 +39,8 @@ struct Shared {
     n_helpers: AtomicUsize,
     /// Whether a pass is under way: helpers linger while it is.
     in_pass: AtomicBool,
+    /// Whether a region is: the fields above describe one.
+    in_region: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -154,6 +156,7 @@ impl Team {
                 n_done: AtomicUsize::new(0),
                 n_helpers: AtomicUsize::new(0),
                 in_pass: AtomicBool::new(false),
+                in_region: AtomicBool::new(false),
                 panic: Mutex::new(None),
             }),
             entered: Mutex::new(()),
@@ -167,7 +170,7 @@ impl Team {
 
     /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of the calling
     /// thread alone: slower, never wrong, never blocked.
-    pub fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
+    pub(crate) fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
         let guard = match (&self.pool, self.entered.try_lock()) {
             (Some(pool), Ok(guard)) => Some((pool, guard)),
             // A panic inside a region is handed on after all of it has ended: the state is sound.
@@ -199,24 +202,24 @@ impl Team {
 
 /// The threads of a pass that is under way; splits work among them.
 #[derive(Debug)]
-pub struct Crew<'t> {
+pub(crate) struct Crew<'t> {
     shared: Option<&'t Shared>,
     n_threads: usize,
 }
 
 impl Crew<'_> {
     /// Threads that may take part.
-    pub fn n_threads(&self) -> usize {
+    pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
     }
 
     /// This crew, or the caller alone unless `worthwhile`: for work smaller than sharing it.
-    pub fn when(&self, worthwhile: bool) -> Crew<'_> {
+    pub(crate) fn when(&self, worthwhile: bool) -> Crew<'_> {
         if worthwhile { Crew { shared: self.shared, n_threads: self.n_threads } } else { Crew::alone() }
     }
 
     /// The calling thread alone.
-    pub fn alone() -> Crew<'static> {
+    pub(crate) fn alone() -> Crew<'static> {
         Crew { shared: None, n_threads: 1 }
     }
 
@@ -224,8 +227,8 @@ impl Crew<'_> {
     /// have ended.
     ///
     /// # Panics
-    /// If a task panics, after the others have ended.
-    pub fn run<F: Fn(usize) + Sync>(&self, n_tasks: usize, f: F) {
+    /// If a task panics, after the others have ended, or runs a region of this crew itself.
+    pub(crate) fn run<F: Fn(usize) + Sync>(&self, n_tasks: usize, f: F) {
         let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
             (0..n_tasks).for_each(f);
             return;
@@ -236,6 +239,8 @@ impl Crew<'_> {
             let f = unsafe { &*f.cast::<F>() };
             f(task);
         }
+        // A second region would tell the helpers that the first has ended.
+        assert!(!shared.in_region.swap(true, Ordering::Relaxed), "a region within a region");
         let region = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         // Closed: no helper can claim while the fields change (see `Shared::work`).
         shared.state.store(region << 32 | CLOSED, Ordering::Relaxed);
@@ -251,6 +256,7 @@ impl Crew<'_> {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        shared.in_region.store(false, Ordering::Relaxed);
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -259,7 +265,7 @@ impl Crew<'_> {
 
     /// Cuts the columns of the matrices of `items` into tiles, all in one region, and calls `f` with the
     /// item, the tile's range and its view: `view` tells an item's matrix and the width of its tiles.
-    pub fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
+    pub(crate) fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
     where
         V: Fn(&T) -> (&ColumnsMut<'m>, usize) + Sync,
         F: Fn(&T, Range<usize>, &mut ColumnsMut<'m>) + Sync,
@@ -287,7 +293,7 @@ impl Crew<'_> {
     }
 
     /// Cuts `y` into chunks of `chunk` values and calls `f` with each chunk's index and values.
-    pub fn for_chunks<T: Send, F>(&self, y: &mut [T], chunk: usize, f: F)
+    pub(crate) fn for_chunks<T: Send, F>(&self, y: &mut [T], chunk: usize, f: F)
     where
         F: Fn(usize, &mut [T]) + Sync,
     {
@@ -308,8 +314,14 @@ impl Crew<'_> {
     ///
     /// # Panics
     /// If the numbers of chunks differ.
-    pub fn for_chunk_pairs<A: Send, B: Send, F>(&self, a: &mut [A], a_chunk: usize, b: &mut [B], b_chunk: usize, f: F)
-    where
+    pub(crate) fn for_chunk_pairs<A: Send, B: Send, F>(
+        &self,
+        a: &mut [A],
+        a_chunk: usize,
+        b: &mut [B],
+        b_chunk: usize,
+        f: F,
+    ) where
         F: Fn(usize, &mut [A], &mut [B]) + Sync,
     {
         let (a_len, b_len) = (a.len(), b.len());
