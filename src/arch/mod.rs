@@ -149,7 +149,7 @@ impl TransposedProduct {
     /// # Panics
     /// If the lengths disagree.
     pub fn pack(&self, y: &[f32], m: usize, packed: &mut [u8]) {
-        assert!(y.len() == m * self.n_out && m <= self.table.group, "transposed: {m} rows to pack");
+        assert!(Some(y.len()) == m.checked_mul(self.n_out) && m <= self.table.group, "transposed: {m} rows to pack");
         assert_eq!(packed.len(), self.packed_len(m), "transposed: buffer");
         // SAFETY: `Arch` proved the CPU features; shapes were checked above.
         unsafe { (self.table.pack)(y, m, self.n_out, packed) }
@@ -163,7 +163,7 @@ impl TransposedProduct {
     pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8]) {
         let f = self.dtype.float_format();
         let (cols, tile) = (x.cols(), self.table.tile);
-        assert_eq!(w.len() * f.block_elems, self.n_out * self.n_in * f.block_bytes, "transposed: weight bytes");
+        assert_eq!(Some(w.len()), f.bytes_of(self.n_out, self.n_in), "transposed: weight bytes");
         assert_eq!(packed.len(), self.packed_len(x.rows()), "transposed: packed rows");
         assert!(first.is_multiple_of(tile) && cols == tile.min(self.n_in - first), "transposed: {first}+{cols}");
         // SAFETY: `Arch` proved the CPU features; shapes were checked above.
@@ -332,7 +332,7 @@ impl Arch {
     /// If the lengths disagree or `x` has not the form of [`Arch::act_form`].
     pub fn matvec(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
         let f = dtype.float_format();
-        assert_eq!(w.len() * f.block_elems, y.cols() * x.n() * f.block_bytes, "matvec: {dtype:?} weight bytes");
+        assert_eq!(Some(w.len()), f.bytes_of(y.cols(), x.n()), "matvec: {dtype:?} weight bytes");
         assert_eq!(y.rows(), x.m(), "matvec: rows of activations");
         let matvec = (self.0.matvec)(dtype, x.m());
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
@@ -380,7 +380,7 @@ impl Arch {
     /// If the lengths disagree.
     pub fn pack(self, dtype: DType, x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         let gemm = (self.0.gemm)(dtype);
-        assert!(x.len() == m * k && m <= gemm.group, "pack: {m} rows of {k} activations");
+        assert!(Some(x.len()) == m.checked_mul(k) && m <= gemm.group, "pack: {m} rows of {k} activations");
         assert_eq!(packed.len(), (gemm.packed_len)(m, k), "pack: buffer");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.pack)(x, m, k, packed) }
@@ -398,7 +398,7 @@ impl Arch {
     pub fn gemm(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], packed: &[u8], k: usize) {
         let f = dtype.float_format();
         let gemm = (self.0.gemm)(dtype);
-        assert_eq!(w.len() * f.block_elems, y.cols() * k * f.block_bytes, "gemm: {dtype:?} weight bytes");
+        assert_eq!(Some(w.len()), f.bytes_of(y.cols(), k), "gemm: {dtype:?} weight bytes");
         assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.kernel)(y, dtype, w, packed, k) }

@@ -24,7 +24,7 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If `y` has another length.
     pub fn new(y: &'a mut [f32], rows: usize, cols: usize) -> Self {
-        assert_eq!(y.len(), rows * cols, "a {rows} × {cols} matrix");
+        assert_eq!(Some(y.len()), rows.checked_mul(cols), "a {rows} × {cols} matrix");
         ColumnsMut { ptr: y.as_mut_ptr(), rows, cols, stride: cols, _matrix: PhantomData }
     }
 

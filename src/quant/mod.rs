@@ -64,6 +64,12 @@ pub struct Format {
 }
 
 impl Format {
+    /// Bytes of `rows` rows of `n` values; `None` if rows are not whole blocks, or there are too many.
+    pub fn bytes_of(&self, rows: usize, n: usize) -> Option<usize> {
+        let blocks = n.is_multiple_of(self.block_elems).then(|| rows.checked_mul(n / self.block_elems));
+        blocks.flatten()?.checked_mul(self.block_bytes)
+    }
+
     /// A format of blocks that is only read.
     const fn blocks<B: Block>(dtype: DType, name: &'static str) -> Format {
         Format {
