@@ -10,7 +10,10 @@
 //!
 //! A template comes with a file from anywhere, so it is hostile input. It can reach nothing but
 //! its inputs: no files, no other templates, no attributes of host objects (the published attack
-//! is CVE-2024-34359). Its length, steps, recursion and output are limited.
+//! is CVE-2024-34359). Its length, steps, recursion and output are limited, and so is what each filter and method
+//! makes. Two things are not, since the engine has no hook for them: a text that a template doubles again and again
+//! takes memory before it is printed, and a step may copy up to 100 MB. Render a template that you do not trust in a
+//! process whose memory and time are limited, or not at all.
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {

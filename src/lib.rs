@@ -45,7 +45,7 @@
 //!
 //! No file, prompt, template or token id causes undefined behaviour, a panic or an abort; memory is
 //! bounded by the size of the file and the context asked for. What is not understood is an error, never
-//! ignored. One exception the operating system makes: a mapped file that someone truncates while it is
+//! ignored. A chat template that doubles a text can take more ([`chat`]). One exception the operating system makes: a mapped file that someone truncates while it is
 //! in use ends the process ([`gguf`] tells how to avoid it).
 //!
 //! # Reading order
@@ -70,6 +70,7 @@ pub mod lora;
 pub mod model;
 pub mod quant;
 pub mod sample;
+mod team;
 pub mod tokenizer;
 
 pub use error::*;

@@ -55,6 +55,7 @@ T=r'''
 {% macro outer() %}({{ caller() }}){% endmacro %}{% call outer() %}inner{% endcall %}
 {{ 1000000 }} {{ 1_000 }} {{ 0.1 + 0.2 }} {{ 1e3 }} {{ 3.0 * 2 }} {{ 2 ** 0.5 }} {{ 10 ** 2 }} {{ -2 ** 2 }} {{ 5 // 2.0 }}
 {{ messages | length > 2 and messages[0].role == 'system' }} {{ (messages | length) - 1 }} {{ not tools }} {{ tools is not none and tools | length > 0 }} {{ tools or 'none' }} {{ none or 0 or 'z' }} {{ 1 and 'b' }}
+{{ 'a\nb\n\nc\n'|indent(2, true, true) }} {{ 'a\n\nb'|indent('> ', blank=true) }} {{ ''|indent(2, true) }} {{ 'a\r\nb'|indent }} {{ '%5d|%-4s|%05.2f'|format(7, 'x', 1.5) }} {{ '{:>5}|{:<4}|{:05.2f}'.format(7, 'x', 1.5) }} {{ [1,2,3]|batch(2, 0)|list }} {{ [1,2,3]|slice(2)|list }} {{ 'a'.ljust(3, 'xy') }}
 {{ s is startingwith 'x' if false else 'ok' }} {{ 'HI' is upper }} {{ 'hi' is lower }} {{ 1 is sameas 1 }} {{ 'b' is in ['a','b'] }} {{ 'zz' is filter }} {{ 'upper' is filter }}
 '''
 cases=[]

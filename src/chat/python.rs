@@ -18,6 +18,8 @@ use minijinja::{Environment, Error, ErrorKind, State};
 const MAX_DEPTH: usize = 200;
 /// Longest string that one operation here makes, bytes.
 const MAX_STRING: usize = 64 << 20;
+/// Most lists that `batch` and `slice` are asked to make, or items of one.
+const MAX_ITEMS: usize = 1 << 16;
 
 /// The message of a `raise_exception`, on its way through the engine.
 #[derive(Debug)]
@@ -83,6 +85,17 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
         }
     });
     env.add_filter("round", round);
+    env.add_filter("indent", indent);
+    env.add_filter("batch", |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
+        minijinja::filters::batch(state, v, check_items(n)?, fill)
+    });
+    env.add_filter("slice", |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
+        minijinja::filters::slice(state, v, check_items(n)?, fill)
+    });
+    env.add_filter("format", |state: &State<'_, '_>, v: &Value, args: Rest<Value>| {
+        check_format(&to_str(v)?, '%', &args)?;
+        minijinja::filters::format(state, v, args)
+    });
     env.add_filter("first", |v: &Value| elements(v).map(|l| l.first().cloned().unwrap_or_default()));
     env.add_filter("last", |v: &Value| elements(v).map(|l| l.last().cloned().unwrap_or_default()));
     env.add_filter("wordcount", |v: &Value| to_str(v).map(|s| s.split_whitespace().count()));
@@ -205,6 +218,58 @@ fn check(len: usize, depth: usize) -> Result<(), Error> {
         return Err(error(format!("a string is longer than {MAX_STRING} bytes")));
     }
     Ok(())
+}
+
+fn check_items(n: usize) -> Result<usize, Error> {
+    if n > MAX_ITEMS { Err(error(format!("more than {MAX_ITEMS} items"))) } else { Ok(n) }
+}
+
+/// Bounds what formatting can make: each directive, which `begin` begins, is as wide as its largest number says,
+/// and as long as the longest argument.
+fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
+    let mut longest = 0;
+    for arg in args {
+        longest = longest.max(to_str(arg)?.len());
+    }
+    let mut total = text.len();
+    for directive in text.split(begin).skip(1) {
+        let end = directive.find(|c: char| c == '}' || begin == '%' && c.is_ascii_alphabetic());
+        let numbers = directive[..end.unwrap_or(directive.len())].split(|c: char| !c.is_ascii_digit());
+        let width = numbers.filter(|n| !n.is_empty()).map(|n| n.parse().unwrap_or(usize::MAX)).max().unwrap_or(0);
+        total = total.saturating_add(width).saturating_add(longest);
+        check(total, 0)?;
+    }
+    Ok(())
+}
+
+/// `indent(width=4, first=False, blank=False)`; the width may be a text.
+fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let argument = |i: usize, name: &str| -> Result<Value, Error> {
+        let named: Option<Value> = kwargs.get(name)?;
+        Ok(named.or_else(|| args.get(i).cloned()).unwrap_or_default())
+    };
+    let (width, first, blank) = (argument(0, "width")?, argument(1, "first")?, argument(2, "blank")?);
+    kwargs.assert_all_used()?;
+    let by = match (width.as_str(), width.as_usize()) {
+        (Some(text), _) => text.to_owned(),
+        (_, Some(n)) => {
+            check(n, 0)?;
+            " ".repeat(n)
+        }
+        _ if width.is_undefined() => " ".repeat(4),
+        _ => return Err(error("indent takes a number or a text")),
+    };
+    let text = to_str(v)?;
+    let mut out = String::new();
+    // A line end at the end begins a line that is empty.
+    for (i, line) in elements(&split_lines(&(text + "\n"), false))?.iter().filter_map(Value::as_str).enumerate() {
+        check(out.len() + by.len(), 0)?;
+        out.push_str(if i > 0 { "\n" } else { "" });
+        let indented = if i == 0 { first.is_true() } else { blank.is_true() || !line.is_empty() };
+        out.push_str(if indented { &by } else { "" });
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 /// An integer as it is, a float as Python's `repr(float)`.
@@ -717,6 +782,9 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
             let (width, fill): (usize, Option<&str>) = from_args(args)?;
             check(width, 0)?;
             let fill = if method == "zfill" { "0" } else { fill.unwrap_or(" ") };
+            if fill.chars().count() != 1 {
+                return Err(error("The fill character must be exactly one character long"));
+            }
             let missing = width.saturating_sub(s.chars().count());
             let left = match method {
                 "ljust" => 0,
@@ -735,7 +803,10 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "isascii" => s.is_ascii().into(),
         "isupper" => cased(char::is_uppercase, char::is_lowercase),
         "islower" => cased(char::is_lowercase, char::is_uppercase),
-        "format" => minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into(),
+        "format" => {
+            check_format(s, '{', args)?;
+            minijinja::format_filter(minijinja::FormatStyle::StrFormat, s, args)?.into()
+        }
         _ => return Err(ErrorKind::UnknownMethod.into()),
     })
 }
