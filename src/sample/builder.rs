@@ -135,6 +135,8 @@ impl SamplerBuilder {
     /// llama.cpp's default breakers are `"\n"`, `":"`, `"\""` and `"*"`.
     pub fn dry_sequence_breakers(mut self, sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
         self.dry.breakers = sequences.into_iter().collect();
+        self.dry.breakers.sort_unstable();
+        self.dry.breakers.dedup();
         self
     }
 

@@ -5,13 +5,13 @@ use std::cmp::Ordering;
 
 /// One token that may still be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
+pub(super) struct Candidate {
     /// The token id: its index in the logits.
-    pub id: u32,
+    pub(super) id: u32,
     /// The logit, as changed by the filters that ran so far. Never NaN.
-    pub logit: f32,
+    pub(super) logit: f32,
     /// The probability among the candidates; valid right after `softmax`.
-    pub p: f32,
+    pub(super) p: f32,
 }
 
 impl Candidate {
@@ -25,7 +25,7 @@ impl Candidate {
 /// The tokens that may still be chosen. Starts as the vocabulary; filters shrink it and change
 /// its logits. The buffer is reused, so that sampling allocates nothing after the first token.
 #[derive(Debug, Clone, Default)]
-pub struct Candidates {
+pub(super) struct Candidates {
     items: Vec<Candidate>,
     /// `items` is in [`Candidate::best_first`] order.
     sorted: bool,
@@ -51,23 +51,18 @@ impl Candidates {
     }
 
     /// The candidates, in no particular order.
-    pub fn as_slice(&self) -> &[Candidate] {
+    pub(super) fn as_slice(&self) -> &[Candidate] {
         &self.items
     }
 
     /// How many candidates are left.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.items.len()
     }
 
     /// Whether nothing is left to choose from.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
-    }
-
-    /// Keeps the tokens for which `keep` says so: the place where a grammar masks.
-    pub fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
-        self.items.retain(|c| keep(c.id));
     }
 
     /// The best candidate; of equals the one with the smallest id.
@@ -84,8 +79,13 @@ impl Candidates {
         self.sorted = false;
     }
 
-    /// `logit /= t` with `t > 0`, which keeps the order.
+    /// `logit /= t` with `t > 0`, which keeps the order. Where that would be infinite, only distances from the best
+    /// are divided, which gives the same probabilities.
     pub(super) fn divide(&mut self, t: f32) {
+        let Some(best) = self.best() else { return };
+        if best.logit.is_finite() && self.items.iter().any(|c| (c.logit / t).is_infinite()) {
+            self.items.iter_mut().for_each(|c| c.logit -= best.logit);
+        }
         self.items.iter_mut().for_each(|c| c.logit /= t);
     }
 

@@ -1,6 +1,6 @@
 //! From logits to a token: a chain of filters, then a draw.
 //!
-//! A [`Sampler`] loads the logits as [`Candidates`], runs its filters over them in order, and
+//! A [`Sampler`] loads the logits as candidates, runs its filters over them in order, and
 //! draws from the softmax of what is left. Names, defaults and order are llama.cpp's:
 //!
 //! | filter | parameters | default |
@@ -62,7 +62,7 @@ mod typical;
 mod xtc;
 
 pub use builder::{Mirostat, SamplerBuilder};
-pub use candidates::{Candidate, Candidates};
+use candidates::{Candidate, Candidates};
 pub use dry::breaker_sequences;
 
 use crate::SampleError;

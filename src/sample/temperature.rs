@@ -47,6 +47,14 @@ mod tests {
     }
 
     #[test]
+    fn next_to_zero_is_greedy() {
+        let mut c = candidates(&[20.0, 19.0, -20.0]);
+        apply(&mut c, f32::MIN_POSITIVE);
+        c.softmax();
+        assert_eq!(c.as_slice().iter().map(|c| c.p).collect::<Vec<_>>(), [1.0, 0.0, 0.0]);
+    }
+
+    #[test]
     fn zero_is_greedy() {
         let mut c = candidates(&[1.0, 3.0, 3.0]);
         apply(&mut c, 0.0);

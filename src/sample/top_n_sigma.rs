@@ -7,12 +7,10 @@ use super::candidates::Candidates;
 ///
 /// The set does not depend on the temperature: scaling the logits scales both sides.
 pub(super) fn apply(candidates: &mut Candidates, n: f32) {
-    let Some(best) = candidates.best() else {
-        return;
-    };
     if n <= 0.0 || candidates.len() == 1 {
         return;
     }
+    let Some(best) = candidates.best() else { return };
     let logits = || candidates.as_slice().iter().map(|c| f64::from(c.logit));
     let count = candidates.len() as f64;
     let mean = logits().sum::<f64>() / count;
