@@ -200,6 +200,8 @@ fn bos_and_eos_follow_the_flags() {
     assert_eq!(t.encode("a", false, false), [97]);
     let t = file.set("add_bos_token", false).set("add_eos_token", true).open().unwrap();
     assert_eq!(t.encode("a", true, false), [97, 257]);
+    assert_eq!(t.encode_prompt("a"), [97]);
+    assert_eq!(t.encode_prompt("a<e>"), [97, 257]);
     let t = small_spm().set("add_bos_token", false).open().unwrap();
     assert_eq!(t.encode("", true, false), [0u32; 0]);
 }
@@ -429,7 +431,7 @@ fn a_megabyte_of_anything_is_encoded() {
     tokens.extend([("<|im_start|>", CONTROL), ("<|<|<", CONTROL), ("aa", NORMAL), ("aaaa", NORMAL)]);
     let merges = ["a a", "aa aa"];
     let sentencepiece = small_spm().open().unwrap();
-    for pre in ["llama-bpe", "deepseek-llm", "gpt-4o", "tiny_aya", "exaone-moe"] {
+    for pre in ["llama-bpe", "deepseek-llm", "gpt-4o", "tiny_aya", "exaone-moe", "jais-2"] {
         let t = bpe(pre, &tokens, &merges).open().unwrap();
         assert_eq!(t.encode(&"a".repeat(N), false, true).len(), N / 4);
         assert_eq!(t.encode(&" ".repeat(N), false, true).len(), N.div_ceil(24));

@@ -195,7 +195,7 @@ pub(super) fn no_tokenizer(model: &ModelArgs) -> Failure {
 
 /// The tokens of a prompt; an empty one is the beginning of a text.
 fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let ids = tokenizer.encode(prompt, true, true);
+    let ids = tokenizer.encode_prompt(prompt);
     match tokenizer.bos().or(tokenizer.eos()) {
         _ if !ids.is_empty() => Ok(ids),
         Some(bos) => Ok(vec![bos]),

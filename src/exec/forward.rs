@@ -5,16 +5,18 @@
 use super::arena::{Arena, Frame};
 use super::linear::{Ctx, Product, Scratch, linear};
 use super::probe::Probe;
-use super::team::Crew;
 use crate::arch::{Arch, AttnParams};
 use crate::cache::KvCache;
 use crate::lora::Attached;
 use crate::model::{
     Activation, Experts, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
 };
+use crate::team::Crew;
 
 /// Query rows that one attention task handles at a time.
 const ATTN_ROWS: usize = 128;
+/// Logits that one task caps: some ten microseconds of work.
+const LOGITS: usize = 4096;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
 pub(super) const MAX_GROUP: usize = 1024;
 
@@ -224,7 +226,10 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
         match states {
             Some(states) => states.extend_from_slice(normed),
-            None => h.logit_finish().row(logits),
+            None => {
+                let (finish, capped) = (h.logit_finish(), h.final_softcap > 0.0);
+                ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
+            }
         }
         probe.tensor("result_output", 0, logits);
     }

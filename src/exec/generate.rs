@@ -19,7 +19,24 @@ pub enum StopReason {
     ContextFull,
 }
 
-/// Text as it is generated, piece by piece; each piece is whole UTF-8.
+/// Text as it is generated, piece by piece; each piece is whole UTF-8. Nothing follows an error.
+///
+/// The last token is not in the session, as its logits were not needed, but for those of a stop string: to go on
+/// from a text that ended by [`StopReason::MaxTokens`], begin with the last of [`Generation::tokens`]:
+///
+/// ```
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// # let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// # let (mut session, mut sampler) = (model.session()?, ruvllm::Sampler::builder().temperature(0.0).build()?);
+/// let mut generation = session.generate("Ownership is", &mut sampler)?.max_tokens(4);
+/// let begun: String = generation.by_ref().collect::<Result<_, _>>()?;
+/// let last = generation.tokens()[3];
+/// let rest: String = session.generate_from(&[last], &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
+/// # session.clear();
+/// # let whole: String = session.generate("Ownership is", &mut sampler)?.max_tokens(8).collect::<Result<_, _>>()?;
+/// # assert_eq!(begun + &rest, whole);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Generation<'s, 'm> {
     session: &'s mut Session<'m>,
@@ -34,6 +51,7 @@ pub struct Generation<'s, 'm> {
     /// Sampled, not yet in the session.
     pending: Option<u32>,
     reason: Option<StopReason>,
+    failed: bool,
 }
 
 impl<'m> Session<'m> {
@@ -44,7 +62,10 @@ impl<'m> Session<'m> {
     /// If the file has no tokenizer, or as [`Session::prefill`].
     pub fn generate<'s>(&'s mut self, prompt: &str, sampler: &'s mut Sampler) -> Result<Generation<'s, 'm>, Error> {
         let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
-        let tokens = tokenizer.encode(prompt, self.position() == 0, true);
+        let tokens = match self.position() {
+            0 => tokenizer.encode_prompt(prompt),
+            _ => tokenizer.encode(prompt, false, true),
+        };
         self.generate_from(&tokens, sampler)
     }
 
@@ -69,6 +90,7 @@ impl<'m> Session<'m> {
             tokens: Vec::new(),
             pending: None,
             reason: None,
+            failed: false,
         };
         generation.sample()?;
         Ok(generation)
@@ -95,7 +117,7 @@ impl Generation<'_, '_> {
         &self.tokens
     }
 
-    /// Why it ended, once it has.
+    /// Why it ended, once it has; nothing if that was by an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.reason
     }
@@ -149,7 +171,7 @@ impl Iterator for Generation<'_, '_> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.reason.is_none() {
+        while self.reason.is_none() && !self.failed {
             if self.tokens.len() >= self.max_tokens {
                 self.reason = Some(StopReason::MaxTokens);
                 break;
@@ -158,7 +180,10 @@ impl Iterator for Generation<'_, '_> {
                 Ok(Some(token)) => {
                     let text = match self.stream.push(token) {
                         Ok(text) => text.to_owned(),
-                        Err(e) => return Some(Err(e.into())),
+                        Err(e) => {
+                            self.failed = true;
+                            return Some(Err(e.into()));
+                        }
                     };
                     let text = self.release(&text);
                     if !text.is_empty() {
@@ -167,10 +192,13 @@ impl Iterator for Generation<'_, '_> {
                 }
                 Ok(None) => break,
                 Err(e) => {
-                    self.reason = Some(StopReason::EndOfGeneration);
+                    self.failed = true;
                     return Some(Err(e));
                 }
             }
+        }
+        if self.failed {
+            return None;
         }
         // The end releases what was held back, unless a stop string ended it.
         let mut rest = std::mem::take(&mut self.held);

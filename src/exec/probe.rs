@@ -1,10 +1,10 @@
 //! Observation of what happens inside a pass.
 
-/// Sees tensors as a pass computes them, under the names that llama.cpp gives them.
+/// Sees tensors as a pass computes them, most under the names that llama.cpp gives them.
 ///
-/// Names: `inp_embd`; per layer `attn_norm`, `q_by_head` (`(n_head_kv, tokens, group, head_dim)`),
-/// `k`, `v`, `kqv_out`, `attn_out`, `ffn_inp`, `ffn_norm`, `ffn_gate` and `ffn_up` (outside
-/// mixtures of experts), `ffn_out`, `l_out`; `result_norm`,
+/// Names: `inp_embd`; per layer `attn_norm`, `Qcur` (before norm and rotation, unlike llama.cpp's), `q_by_head`
+/// (`(n_head_kv, tokens, group, head_dim)`), `k` and `v` (as the cache takes them), `kqv_out`, `attn_out`, `ffn_inp`,
+/// `ffn_norm`, `ffn_gate` and `ffn_up` (outside mixtures of experts), `ffn_out`, `l_out`; `result_norm`,
 /// `result_output`. All others are `(tokens, width)`.
 pub trait Probe {
     /// One tensor of layer `layer` (0 outside layers).

@@ -215,6 +215,16 @@ impl Tokenizer {
         self.encode_bytes(text.as_bytes(), add_special, parse_special)
     }
 
+    /// The tokens of the beginning of a text, which is to be continued: [`encode`](Self::encode) with special
+    /// tokens, without the one at the end.
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        let mut ids = self.encode(text, true, true);
+        if self.add_eos {
+            ids.pop_if(|id| Some(*id) == self.eos);
+        }
+        ids
+    }
+
     /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a
     /// byte that belongs to no valid character becomes its byte token, so that nothing is lost. In
     /// byte-level BPE it becomes U+FFFD, as in llama.cpp (which however takes overlong forms and

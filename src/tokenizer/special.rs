@@ -30,14 +30,18 @@ pub(super) struct Specials {
     user_defined: Trie,
 }
 
-/// A tree of bytes. The nodes stand in breadth-first order, so that children are neighbours.
+/// A radix tree: at most two nodes per text, however long. The nodes stand in breadth-first order, so that children
+/// are neighbours.
 struct Trie {
     nodes: Vec<Node>,
 }
 
 struct Node {
-    /// The byte that leads here.
+    /// The first of the bytes that lead here from the parent.
     byte: u8,
+    /// How many lead here from the root, and a token whose text begins with them.
+    depth: u32,
+    example: u32,
     /// The token whose text ends here.
     token: Option<u32>,
     children: Range<u32>,
@@ -93,39 +97,45 @@ struct Match {
 impl Trie {
     /// The tree of the texts of `ids`, which are sorted by text.
     fn new(vocab: &Vocab, ids: &[u32]) -> Self {
-        let mut nodes = vec![Node { byte: 0, token: None, children: 0..0 }];
-        // What each node stands for: the texts that begin alike, and the length they share.
-        let mut shared = vec![(ids, 0)];
+        let mut nodes = vec![Node { byte: 0, depth: 0, example: 0, token: None, children: 0..0 }];
+        // The texts that begin with what leads to each node.
+        let mut texts = vec![ids];
         for i in 0.. {
-            let Some(&(mut ids, depth)) = shared.get(i) else { break };
+            let Some(&(mut ids)) = texts.get(i) else { break };
+            let depth = nodes[i].depth as usize;
             if let Some((&id, rest)) = ids.split_first()
                 && vocab.text(id).len() == depth
             {
                 nodes[i].token = Some(id);
                 ids = rest;
             }
-            let first = nodes.len() as u32;
+            let start = nodes.len() as u32;
             for alike in ids.chunk_by(|&a, &b| vocab.text(a)[depth] == vocab.text(b)[depth]) {
-                nodes.push(Node { byte: vocab.text(alike[0])[depth], token: None, children: 0..0 });
-                shared.push((alike, depth + 1));
+                // What the first and the last share, all between them do.
+                let (example, first, last) = (alike[0], vocab.text(alike[0]), vocab.text(alike[alike.len() - 1]));
+                let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count() as u32;
+                nodes.push(Node { byte: first[depth], depth: shared, example, token: None, children: 0..0 });
+                texts.push(alike);
             }
-            nodes[i].children = first..nodes.len() as u32;
+            nodes[i].children = start..nodes.len() as u32;
         }
         Trie { nodes }
     }
 
     /// The token with the longest text that `text` begins with, and that length.
-    fn longest_at(&self, text: &[u8]) -> Option<(usize, u32)> {
+    fn longest_at(&self, vocab: &Vocab, text: &[u8]) -> Option<(usize, u32)> {
         let mut best = None;
-        let mut node = &self.nodes[0];
-        for (depth, &byte) in text.iter().enumerate() {
+        let (mut node, mut depth) = (&self.nodes[0], 0);
+        while let Some(&byte) = text.get(depth) {
             let children = &self.nodes[node.children.start as usize..node.children.end as usize];
-            let Some(child) = children.get(children.partition_point(|child| child.byte < byte)) else { break };
-            if child.byte != byte {
+            let child = children.get(children.partition_point(|child| child.byte < byte));
+            let Some(child) = child.filter(|child| child.byte == byte) else { break };
+            let end = child.depth as usize;
+            if text.get(depth..end) != Some(&vocab.text(child.example)[depth..end]) {
                 break;
             }
-            node = child;
-            best = node.token.map(|id| (depth + 1, id)).or(best);
+            (node, depth) = (child, end);
+            best = node.token.map(|id| (depth, id)).or(best);
         }
         best
     }
@@ -135,7 +145,7 @@ impl Trie {
         // In ascending order of precedence: the longer, then the lower id, then the leftmost.
         type Candidate = (usize, Reverse<u32>, Reverse<usize>);
         let candidate = |at: usize, end: usize| -> Option<Candidate> {
-            let (len, id) = self.longest_at(&text[at..end])?;
+            let (len, id) = self.longest_at(vocab, &text[at..end])?;
             Some((len, Reverse(id), Reverse(at)))
         };
         let mut candidates: Vec<_> = (0..text.len()).rev().filter_map(|at| candidate(at, text.len())).collect();

@@ -73,7 +73,7 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["dbrx", "smaug-bpe"], stages: &[Find(llama3)], ..BASE },
     PreTokenizer { names: &["chatglm-bpe"], stages: &[Find(llama3)], default_bos: None, ..BASE },
     PreTokenizer { names: &["glm4", "glm5"], stages: &[Find(llama3)], default_bos: None, ignore_merges: true, ..BASE },
-    PreTokenizer { names: &["jais-2"], stages: &[Find(jais2)], ..BASE },
+    PreTokenizer { names: &["jais-2"], stages: &[Find(jais2), Cut(space_runs)], ..BASE },
     PreTokenizer { names: &["minicpm5"], stages: &[Find(number_1_3), Find(minicpm5)], ignore_merges: true, ..BASE },
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "solar-open", "grok-2"],
@@ -307,19 +307,28 @@ fn llama3(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`llama3`] with `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end.
+/// [`llama3`] with `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end, whose matches in a row
+/// are one here, so that what follows them is looked for once; [`space_runs`] cuts them.
 fn jais2(t: &[Char]) -> Option<usize> {
     any_contraction(t)
         .or_else(|| word(t))
         .or_else(|| number_1_3(t))
         .or_else(|| other_newlines(t))
         .or_else(|| to_last_newline(t))
-        .or_else(|| {
-            let n = plus(&t[..t.len().min(513)], |c| c.is(WS))?;
-            let room = if n < t.len() && n < 513 { n - 1 } else { n };
-            let fit = [512, 256, 128, 64, 32, 16, 8, 4, 2, 1].into_iter().find(|&k| k <= room);
-            Some(fit.unwrap_or(1))
-        })
+        .or_else(|| space(t))
+}
+
+/// White space without a line end, in pieces of 512, then of the powers of two below.
+fn space_runs(t: &[Char], piece: Sink<'_>) {
+    if !t.iter().all(|&c| c.is(WS) && !is_newline(c)) {
+        return piece(t);
+    }
+    let mut rest = t;
+    while !rest.is_empty() {
+        let n = (1 << rest.len().ilog2()).min(512);
+        piece(&rest[..n]);
+        rest = &rest[n..];
+    }
 }
 
 /// [`llama3`] with `\p{N}+`.
