@@ -66,10 +66,7 @@ fn every_compressed_file_opens_from_memory() {
     files_ending(&root, ".gguf.xz", &mut files);
     assert!(!files.is_empty(), "no compressed files in {root:?}");
     for path in &files {
-        let Ok(unpacked) = Command::new("xz").arg("-dc").arg(path).output() else {
-            eprintln!("SKIPPED: the program xz is not here");
-            return;
-        };
+        let unpacked = Command::new("xz").arg("-dc").arg(path).output().expect("the program xz");
         assert!(unpacked.status.success(), "{path:?}");
         let start = Instant::now();
         let gguf = Gguf::from_bytes(unpacked.stdout).unwrap();

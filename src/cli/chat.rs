@@ -260,7 +260,7 @@ impl Chat<'_> {
             print("\n")?;
         }
         match outcome {
-            Ok(()) => {}
+            Ok(notes) => notes.iter().for_each(note),
             Err(Stop::Cancelled) if !answer.is_empty() => note(paint("2", "[stopped]")),
             Err(Stop::Failed(Failure::Closed)) => return Err(Failure::Closed),
             Err(stop) => {
@@ -277,8 +277,8 @@ impl Chat<'_> {
         self.learning.idle(&mut self.session)
     }
 
-    /// Prints the answer to the conversation as it is, and collects it.
-    fn generate(&mut self, answer: &mut String) -> Result<(), Stop> {
+    /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
+    fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
         let ids = self.prompt()?;
         // The session may hold a beginning of it; at least one token has to be computed.
         let kept = self.session.tokens().iter().zip(&ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
@@ -305,13 +305,10 @@ impl Chat<'_> {
         let decode = start.elapsed();
         let n = generation.tokens().len();
         let reason = generation.stop_reason();
+        let mut notes = Vec::new();
         if self.args.verbose {
-            if !answer.ends_with('\n') {
-                print("\n")?;
-                answer.push('\n');
-            }
             let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
-            note(paint(
+            notes.push(paint(
                 "2",
                 &format!(
                     "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
@@ -323,12 +320,12 @@ impl Chat<'_> {
         }
         match reason {
             Some(StopReason::ContextFull) => {
-                note(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
+                notes.push(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
             }
-            Some(StopReason::MaxTokens) => note(paint("2", "\n[-n reached]")),
+            Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
             _ => {}
         }
-        Ok(())
+        Ok(notes)
     }
 
     /// The tokens of the conversation. Forgets the oldest turns when they do not fit.
