@@ -12,10 +12,10 @@
 //!
 //! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64 bytes
 //! each): 64·64 for the products, 64·9 for scores and weights, 64·2 for outputs; what else there is goes on at
-//! other ports. Rounding keys and values takes 64·64, once for all rows of a task: in all 64·83 with 128 rows,
-//! where the shared kernel's multiply-adds alone take 64·128. Measured there, with 4096 keys and heads of 64,
-//! 128 and 256 values: 166, 181 and 182 GFLOP/s of one core whose peak is 217, the shared kernel 67, 84 and 94
-//! of 108.
+//! other ports. Rounding keys and values takes about 64·64, once for all rows of a task: in all 64·83 with 128
+//! rows, where the shared kernel's multiply-adds alone take 64·128. Measured there, the least of 20 times with
+//! 128 rows, 4096 keys and heads of 64, 128 and 256 values: 166, 181 and 182 GFLOP/s on one core, the shared
+//! kernel 67, 84 and 94.
 //!
 //! A row's result depends on the others in this: whether all of them see a block.
 
