@@ -29,8 +29,11 @@ fn batches(all: [usize; 3]) -> Vec<usize> {
 }
 
 fn session(model: &Model, n_ctx: usize, n_batch: usize) -> Session<'_> {
-    let options =
-        SessionOptions { n_ctx: Some(n_ctx), n_batch, kv_type: KvType::F32, n_threads: 2, ..Default::default() };
+    session_with(model, n_ctx, n_batch, KvType::F32)
+}
+
+fn session_with(model: &Model, n_ctx: usize, n_batch: usize, kv_type: KvType) -> Session<'_> {
+    let options = SessionOptions { n_ctx: Some(n_ctx), n_batch, kv_type, n_threads: 2, ..Default::default() };
     model.session_with(&options).unwrap()
 }
 
@@ -100,6 +103,36 @@ fn f16_models_of_every_family() {
 fn rms(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     (a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+}
+
+/// Keys and values in half precision cost what they were rounded by: how a level multiplies them adds an
+/// eighth to it at most.
+#[test]
+fn half_precision_caches() {
+    let Some(root) = conformance() else { return };
+    let mut failures = Vec::new();
+    for dir in common::subdirectories(&root.join("models")) {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        if name == "quantised" || emulated() {
+            continue;
+        }
+        let manifest = read_json(&dir.join("manifest.json"));
+        let test = manifest["tests"].as_array().unwrap().iter().find(|test| test["id"] == "len150").unwrap();
+        let tokens = numbers::<u32>(&test["tokens"]);
+        let n_ctx = test["n_ctx"].as_u64().unwrap() as usize;
+        let open = |arch| Model::open(dir.join("model-f16.gguf")).unwrap().with_arch(arch);
+        let exact = logits(&mut session(&open(Arch::scalar()), n_ctx, 512), &tokens);
+        let cost = |arch| rms(&logits(&mut session_with(&open(arch), n_ctx, 512, KvType::F16), &tokens), &exact);
+        let scalar = cost(Arch::scalar());
+        for arch in Arch::available() {
+            let ours = cost(arch);
+            eprintln!("{name} {}: {ours:.2e} (scalar {scalar:.2e})", arch.name());
+            if ours.is_nan() || ours > 1.125 * scalar {
+                failures.push(format!("{name} {}: {ours:e}, scalar {scalar:e}", arch.name()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// The golden is HF in `f32` on the dequantised weights: `f32` activations have to reach it, and

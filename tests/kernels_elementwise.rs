@@ -466,22 +466,34 @@ impl Case {
     /// All rows against the definition.
     fn check(&self, arch: Arch, half: bool) {
         let (n_q, dim) = (self.ranges.len(), self.p.head_dim_v);
-        let lost = lost(arch, half, (self.k.len() / self.p.head_dim).max(self.p.head_dim));
         let out = self.rows(arch, half, 0..n_q);
         for i in 0..n_q {
-            for (y, (truth, bound)) in out[i * dim..][..dim].iter().zip(self.truth(i, lost)) {
+            for (y, (truth, bound)) in out[i * dim..][..dim].iter().zip(self.truth(i, self.loss(arch, half))) {
                 assert_close(arch, &format!("attention row {i} half {half}"), *y, truth, bound);
             }
         }
     }
 
-    /// Output of row `i` in `f64`, and a bound on the error of each value, if a product loses `lost` of itself
-    /// besides the roundings of a sum of `f32`.
-    fn truth(&self, i: usize, lost: f64) -> Vec<(f64, f64)> {
+    /// What `arch` loses of products besides the roundings of sums of `f32`.
+    fn loss(&self, arch: Arch, half: bool) -> Loss {
+        let AttnParams { head_dim, head_dim_v, .. } = self.p;
+        let fits = |dim: usize| dim.is_multiple_of(16) && dim <= 256;
+        match arch.name() {
+            "amx" if half => Loss::Tiles { longest: (self.k.len() / head_dim).max(head_dim) },
+            "avx512" if half && self.ranges.len() >= 32 && fits(head_dim) && fits(head_dim_v) => Loss::Words,
+            _ => Loss::Nothing,
+        }
+    }
+
+    /// Output of row `i` in `f64`, and a bound on the error of each value.
+    fn truth(&self, i: usize, loss: Loss) -> Vec<(f64, f64)> {
         let AttnParams { head_dim, head_dim_v, scale, softcap } = self.p;
         let (scale, cap) = (f64::from(scale), f64::from(softcap));
         let q = &self.q[i * head_dim..][..head_dim];
         let keys = self.ranges[i].0 as usize..self.ranges[i].1 as usize;
+        let lost = loss.of_product();
+        let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let q_norm = norm(q);
         let mut scores = Vec::new();
         // Largest error of a score: of the dot product, of the scale, and of the cap (quotient, two
         // places of tanh, product).
@@ -490,7 +502,9 @@ impl Case {
             let terms = q.iter().zip(&self.k[j * head_dim..][..head_dim]).map(|(q, k)| f64::from(*q) * f64::from(*k));
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             let score = scale * sum;
+            let norms = q_norm * norm(&self.k[j * head_dim..][..head_dim]);
             let mut error = (depth(head_dim) * U + lost) * scale * size + U * score.abs();
+            error += loss.of_norms(head_dim) * scale * norms;
             if cap > 0.0 {
                 error += (1.0 + 4.0 + 1.0) * U * score.abs();
                 scores.push(cap * (score / cap).tanh());
@@ -507,21 +521,82 @@ impl Case {
         // most. A sum of weights or weighted values: a rounding for each key, product and addition.
         let n = keys.len() as f64;
         let spread = scores.iter().map(|s| max - s).fold(0.0, f64::max);
-        let weight_error = 2.0 * score_error + (2.0 * spread + 2.0) * U;
+        let weight_error = 2.0 * score_error + (2.0 * spread + 2.0) * U + loss.of_weight(spread);
         let relative = 2.0 * (weight_error + 4.0 * n * U + 2.0 * n * U) + U + lost;
         (0..head_dim_v)
             .map(|c| {
-                let terms = || keys.clone().zip(&weights).map(|(j, w)| w / sum * f64::from(self.v[j * head_dim_v + c]));
-                (terms().sum(), relative * terms().map(f64::abs).sum::<f64>())
+                let value = |j: usize| f64::from(self.v[j * head_dim_v + c]);
+                let terms = || keys.clone().zip(&weights).map(|(j, w)| w / sum * value(j));
+                let mut bound = relative * terms().map(f64::abs).sum::<f64>();
+                for block in (keys.start / 64 * 64..keys.end).step_by(64) {
+                    let seen = block.max(keys.start)..keys.end.min(block + 64);
+                    let weights = &weights[seen.start - keys.start..seen.end - keys.start];
+                    bound += loss.of_block(weights, seen.map(value)) / sum;
+                }
+                (terms().sum(), bound)
             })
             .collect()
     }
 }
 
-/// What a product of two factors loses of itself. Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸,
-/// and four sums of `n` are rounded for one.
-fn lost(arch: Arch, half: bool, n: usize) -> f64 {
-    if arch.name() == "amx" && half { 2f64.powi(-18) + 4.04 * n as f64 * U } else { 0.0 }
+/// What a level loses besides the roundings of sums of `f32`.
+#[derive(Clone, Copy)]
+enum Loss {
+    Nothing,
+    /// Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸ of itself, and four sums of up to `longest`
+    /// products are rounded for one.
+    Tiles {
+        longest: usize,
+    },
+    /// Vectors are rounded to integers, after their 2-norm was made `NORM`: each value is off by half an integer
+    /// at most, so by `|vector|/(2·NORM)`.
+    Words,
+}
+
+/// The 2-norm of vectors of integers.
+const NORM: f64 = 32700.0;
+
+impl Loss {
+    /// Of a product of two numbers, relative to it.
+    fn of_product(self) -> f64 {
+        match self {
+            Loss::Tiles { longest } => 2f64.powi(-18) + 4.04 * longest as f64 * U,
+            _ => 0.0,
+        }
+    }
+
+    /// Of a score, relative to the 2-norms of query and key: `|δq·k| + |q·δk|`, with `|δq| ≤ √n·|q|/(2·NORM)`.
+    /// Sums of integers are exact; conversion and factors are rounded eight times, which the depth of a sum of
+    /// `f32` allows for.
+    fn of_norms(self, head_dim: usize) -> f64 {
+        match self {
+            Loss::Words => (head_dim as f64).sqrt() / NORM,
+            _ => 0.0,
+        }
+    }
+
+    /// Of a weight, relative to it: the polynomial, the argument's conversion to powers of two (a product with a
+    /// rounded constant), and the factor between the block's and the running maximum (difference, exp, product).
+    fn of_weight(self, spread: f64) -> f64 {
+        match self {
+            Loss::Words => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
+            _ => 0.0,
+        }
+    }
+
+    /// Of the sum of a block's values by weight. Values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights
+    /// `Σ w²` is bounded by `max w·Σ w`, so that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    fn of_block(self, weights: &[f64], values: impl Iterator<Item = f64> + Clone) -> f64 {
+        let Loss::Words = self else { return 0.0 };
+        let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
+        let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
+        (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
+    }
+}
+
+/// Levels where a row's bits depend on whether 32 rows see a block of half-precision keys together.
+fn takes_rows_together(arch: Arch, half: bool) -> bool {
+    half && matches!(arch.name(), "amx" | "avx512")
 }
 
 fn ranges(n_kv: usize, n_q: usize, seed: u64) -> Vec<(u32, u32)> {
@@ -576,8 +651,8 @@ proptest! {
         }
         for arch in Arch::available() {
             for half in [false, true] {
-                // Whether tiles multiply a block depends on 32 rows, see `prompts_of_many_rows`.
-                if arch.name() == "amx" && half && n_q >= 32 {
+                // See `prompts_of_many_rows`.
+                if takes_rows_together(arch, half) && n_q >= 32 {
                     continue;
                 }
                 let together = case.rows(arch, half, 0..n_q);
@@ -604,8 +679,8 @@ fn prefill_equals_decodes() {
         let case = Case::new((dim, dim), pos + tokens, ranges, 0.0, 11);
         for arch in Arch::available() {
             for half in [false, true] {
-                // Tiles and multiply-adds round differently.
-                if arch.name() == "amx" && half {
+                // Tiles, integers and multiply-adds round differently.
+                if takes_rows_together(arch, half) {
                     case.check(arch, half);
                     continue;
                 }
@@ -650,6 +725,62 @@ fn prompts_of_many_rows() {
             let rows = case.rows(arch, true, 0..148);
             assert!(rows[..144 * dims.1].iter().all(|x| x.is_finite()), "{arch:?}");
             assert!(rows[144 * dims.1..].iter().all(|x| !x.is_finite()), "{arch:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(60)))]
+
+    /// The same with anything in their numbers, small, large and not finite.
+    #[test]
+    fn prompts_of_any_shape(
+        dims in prop_oneof![3 => head_dim().prop_map(|d| (d, d)), 1 => (head_dim(), head_dim())],
+        n_q in prop_oneof![1 => Just(32usize), 3 => 32usize..140],
+        before in 64usize..260,
+        n_group in 1usize..9,
+        window in prop_oneof![2 => Just(u32::MAX), 1 => 70u32..300],
+        softcap in prop_oneof![3 => Just(0f32), 1 => Just(5f32)],
+        (log_q, log_k, log_v) in (-20i32..3, -3i32..2, -3i32..4),
+        (odd, place, in_query) in (0usize..12, 0usize..1000, any::<bool>()),
+        seed: u64,
+    ) {
+        let n_kv = before + n_q.div_ceil(n_group);
+        let ranges: Vec<_> = (0..n_q)
+            .map(|i| (before + i / n_group + 1) as u32)
+            .map(|end| (end.saturating_sub(window), end))
+            .collect();
+        let mut case = Case::new(dims, n_kv, ranges, softcap, seed);
+        let halves = |x: &mut [f32], log: i32| x.iter_mut().for_each(|x| *x = f16::from_f32(*x * 10f32.powi(log)).to_f32());
+        case.q.iter_mut().for_each(|x| *x *= 10f32.powi(log_q));
+        halves(&mut case.k, log_k);
+        halves(&mut case.v, log_v);
+        // A row of zeros of each, and a value far above the others.
+        case.q[..dims.0].fill(0.0);
+        case.k[3 * dims.0..4 * dims.0].fill(0.0);
+        case.v[5 * dims.1..6 * dims.1].fill(0.0);
+        case.v[7 * dims.1] = 60000.0;
+        for arch in Arch::available() {
+            case.check(arch, true);
+        }
+        let special = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN];
+        let Some(&special) = special.get(odd) else { return Ok(()) };
+        let key = place % before;
+        match (in_query, special.is_finite()) {
+            (true, _) | (_, true) => case.q[place % (n_q * dims.0)] = special,
+            _ if place % 2 == 0 => case.k[key * dims.0 + place % dims.0] = special,
+            _ => case.v[key * dims.1 + place % dims.1] = special,
+        }
+        for arch in Arch::available() {
+            let together = case.rows(arch, true, 0..n_q);
+            for i in 0..n_q {
+                let alone = case.rows(arch, true, i..i + 1);
+                for (a, b) in together[i * dims.1..].iter().zip(&alone) {
+                    // What is infinite may be NaN in tiles.
+                    let as_alone = if arch.name() == "amx" { a.is_finite() == b.is_finite() } else { same(*a, *b) || a.is_finite() && b.is_finite() };
+                    prop_assert!(as_alone, "{:?}: row {} of {}: {} together, {} alone", arch, i, n_q, a, b);
+                }
+            }
         }
     }
 }

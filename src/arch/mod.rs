@@ -223,6 +223,8 @@ pub(crate) struct Kernels {
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
+    /// What that multiplies where many query rows see the keys, and how many products of it make one.
+    pub(crate) attention_element: (Element, u64),
     pub(crate) attention_queries: unsafe fn(
         dq: &mut [f32],
         lse: &mut [f32],
@@ -584,6 +586,12 @@ impl Arch {
         assert_eq!(x.len(), y.len(), "f16_to_f32");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.f16_to_f32)(x, y) }
+    }
+
+    /// What [`Arch::attention`] of many query rows over half-precision keys multiplies, and how many products of
+    /// that each product takes.
+    pub fn attention_element(self) -> (Element, u64) {
+        self.0.attention_element
     }
 
     /// Softmax attention of query rows that share one KV head: `q` is `(n_q, head_dim)`, `k`

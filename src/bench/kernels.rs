@@ -97,7 +97,9 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) {
         row(format!("attention f32, {name}"), 8 * kv.len(), flops, near, f32_peak, &mut || {
             arch.attention(out, q, kv, kv, &ranges, &p);
         });
-        row(format!("attention f16, {name}"), 4 * kv.len(), flops, near, f32_peak, &mut || {
+        let (element, products) = if n_q == group { (Element::F32, 1) } else { arch.attention_element() };
+        let peak = peak_of(element) / products as f64;
+        row(format!("attention f16, {name}"), 4 * kv.len(), flops, near, peak, &mut || {
             arch.attention(out, q, &kv_half, &kv_half, &ranges, &p);
         });
     }

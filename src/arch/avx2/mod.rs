@@ -8,7 +8,7 @@ mod peak;
 pub(super) mod strip;
 pub(super) mod unpack;
 
-use super::Kernels;
+use super::{Element, Kernels};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -44,6 +44,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
+    attention_element: (Element::F32, 1),
 };
 
 fn supported() -> bool {

@@ -1,13 +1,14 @@
 //! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
 
 pub(super) mod attention;
+mod attention_i16;
 pub(super) mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 pub(super) mod peak;
 mod strip;
 
-use super::{Kernels, avx2};
+use super::{Element, Kernels, avx2};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
@@ -41,7 +42,8 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
-    attention_f16: attention::attention_f16,
+    attention_f16: attention_i16::attention_f16,
+    attention_element: (Element::I16, 1),
 };
 
 fn supported() -> bool {

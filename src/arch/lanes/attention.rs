@@ -203,6 +203,12 @@ impl<'a> Pass<'a> {
         self.out.as_mut_ptr()
     }
 
+    /// Running maxima of the rows' scores, and sums of their weights relative to those.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::arch) fn softmax_mut(&mut self) -> (&mut [f32; ROWS], &mut [f32; ROWS]) {
+        (&mut self.max, &mut self.sum)
+    }
+
     /// Turns the queries' products with the keys `k` of `block` into weights.
     ///
     /// # Safety

@@ -131,7 +131,7 @@ pub(super) trait Lanes:
 /// With `n = round(x·log₂e)`, `eˣ = 2ⁿ·e^r` and `|r| ≤ ln2/2`; the polynomial is the minimax one of
 /// degree 6, off by 3·10⁻⁹.
 #[inline(always)]
-pub(super) fn exp<V: Lanes>(x: V) -> V {
+pub(in crate::arch) fn exp<V: Lanes>(x: V) -> V {
     // e⁻¹⁰⁴ is below half the smallest denormal, e⁸⁹ above the largest number. NaN passes.
     let x = x.splat(89.0).min(x.splat(-104.0).max(x));
     let n = (x * x.splat(std::f32::consts::LOG2_E)).round();
@@ -149,7 +149,7 @@ pub(super) fn exp<V: Lanes>(x: V) -> V {
 
 /// `tanh x`, within 2 units in the last place.
 #[inline(always)]
-pub(super) fn tanh<V: Lanes>(x: V) -> V {
+pub(in crate::arch) fn tanh<V: Lanes>(x: V) -> V {
     let (a, one) = (x.abs(), x.splat(1.0));
     // Near zero 1 − 2/(e²ˣ + 1) would cancel: a minimax polynomial, off by 4·10⁻⁹.
     let s = x * x;

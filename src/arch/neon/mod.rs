@@ -8,7 +8,7 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::Kernels;
+use super::{Element, Kernels};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
@@ -43,4 +43,5 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
+    attention_element: (Element::F32, 1),
 };

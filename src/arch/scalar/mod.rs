@@ -56,4 +56,5 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention,
     attention_f16: attention::attention,
+    attention_element: (Element::F32, 1),
 };

@@ -1,0 +1,542 @@
+//! Attention over half-precision keys and values for many query rows, in integers of 16 bits.
+//!
+//! `vpdpwssd` does 32 multiply-adds where one of `f32` does 16. Blocks of keys that all of 32 query rows see
+//! whole go this way; at the edges of what rows see, for fewer rows, for odd widths of heads and where a number
+//! is not finite, the shared kernel does it.
+//!
+//! Queries lie in lanes, so that keys need no turning, the softmax goes down the lanes, and both products are
+//! one loop: pairs of words of 32 rows against pairs broadcast from memory. A query, a key, the weights of a
+//! query and a column of values are each rounded to integers whose 2-norm is at most 32767: by Cauchy and
+//! Schwarz no sum leaves 2³⁰, and of `|a||b|` a product of `n` loses at most `√n/NORM`, as a rule `2⁻¹⁶`. The
+//! half-precision keys lost as much when they were stored.
+//!
+//! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64 bytes
+//! each): 64·64 for the products, 64·9 for scores and weights, 64·2 for outputs; what else there is goes on at
+//! other ports. Rounding keys and values takes about 64·64, once for all rows of a task: in all 64·83 with 128
+//! rows, where the shared kernel's multiply-adds alone take 64·128. Measured there, the least of 20 times with
+//! 128 rows, 4096 keys and heads of 64, 128 and 256 values: 166, 181 and 182 GFLOP/s on one core, the shared
+//! kernel 67, 84 and 94.
+//!
+//! A row's result depends on the others in this: whether all of them see a block.
+
+use super::attention;
+use super::elementwise::{F32x16, zero};
+use super::gemm::transpose;
+use crate::arch::AttnParams;
+use crate::arch::gemm::Aligned;
+use crate::arch::lanes::attention::{BLOCK, Element, Pass, ROWS, Rows, STRIDE};
+use crate::arch::lanes::{Lanes, exp, tanh};
+use half::f16;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Passes that share the keys and values that were rounded.
+const PASSES: usize = 4;
+/// Widest head that there is room for.
+const WIDEST: usize = 256;
+/// Rows of the second operand of a tile of products.
+const TILE: usize = 8;
+const LANES: usize = 16;
+/// The 2-norm that vectors get before they are rounded, which adds at most `√256/2` to it.
+const NORM: f32 = 32700.0;
+/// Squares of 2-norms from here on are left to the shared kernel, as what is not finite.
+const HUGE: f32 = 1e36;
+/// Vectors with smaller squares of 2-norms are rounded as if they had it.
+const SMALL: f32 = 1e-30;
+
+/// Working memory of a task.
+#[repr(C)]
+struct Room {
+    /// Scores, then exponentials, of a pass, `[key][row]`; its outputs while they are turned; and what the
+    /// shared kernel needs.
+    scores: [f32; ROWS * WIDEST],
+    /// `[pass][pair][row]`
+    queries: [u32; PASSES * ROWS * WIDEST / 2],
+    /// `[key][pair]`
+    keys: [u32; BLOCK * WIDEST / 2],
+    /// `[pair of keys][column]`
+    values: [u32; BLOCK / 2 * WIDEST],
+    /// `[pair of keys][row]`
+    weights: [u32; BLOCK / 2 * ROWS],
+    /// What the integers of each `[pass][row]` count, times the factor on scores.
+    of_queries: [f32; PASSES * ROWS],
+    /// What the integers of each key count.
+    of_keys: [f32; BLOCK],
+    /// What the integers of each column count.
+    of_values: [f32; WIDEST],
+}
+
+const _: () = assert!(WIDEST >= STRIDE && WIDEST >= BLOCK);
+
+/// Where its parts are.
+#[derive(Clone, Copy)]
+struct Parts {
+    scores: *mut f32,
+    queries: *mut u32,
+    keys: *mut u32,
+    values: *mut u32,
+    weights: *mut u32,
+    of_queries: *mut f32,
+    of_keys: *mut f32,
+    of_values: *mut f32,
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
+    let fits = |dim: usize| dim.is_multiple_of(LANES) && dim <= WIDEST;
+    if ranges.len() < ROWS || !fits(p.head_dim) || !fits(p.head_dim_v) {
+        return attention::attention_f16(out, q, k, v, ranges, p);
+    }
+    let z = zero();
+    let mut room = MaybeUninit::<Aligned<Room>>::uninit();
+    let room = room.as_mut_ptr().cast::<Room>();
+    // SAFETY: addresses of parts of the room.
+    let parts = unsafe {
+        Parts {
+            scores: (&raw mut (*room).scores).cast(),
+            queries: (&raw mut (*room).queries).cast(),
+            keys: (&raw mut (*room).keys).cast(),
+            values: (&raw mut (*room).values).cast(),
+            weights: (&raw mut (*room).weights).cast(),
+            of_queries: (&raw mut (*room).of_queries).cast(),
+            of_keys: (&raw mut (*room).of_keys).cast(),
+            of_values: (&raw mut (*room).of_values).cast(),
+        }
+    };
+    const MANY: usize = PASSES * ROWS;
+    let rows = out.chunks_mut(MANY * p.head_dim_v).zip(q.chunks(MANY * p.head_dim)).zip(ranges.chunks(MANY));
+    for ((out, q), ranges) in rows {
+        let mut chunks = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
+        let mut passes: [Option<Pass<'_>>; PASSES] =
+            std::array::from_fn(|_| chunks.next().map(|((out, q), ranges)| Pass::new(p, q, out, ranges, parts.scores)));
+        // Whether the queries of each pass could be rounded, and whether its outputs are turned.
+        let (mut rounded, mut turned) = ([false; PASSES], [false; PASSES]);
+        for (i, q) in q.chunks_exact(ROWS * p.head_dim).enumerate() {
+            // SAFETY: room for the rows of a pass.
+            rounded[i] = unsafe { round_queries(parts.pass(i, p), q.as_ptr(), p) };
+        }
+        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
+        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
+        for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
+            let rest = end - block;
+            let k = Rows { first: k[block * p.head_dim..end * p.head_dim].as_ptr(), dim: p.head_dim, n: rest };
+            let v = Rows { first: v[block * p.head_dim_v..end * p.head_dim_v].as_ptr(), dim: p.head_dim_v, n: rest };
+            let whole = block..block + BLOCK;
+            let mut keys_values = None;
+            for (i, pass) in passes.iter_mut().flatten().enumerate() {
+                let sees = rounded[i] && pass.sees(&whole);
+                if sees && keys_values.is_none() {
+                    // SAFETY: the block exists, and there is room for its keys and values.
+                    keys_values = Some(unsafe { round_keys(parts, k) && round_values(parts, v) });
+                }
+                let sees = sees && keys_values == Some(true);
+                if sees != turned[i] {
+                    // SAFETY: the outputs of a whole pass, and room for as many.
+                    unsafe { turn(pass.out_mut(), p.head_dim_v, sees, parts.scores) };
+                    turned[i] = sees;
+                }
+                let parts = parts.pass(i, p);
+                if sees {
+                    // SAFETY: queries, keys and values are there.
+                    unsafe { add_block(parts, pass, p) };
+                } else {
+                    let block = block..end.min(block + BLOCK);
+                    // SAFETY: these are the keys from the block on.
+                    unsafe { pass.add_scores(z, k, &block) };
+                    // SAFETY: these are the values from the block on, and its weights were just computed.
+                    unsafe { pass.add_values(z, v, &block) };
+                }
+            }
+        }
+        for (pass, turned) in passes.iter_mut().flatten().zip(turned) {
+            if turned {
+                // SAFETY: as above.
+                unsafe { turn(pass.out_mut(), p.head_dim_v, false, parts.scores) };
+            }
+            pass.finish(z);
+        }
+    }
+}
+
+/// Pairs of words of a row, the last ones zero if its width is odd in vectors.
+fn pairs(dim: usize) -> usize {
+    dim.div_ceil(2 * LANES) * LANES
+}
+
+impl Parts {
+    /// Those of pass `i`.
+    fn pass(self, i: usize, p: &AttnParams) -> Parts {
+        Parts {
+            queries: self.queries.wrapping_add(i * ROWS * pairs(p.head_dim)),
+            of_queries: self.of_queries.wrapping_add(i * ROWS),
+            ..self
+        }
+    }
+}
+
+/// The numbers `a` and `b` times `factor`, below 2¹⁵, rounded to the low and the high words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn words(a: F32x16, b: F32x16, factor: __m512) -> __m512i {
+    // Numbers of this exponent are integers, with the low bits of the sum in theirs.
+    let magic = _mm512_set1_ps(12_582_912.0);
+    let a = _mm512_castps_si512(_mm512_fmadd_ps(a.0, factor, magic));
+    let b = _mm512_castps_si512(_mm512_fmadd_ps(b.0, factor, magic));
+    _mm512_mask_blend_epi16(0xAAAA_AAAA, a, _mm512_slli_epi32::<16>(b))
+}
+
+/// Vectors `2·i` and `2·i + 1` of a row of `dim` values, zero behind its end.
+///
+/// # Safety
+/// The row must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn read_pair<E: Element<F32x16>>(row: *const E, i: usize, dim: usize) -> [F32x16; 2] {
+    let (z, at) = (zero(), 2 * LANES * i);
+    // SAFETY: the row has this vector.
+    let a = unsafe { E::read(z, row.wrapping_add(at)) };
+    if at + LANES == dim {
+        return [a, z];
+    }
+    // SAFETY: and this one.
+    [a, unsafe { E::read(z, row.wrapping_add(at + LANES)) }]
+}
+
+/// What the squares of four rows add up to.
+///
+/// # Safety
+/// The rows must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn squares<E: Element<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 4] {
+    let z = zero();
+    let mut sums = [z; 4];
+    for i in (0..dim).step_by(LANES) {
+        for r in 0..4 {
+            // SAFETY: a vector of a row.
+            let x = unsafe { E::read(z, rows[r].wrapping_add(i)) };
+            sums[r] = x.mul_add(x, sums[r]);
+        }
+    }
+    F32x16::sum4(sums)
+}
+
+/// Rounds the queries of a pass. Returns whether they and all their scores are finite.
+///
+/// # Safety
+/// [`ROWS`] rows must be readable, and there must be room for them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> bool {
+    let dim = p.head_dim;
+    let mut factors = [0.0; ROWS];
+    for r in (0..ROWS).step_by(4) {
+        let rows = [0, 1, 2, 3].map(|i| q.wrapping_add((r + i) * dim));
+        // SAFETY: rows of queries.
+        let squares = unsafe { squares(rows, dim) };
+        for (i, square) in squares.into_iter().enumerate() {
+            let norm = square.max(SMALL).sqrt();
+            // No key is longer than 2¹⁶·√256. What is not finite fails here, too.
+            let largest = norm * p.scale.abs();
+            if !(square < HUGE && largest < 1e30) {
+                return false;
+            }
+            factors[r + i] = NORM / norm;
+            // SAFETY: as many as rows.
+            unsafe { parts.of_queries.add(r + i).write(norm * p.scale / NORM) };
+        }
+    }
+    for first in (0..ROWS).step_by(LANES) {
+        for g in 0..pairs(dim) / LANES {
+            let mut rows = [_mm512_setzero_si512(); LANES];
+            for (r, row) in rows.iter_mut().enumerate() {
+                // SAFETY: a row of queries.
+                let [a, b] = unsafe { read_pair(q.wrapping_add((first + r) * dim), g, dim) };
+                *row = words(a, b, _mm512_set1_ps(factors[first + r]));
+            }
+            for (i, pairs) in transpose(rows).into_iter().enumerate() {
+                let to = parts.queries.wrapping_add((g * LANES + i) * ROWS + first);
+                // SAFETY: room for the rows.
+                unsafe { _mm512_storeu_si512(to.cast(), pairs) };
+            }
+        }
+    }
+    true
+}
+
+/// Rounds the keys of a block. Returns whether they are finite.
+///
+/// # Safety
+/// The keys must be readable.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn round_keys(parts: Parts, k: Rows<f16>) -> bool {
+    for j in (0..BLOCK).step_by(4) {
+        let mut rows = [k.first; 4];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: a key of the block.
+            *row = unsafe { k.row(j + i) };
+        }
+        // SAFETY: these keys.
+        let squares = unsafe { squares(rows, k.dim) };
+        for (i, (square, row)) in squares.into_iter().zip(rows).enumerate() {
+            if !square.is_finite() {
+                return false;
+            }
+            let norm = square.max(SMALL).sqrt();
+            // SAFETY: as many as keys.
+            unsafe { parts.of_keys.add(j + i).write(norm / NORM) };
+            let factor = _mm512_set1_ps(NORM / norm);
+            let to = parts.keys.wrapping_add((j + i) * pairs(k.dim));
+            for g in 0..pairs(k.dim) / LANES {
+                // SAFETY: this key.
+                let [a, b] = unsafe { read_pair(row, g, k.dim) };
+                // SAFETY: room for the key.
+                unsafe { _mm512_storeu_si512(to.wrapping_add(g * LANES).cast(), words(a, b, factor)) };
+            }
+        }
+    }
+    true
+}
+
+/// Rounds the values of a block. Returns whether they are finite.
+///
+/// # Safety
+/// The values must be readable.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn round_values(parts: Parts, v: Rows<f16>) -> bool {
+    let z = zero();
+    for column in (0..v.dim).step_by(LANES) {
+        let mut square = z;
+        for j in 0..BLOCK {
+            // SAFETY: a vector of a row.
+            let x = unsafe { z.read_f16(v.row(j).wrapping_add(column)) };
+            square = x.mul_add(x, square);
+        }
+        if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(square.0, _mm512_set1_ps(HUGE)) != 0xFFFF {
+            return false;
+        }
+        let norm = _mm512_sqrt_ps(_mm512_max_ps(square.0, _mm512_set1_ps(SMALL)));
+        let bound = _mm512_set1_ps(NORM);
+        // SAFETY: as many as columns.
+        unsafe { _mm512_storeu_ps(parts.of_values.wrapping_add(column), _mm512_div_ps(norm, bound)) };
+        let factor = _mm512_div_ps(bound, norm);
+        for j in 0..BLOCK / 2 {
+            // SAFETY: a vector of a row.
+            let a = unsafe { z.read_f16(v.row(2 * j).wrapping_add(column)) };
+            // SAFETY: as above.
+            let b = unsafe { z.read_f16(v.row(2 * j + 1).wrapping_add(column)) };
+            let to = parts.values.wrapping_add(j * v.dim + column);
+            // SAFETY: room for the values.
+            unsafe { _mm512_storeu_si512(to.cast(), words(a, b, factor)) };
+        }
+    }
+    true
+}
+
+/// Turns the outputs of a pass: from rows of `dim` to columns, if `columns`, or back.
+///
+/// # Safety
+/// There must be [`ROWS`] of them, and `room` for as many.
+#[target_feature(enable = "avx512f")]
+unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
+    let (height, width) = if columns { (ROWS, dim) } else { (dim, ROWS) };
+    for i in (0..height).step_by(LANES) {
+        for j in (0..width).step_by(LANES) {
+            let mut tile = [_mm512_setzero_si512(); LANES];
+            for (r, row) in tile.iter_mut().enumerate() {
+                // SAFETY: a vector of a row.
+                *row = unsafe { _mm512_loadu_si512(out.wrapping_add((i + r) * width + j).cast()) };
+            }
+            for (r, row) in transpose(tile).into_iter().enumerate() {
+                // SAFETY: room for as many.
+                unsafe { _mm512_storeu_si512(room.wrapping_add((j + r) * height + i).cast(), row) };
+            }
+        }
+    }
+    // SAFETY: as many values, all written.
+    unsafe { std::ptr::copy_nonoverlapping(room, out, ROWS * dim) };
+}
+
+/// Takes the rows of a pass through a block.
+///
+/// # Safety
+/// The outputs must be turned, and queries, keys and values rounded.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, p: &AttnParams) {
+    let z = zero();
+    // SAFETY: the caller's promise.
+    let top = unsafe { add_scores(parts, p) };
+    // SAFETY: the scores were just written.
+    let (sums, mut factors) = unsafe { weigh(parts, top) };
+    let out = pass.out_mut();
+    let (max, sum) = pass.softmax_mut();
+    for h in 0..2 {
+        let (max, sum) = (&mut max[h * LANES..][..LANES], &mut sum[h * LANES..][..LANES]);
+        let before = z.load(max);
+        let after = before.max(top[h]);
+        let (shrink, part) = (exp(before - after), exp(top[h] - after));
+        after.store(max);
+        sums[h].mul_add(part, z.load(sum) * shrink).store(sum);
+        factors[h] = part * factors[h];
+        if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(before.0, after.0) != 0 {
+            for c in 0..p.head_dim_v {
+                let out = out.wrapping_add(c * ROWS + h * LANES);
+                // SAFETY: half a column of outputs.
+                unsafe { (z.read(out) * shrink).write(out) };
+            }
+        }
+    }
+    // SAFETY: the weights were just written.
+    unsafe { add_values(parts, factors, out, p.head_dim_v) };
+}
+
+/// Writes the scores of the rows and keys. Returns the largest of each row.
+///
+/// # Safety
+/// Queries and keys must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
+    let (z, n) = (zero(), pairs(p.head_dim));
+    let mut top = [z.splat(f32::NEG_INFINITY); 2];
+    // SAFETY: as many as rows.
+    let of_queries = unsafe { [z.read(parts.of_queries), z.read(parts.of_queries.wrapping_add(LANES))] };
+    for j in (0..BLOCK).step_by(TILE) {
+        // SAFETY: the queries, and as many keys.
+        let sums = unsafe { products(parts.queries, parts.keys.wrapping_add(j * n), n, 1, n) };
+        for r in 0..TILE {
+            // SAFETY: of a key.
+            let of_key = z.splat(unsafe { *parts.of_keys.wrapping_add(j + r) });
+            for h in 0..2 {
+                let score = F32x16(_mm512_cvtepi32_ps(sums[r][h])) * of_key * of_queries[h];
+                top[h] = score.max(top[h]);
+                // SAFETY: room for the scores of a key.
+                unsafe { score.write(parts.scores.wrapping_add((j + r) * ROWS + h * LANES)) };
+            }
+        }
+    }
+    if p.softcap > 0.0 {
+        let cap = z.splat(p.softcap);
+        top = [z.splat(f32::NEG_INFINITY); 2];
+        for j in 0..BLOCK {
+            for h in 0..2 {
+                let score = parts.scores.wrapping_add(j * ROWS + h * LANES);
+                // SAFETY: a score just written.
+                let capped = tanh(unsafe { z.read(score) } / cap) * cap;
+                top[h] = capped.max(top[h]);
+                // SAFETY: as above.
+                unsafe { capped.write(score) };
+            }
+        }
+    }
+    top
+}
+
+/// `eˣ` for `x ≤ 0`, off by less than 2⁻¹⁸ of itself besides the rounding of `x·log₂e`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn short_exp(x: F32x16) -> F32x16 {
+    let x = x * x.splat(std::f32::consts::LOG2_E);
+    // What x is above the integer below, in 0..=1: the minimax polynomial of 2ʳ, off by 2.7·10⁻⁶.
+    let r = F32x16(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x.0));
+    let p = x.splat(1.353_416_8e-2);
+    let p = p.mul_add(r, x.splat(5.201_146e-2));
+    let p = p.mul_add(r, x.splat(0.241_442_76));
+    let p = p.mul_add(r, x.splat(0.693_003_83));
+    let p = p.mul_add(r, x.splat(1.000_002_6));
+    p.scale2(x)
+}
+
+/// Turns scores into weights. Returns the sums of exponentials, and what the weights count.
+///
+/// # Safety
+/// The scores must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
+    let z = zero();
+    let mut sums = [z; 2];
+    for j in 0..BLOCK {
+        for h in 0..2 {
+            let score = parts.scores.wrapping_add(j * ROWS + h * LANES);
+            // SAFETY: scores of a key.
+            let e = short_exp(unsafe { z.read(score) } - top[h]);
+            sums[h] = sums[h] + e;
+            // SAFETY: as above.
+            unsafe { e.write(score) };
+        }
+    }
+    let bound = z.splat(NORM);
+    // The largest is one, so that the sum of squares is at most the sum.
+    let norms = [F32x16(_mm512_sqrt_ps(sums[0].0)), F32x16(_mm512_sqrt_ps(sums[1].0))];
+    let factors = [bound / norms[0], bound / norms[1]];
+    for j in 0..BLOCK / 2 {
+        for h in 0..2 {
+            let e = parts.scores.wrapping_add(2 * j * ROWS + h * LANES);
+            // SAFETY: exponentials of two keys, just written.
+            let [a, b] = unsafe { [z.read(e), z.read(e.wrapping_add(ROWS))] };
+            let to = parts.weights.wrapping_add(j * ROWS + h * LANES);
+            // SAFETY: room for the weights of two keys.
+            unsafe { _mm512_storeu_si512(to.cast(), words(a, b, factors[h].0)) };
+        }
+    }
+    (sums, [norms[0] / bound, norms[1] / bound])
+}
+
+/// Adds the values, by weights that count `factors`, to the outputs.
+///
+/// # Safety
+/// Weights and values must be there, and the outputs turned.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_values(parts: Parts, factors: [F32x16; 2], out: *mut f32, dim: usize) {
+    let z = zero();
+    for c in (0..dim).step_by(TILE) {
+        // SAFETY: the weights, and as many columns.
+        let sums = unsafe { products(parts.weights, parts.values.wrapping_add(c), 1, dim, BLOCK / 2) };
+        for r in 0..TILE {
+            // SAFETY: of a column.
+            let of_column = z.splat(unsafe { *parts.of_values.wrapping_add(c + r) });
+            for h in 0..2 {
+                let out = out.wrapping_add((c + r) * ROWS + h * LANES);
+                let sum = F32x16(_mm512_cvtepi32_ps(sums[r][h])) * factors[h];
+                // SAFETY: half a column of outputs.
+                unsafe { sum.mul_add(of_column, z.read(out)).write(out) };
+            }
+        }
+    }
+}
+
+/// Products of [`ROWS`] rows of `a`, `[pair][row]`, with [`TILE`] rows of `b`, whose pairs lie `of_row` apart from
+/// row to row, and `of_pair` from one to the next of its `n`.
+///
+/// # Safety
+/// All this must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn products(a: *const u32, b: *const u32, of_row: usize, of_pair: usize, n: usize) -> [[__m512i; 2]; TILE] {
+    let mut sums = [[_mm512_setzero_si512(); 2]; TILE];
+    for i in 0..n {
+        let (a, b) = (a.wrapping_add(i * ROWS), b.wrapping_add(i * of_pair).cast::<i32>());
+        // SAFETY: a pair of all rows.
+        let a = unsafe { [_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(a.wrapping_add(LANES).cast())] };
+        for r in 0..TILE {
+            // SAFETY: a pair of a row.
+            let b = _mm512_set1_epi32(unsafe { *b.wrapping_add(r * of_row) });
+            sums[r][0] = dot_words(sums[r][0], a[0], b);
+            sums[r][1] = dot_words(sums[r][1], a[1], b);
+        }
+    }
+    sums
+}
+
+/// `sum + Σ a·b` over the two words of each lane.
+///
+/// In assembly, because LLVM takes the intrinsic apart into a multiplication and an addition.
+#[inline]
+#[target_feature(enable = "avx512vnni")]
+fn dot_words(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: touches nothing but registers; the CPU has the instruction.
+    unsafe {
+        asm!("vpdpwssd {}, {}, {}", inout(zmm_reg) sum, in(zmm_reg) a, in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
