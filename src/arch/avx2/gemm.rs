@@ -38,7 +38,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
 }
 
 /// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
-pub(super) fn transposed_for(_dtype: DType, _n_out: usize) -> Transposed {
+pub(super) fn transposed_for(_dtype: DType) -> Transposed {
     const { transposed::<F32>() }
 }
 

@@ -64,7 +64,7 @@ fn without_bf16(dtype: DType) -> Gemm {
 /// Scales belong to parts of rows, so that columns are rounded again: to bytes with a scale for each 64
 /// rows, like gradients, which is more than twice as fast as bf16. Both are then off by half a per cent of
 /// their typical size, where bf16 makes a third of one.
-pub(super) fn transposed_for(dtype: DType, _n_out: usize) -> Transposed {
+pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32>() },
         _ => const { transposed::<Bytes>() },
