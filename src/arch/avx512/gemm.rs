@@ -19,7 +19,7 @@ use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves
 use crate::arch::avx2::unpack::{Factors, Groups, load256, wanted_groups, with_groups};
 use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::{BlockQ8, Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -500,45 +500,20 @@ fn byte_scales(largest: __m512i) -> (__m512, __m512) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
-    let magnitude = _mm512_set1_epi32(i32::MAX);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (i, packed) in packed.chunks_exact_mut(Bytes::RECORD * n_vecs * LANES).enumerate() {
-            let part = |row: usize| x.get(row * k + i * Bytes::SPAN..(row * k + k).min(row * k + (i + 1) * Bytes::SPAN));
-            let mut largest = [0u32; LANES];
-            for (row, largest) in largest.iter_mut().enumerate() {
-                let mut max = _mm512_setzero_si512();
-                for x in part(row).unwrap_or(&[]).chunks(32) {
-                    for x in load_f32(x) {
-                        // Bits of positive numbers are in the order of the numbers, NaN last.
-                        max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(x), magnitude));
-                    }
-                }
-                *largest = _mm512_reduce_max_epu32(max);
+            let (mut words, mut scales) = ([_mm512_setzero_si512(); LANES], [0.0f32; LANES]);
+            for (row, x) in x.chunks_exact(k).enumerate() {
+                let x = &x[i * Bytes::SPAN..k.min((i + 1) * Bytes::SPAN)];
+                (words[row], scales[row]) = round_bytes(x);
             }
-            let (scale, inverse) = byte_scales(load512(&largest));
-            let mut inverses = [0.0f32; LANES];
-            // SAFETY: as many values.
-            unsafe { _mm512_storeu_ps(inverses.as_mut_ptr(), inverse) };
-            let mut words = [_mm512_setzero_si512(); LANES];
-            for (row, words) in words.iter_mut().enumerate() {
-                let inverse = _mm512_set1_ps(inverses[row]);
-                let mut bytes = [[0u8; 16]; 4];
-                for (x, bytes) in part(row).unwrap_or(&[]).chunks(32).zip(bytes.as_chunks_mut::<2>().0) {
-                    for (x, bytes) in load_f32(x).into_iter().zip(bytes) {
-                        let q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
-                        // SAFETY: 16 bytes.
-                        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), q) };
-                    }
-                }
-                *words = load512(&bytes);
-            }
-            let mut start = _mm512_setzero_si512();
             let words = transpose(words);
+            let mut start = _mm512_setzero_si512();
             for word in words {
                 start = _mm512_dpbusd_epi32(start, _mm512_set1_epi8(-128), word);
             }
             let start = _mm512_sub_epi32(_mm512_setzero_si512(), start);
-            let record = words.into_iter().chain([_mm512_castps_si512(scale), start]);
+            let record = words.into_iter().chain([load512(&scales), start]);
             for (word, out) in record.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
                 let out: &mut [u32] = &mut out[v * LANES..][..LANES];
                 // SAFETY: as many bytes.
@@ -546,6 +521,26 @@ fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
             }
         }
     }
+}
+
+/// At most 64 values as bytes, zeros behind them, and their scale.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn round_bytes(x: &[f32]) -> (__m512i, f32) {
+    let (first, second) = x.split_at(x.len().min(32));
+    let ([a, b], [c, d]) = (load_f32(first), load_f32(second));
+    let mut largest = _mm512_setzero_si512();
+    for x in [a, b, c, d] {
+        // Bits of positive numbers are in the order of the numbers, NaN last.
+        largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
+    }
+    let (scale, inverse) = BlockQ8::scale(_mm512_reduce_max_epu32(largest));
+    let mut bytes = [_mm_setzero_si128(); 4];
+    for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
+        *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
+    }
+    // SAFETY: as many bytes.
+    (unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) }, scale)
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
