@@ -361,11 +361,8 @@ fn transposed_every_weight_in_its_place() {
                 let bytes = is_bytes(arch, f);
                 for r in 0..n {
                     for c in 0..w.k {
-                        let allowed = if bytes {
-                            largest_weight(&w, r, c) * (1.001 / 254.0 + 8.0 * 2f64.powi(-24))
-                        } else {
-                            0.0
-                        };
+                        let allowed =
+                            if bytes { largest_weight(&w, r, c) * (1.001 / 254.0 + 8.0 * 2f64.powi(-24)) } else { 0.0 };
                         let (ours, expected) = (x[r * w.k + c], w.row(r)[c]);
                         let error = f64::from(ours - expected).abs();
                         assert!(error <= allowed, "{} {} n {n}: {ours}, not {expected}", arch.name(), f.name);
