@@ -711,7 +711,7 @@ fn quantised_weights_have_the_gradient_of_their_values() {
                     size += f64::from(*b).powi(2);
                 }
             }
-            // A factor rounded to a byte, one of 32 whose largest is about twice their typical size, is off by
+            // A factor rounded to a byte, one of 32 (going back, of 64) whose largest is about twice their typical size, is off by
             // 2/254/√3 of that, a product by √2 of it; 15 products there and 15 back, one behind the other,
             // make √30 of that, or twice as much where errors are not independent. The scalar level
             // rounds to `f32` alone, as F16 does everywhere.

@@ -326,20 +326,19 @@ fn transposed(arch: Arch, dtype: DType, w: &Weights, y: &[f32], m: usize) -> Vec
     x
 }
 
-/// Whether the transposed product of a level rounds both factors to bytes: gradients to `d·q` with `|q| ≤
-/// 127`, weights to 255 steps between the smallest and the largest, of 32 rows at a time.
-fn is_bytes(arch: Arch, f: &Format, n: usize, k: usize) -> bool {
-    let product = arch.transposed(f.dtype, n, k);
+/// Whether the transposed product of a level rounds both factors to bytes: to `d·q` with `|q| ≤ 127`, 64 rows
+/// of the weights at a time.
+fn is_bytes(arch: Arch, f: &Format) -> bool {
+    let product = arch.transposed(f.dtype, 64, step(f));
     let bytes = product.packed_len(product.group()) / product.group();
-    assert!(bytes == 4 * n || bytes == n / 32 * 48 && f.block_elems > 1, "{} {}: {bytes}", arch.name(), f.name);
-    bytes != 4 * n
+    assert!(bytes == 64 * 4 || bytes == 64 + 2 * 4 && f.block_elems > 1, "{} {}: {bytes}", arch.name(), f.name);
+    bytes != 64 * 4
 }
 
-/// Half a step of the weights of `w` at row `r` and column `c`; their largest magnitude.
-fn half_step(w: &Weights, r: usize, c: usize) -> (f64, f64) {
-    let values = (r / 32 * 32..r / 32 * 32 + 32).map(|r| f64::from(w.row(r)[c]));
-    let (min, max) = values.fold((f64::MAX, f64::MIN), |(min, max), w| (w.min(min), w.max(max)));
-    ((max - min) / 510.0, min.abs().max(max.abs()))
+/// The largest magnitude among the weights of `w` that are rounded with that of row `r` and column `c`.
+fn largest_weight(w: &Weights, r: usize, c: usize) -> f64 {
+    let rows = r / 64 * 64..w.n.min(r / 64 * 64 + 64);
+    rows.map(|r| f64::from(w.row(r)[c]).abs()).fold(0.0, f64::max)
 }
 
 /// One-hot gradients pick rows of weights out, each value in its place. With bytes, some operations
@@ -359,15 +358,11 @@ fn transposed_every_weight_in_its_place() {
             }
             for arch in Arch::available() {
                 let x = transposed(arch, f.dtype, &w, &identity, n);
-                let bytes = is_bytes(arch, f, n, w.k);
+                let bytes = is_bytes(arch, f);
                 for r in 0..n {
                     for c in 0..w.k {
-                        let allowed = if bytes {
-                            let (half, largest) = half_step(&w, r, c);
-                            half * 1.001 + 8.0 * 2f64.powi(-24) * largest
-                        } else {
-                            0.0
-                        };
+                        let allowed =
+                            if bytes { largest_weight(&w, r, c) * (1.001 / 254.0 + 8.0 * 2f64.powi(-24)) } else { 0.0 };
                         let (ours, expected) = (x[r * w.k + c], w.row(r)[c]);
                         let error = f64::from(ours - expected).abs();
                         assert!(error <= allowed, "{} {} n {n}: {ours}, not {expected}", arch.name(), f.name);
@@ -394,25 +389,21 @@ fn transposed_products_are_within_rounding() {
             let y: Vec<f32> = (0..m * n).map(|_| lcg.signed()).collect();
             for arch in Arch::available() {
                 let x = transposed(arch, f.dtype, &w, &y, m);
-                let bytes = is_bytes(arch, f, n, k);
-                let steps: Vec<_> = if bytes {
-                    (0..n * k / 32).map(|i| half_step(&w, i / k * 32, i % k)).collect()
-                } else {
-                    Vec::new()
-                };
+                let bytes = is_bytes(arch, f);
+                let n_spans = if bytes { n.div_ceil(64) } else { 0 };
+                let largest_w: Vec<_> = (0..n_spans * k).map(|i| largest_weight(&w, i / k * 64, i % k)).collect();
                 for i in 0..m {
                     let y = &y[i * n..][..n];
-                    let largest_y: Vec<f64> = y.chunks(32).map(|y| f64::from(reach(y)) / 4.0).collect();
+                    let largest_y: Vec<f64> = y.chunks(64).map(|y| f64::from(reach(y)) / 4.0).collect();
                     for c in 0..k {
                         let (mut sum, mut sum_abs, mut rounding) = (0.0, 0.0, 0.0);
                         for r in 0..n {
                             let (w_rc, y_r) = (f64::from(w.row(r)[c]), f64::from(y[r]));
                             sum += w_rc * y_r;
                             if bytes {
-                                let ((half, largest), off) = (steps[r / 32 * k + c], largest_y[r / 32] / 254.0);
-                                rounding += half * y_r.abs() + (w_rc.abs() + half) * off;
-                                // Integer and offset parts reach twice the largest value.
-                                sum_abs += 4.0 * largest * largest_y[r / 32];
+                                let (w_max, y_max) = (largest_w[r / 64 * k + c], largest_y[r / 64]);
+                                rounding += w_max / 254.0 * y_r.abs() + (w_rc.abs() + w_max / 254.0) * y_max / 254.0;
+                                sum_abs += w_max * y_max;
                             } else {
                                 sum_abs += (w_rc * y_r).abs();
                             }

@@ -31,8 +31,6 @@ pub(super) const SUMS: usize = 528;
 
 /// What a level does with words of 32 bits: one `f32` each, or two narrower values.
 pub(super) trait Panels {
-    /// What the words hold, and how many products of that make one.
-    const ELEMENT: (Element, u64);
     /// Words of a register.
     const LANES: usize;
     /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
@@ -60,12 +58,6 @@ pub(super) trait Panels {
     /// The CPU must have the level's features, and `packed` that length.
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
 
-    /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
-    ///
-    /// # Safety
-    /// The CPU must have the level's features, and `out` room for the words.
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
-
     /// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values, for `vecs` registers of activations and
     /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for some of the memory
     /// from `ahead` on, where the next activations are.
@@ -82,8 +74,20 @@ pub(super) trait Panels {
     unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize);
 }
 
+/// Panels that are filled by rows.
+pub(super) trait Unpack: Panels {
+    /// What the words hold, and how many products of that make one.
+    const ELEMENT: (Element, u64);
+
+    /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `out` room for the words.
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
+}
+
 /// The table line of `P`.
-pub(super) const fn table<P: Panels>(min_rows: usize) -> Gemm {
+pub(super) const fn table<P: Unpack>(min_rows: usize) -> Gemm {
     Gemm {
         min_rows,
         element: P::ELEMENT,
@@ -120,7 +124,7 @@ pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> us
 ///
 /// # Safety
 /// The CPU must have the level's features; lengths as [`Gemm::kernel`] has them.
-pub(super) unsafe fn kernel<P: Panels>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;

@@ -194,7 +194,7 @@ pub(crate) struct Kernels {
 
     pub(crate) matvec: fn(DType, m: usize) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
-    pub(crate) transposed: fn(DType, n_out: usize) -> Transposed,
+    pub(crate) transposed: fn(DType) -> Transposed,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
     pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
@@ -409,7 +409,7 @@ impl Arch {
     /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: what takes gradients by its
     /// outputs to gradients by its inputs.
     pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
-        TransposedProduct { table: (self.0.transposed)(dtype, n_out), dtype, n_in, n_out }
+        TransposedProduct { table: (self.0.transposed)(dtype), dtype, n_in, n_out }
     }
 
     /// Rounds a row of activations.

@@ -2,30 +2,33 @@
 //! panels of weight *columns*. Some rows are expanded to `f32`, then turned to panel rows in the words
 //! of the level's register tile.
 
-use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len, place};
+use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len, place, prefetch};
 use super::{ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Weight columns of a transposed task: with their sums, they fill half of an L2 cache of 1 MiB.
-const COLUMNS: usize = 128;
-/// Weight rows that are expanded, then turned, at a time.
-pub(super) const TURN: usize = 32;
-/// Values of an expanded row: whole blocks around [`COLUMNS`] values.
-pub(super) const EXPANDED: usize = 256;
+pub(super) const COLUMNS: usize = 128;
+/// Most rows that are turned at a time.
+const MOST_ROWS: usize = 64;
 
-/// Panels that can be filled by columns.
+/// Panels that are filled by columns.
 pub(super) trait Turn: Panels {
-    /// Expands at most [`EXPANDED`] weights of a row.
+    /// Weight rows that are expanded, then turned, at a time: a divisor of [`BLOCK`], at most 64.
+    const ROWS: usize;
+
+    /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. They begin at a multiple of
+    /// [`COLUMNS`].
     ///
     /// # Safety
     /// The CPU must have the level's features, and `out` room for them, rounded up to 32.
-    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32);
+    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32);
 
-    /// Makes `LANES` panel rows of [`TURN`] values each of as many columns of expanded rows.
+    /// Makes `LANES` panel rows of [`Turn::ROWS`] values each of as many columns of expanded rows.
     ///
     /// # Safety
-    /// The CPU must have the level's features. Rows of `values` lie [`EXPANDED`] apart, those of `panel`
+    /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of `panel`
     /// `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
     unsafe fn turn(values: *const f32, panel: *mut u32);
 }
@@ -54,15 +57,19 @@ unsafe fn transposed_kernel<P: Turn>(
     let bytes = |values: usize| values / format.block_elems * format.block_bytes;
     let start = first / format.block_elems * format.block_elems;
     let end = (first + x.cols()).next_multiple_of(format.block_elems);
-    assert!(end - start <= EXPANDED && x.cols() <= COLUMNS, "columns {first}+{} in blocks", x.cols());
+    assert!(end - start <= BLOCK && x.cols() <= COLUMNS, "columns {first}+{} in blocks", x.cols());
+    // The part of row `r` that has these columns.
+    let blocks = |r: usize| &w[r * bytes(n_in)..][bytes(start)..bytes(end)];
+    let wanted = first - start..first - start + x.cols();
     let y: &[u32] = bytemuck::cast_slice(packed);
     let vec_words = P::words(k) * P::LANES;
     let panel_stride = P::panel_words(BLOCK);
     let n_vecs = x.rows().div_ceil(P::LANES);
     let n_cols = x.cols();
 
-    let mut values = Aligned([0.0f32; TURN * EXPANDED]);
+    let mut values = Aligned([0.0f32; MOST_ROWS * COLUMNS]);
     let values = values.0.as_mut_ptr();
+    const { assert!(P::ROWS <= MOST_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
     let mut panel = MaybeUninit::<Aligned<[u32; COLUMNS * BLOCK]>>::uninit();
     let panel = panel.as_mut_ptr().cast::<u32>();
     // `[tile of columns][register of activations][column][lane]`
@@ -73,24 +80,26 @@ unsafe fn transposed_kernel<P: Turn>(
         let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
         for k0 in (0..k).step_by(BLOCK) {
             let n = (k - k0).min(BLOCK);
-            for k1 in (0..n).step_by(TURN) {
-                for r in 0..TURN {
-                    let row = values.wrapping_add(r * EXPANDED);
+            for k1 in (0..n).step_by(P::ROWS) {
+                for r in 0..P::ROWS {
+                    let row = values.wrapping_add(r * COLUMNS);
                     if k1 + r < n {
-                        let blocks = &w[(k0 + k1 + r) * bytes(n_in)..][bytes(start)..bytes(end)];
-                        // SAFETY: a row has room for these blocks.
-                        unsafe { P::expand(dtype, blocks, row) };
+                        // SAFETY: a row has room for these values.
+                        unsafe { P::expand(dtype, blocks(k0 + k1 + r), wanted.clone(), row) };
                     } else {
                         // SAFETY: a row.
-                        unsafe { row.write_bytes(0, EXPANDED) };
+                        unsafe { row.write_bytes(0, COLUMNS) };
                     }
                 }
                 // Register tiles are multiplied whole; what comes of columns that are not there is not stored.
                 for c in (0..n_cols.next_multiple_of(P::rows(1))).step_by(P::LANES) {
                     let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
                     // SAFETY: so many columns are in the rows, and panel rows have room for the words.
-                    unsafe { P::turn(values.wrapping_add(first - start + c), panel) };
+                    unsafe { P::turn(values.wrapping_add(c), panel) };
                 }
+            }
+            for r in k0 + n..(k0 + n + BLOCK).min(k) {
+                prefetch(blocks(r));
             }
             for c0 in (0..n_cols).step_by(TILE) {
                 let sums = sums.wrapping_add(c0 * SUMS);

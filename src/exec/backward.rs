@@ -17,11 +17,12 @@ use crate::lora::{Attached, Gradients};
 use crate::model::{
     Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
 };
+use crate::quant::DType;
 use crate::team::Crew;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of logits that are computed at a time.
-const LOGIT_BYTES: usize = 32 << 20;
+/// Bytes of logits that are computed at a time, about what a layer of a 1B model takes for 512 tokens.
+const LOGIT_BYTES: usize = 64 << 20;
 /// Keys whose gradient one task computes.
 const KEYS: usize = 32;
 
@@ -159,6 +160,21 @@ pub(crate) struct BackwardPass<'a> {
 /// The buffers of a pass of `m` tokens.
 struct Buffers<'a> {
     dx: &'a mut [f32],
+    /// Room for [`HeadBuffers`] or [`LayerBuffers`].
+    inner: &'a mut [u8],
+    /// Cosines, sines and negative sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
+    rope: [[&'a mut [f32]; 3]; 2],
+}
+
+/// Of some rows of logits.
+struct HeadBuffers<'a> {
+    normed: &'a mut [f32],
+    dnormed: &'a mut [f32],
+    logits: &'a mut [f32],
+}
+
+/// Of a layer.
+struct LayerBuffers<'a> {
     normed: &'a mut [f32],
     /// Gradients by the inputs of feed-forward and attention.
     dnormed: &'a mut [f32],
@@ -170,10 +186,6 @@ struct Buffers<'a> {
     inner: &'a mut [f32],
     dinner: &'a mut [f32],
     moe: MoeBuffers<'a>,
-    /// Some rows of logits.
-    logits: &'a mut [f32],
-    /// Cosines, sines and negative sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
-    rope: [[&'a mut [f32]; 3]; 2],
 }
 
 struct AttnBuffers<'a> {
@@ -218,15 +230,38 @@ fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
 impl<'a> Buffers<'a> {
     fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
         let h = model.hparams();
+        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
+        Buffers {
+            dx: frame.take(m * h.n_embd),
+            inner: frame.take_either(
+                |frame| HeadBuffers::take(frame, h, n_outputs),
+                |frame| LayerBuffers::take(frame, h, m, pos),
+            ),
+            rope: angles.map(|n| [frame.take(n), frame.take(n), frame.take(n)]),
+        }
+    }
+}
+
+impl<'a> HeadBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, h: &Hparams, n_outputs: usize) -> HeadBuffers<'a> {
+        let rows = logit_rows(h, n_outputs);
+        HeadBuffers {
+            normed: frame.take(rows * h.n_embd),
+            dnormed: frame.take(rows * h.n_embd),
+            logits: frame.take(rows * h.n_vocab),
+        }
+    }
+}
+
+impl<'a> LayerBuffers<'a> {
+    fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize, pos: usize) -> LayerBuffers<'a> {
         let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
         let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
         let n_attn = h.n_head * h.head_dim_v;
         let m_padded = attn_tiles(h, m).1;
         let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
         let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
-        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
-        Buffers {
-            dx: frame.take(m * h.n_embd),
+        LayerBuffers {
             normed: frame.take(m * h.n_embd),
             dnormed: frame.take(m * h.n_embd),
             dnormed_attn: frame.take(m * h.n_embd),
@@ -264,8 +299,6 @@ impl<'a> Buffers<'a> {
                 dx: frame.take(m_moe * h.n_embd),
                 dy: frame.take(m_moe * h.n_embd),
             },
-            logits: frame.take(logit_rows(h, n_outputs) * h.n_vocab),
-            rope: angles.map(|n| [frame.take(n), frame.take(n), frame.take(n)]),
         }
     }
 }
@@ -295,8 +328,10 @@ impl<'a> Tape<'a> {
         let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
         let rank = adapters.iter().map(|a| a.max_rank).sum();
         let n_expert = h.experts.map_or(1, |x| x.n_expert);
-        let widths = [n_q, n_k, n_v, h.n_embd, n_ff, n_expert].map(|n_out| (m, n_out));
-        let outputs = widths.into_iter().chain([(logit_rows(h, n_outputs), h.n_vocab)]);
+        // Nothing is packed wider than `f32`; for the head that would be much.
+        let widths = [n_q, n_k, n_v, h.n_embd, n_ff, n_expert].map(|n_out| (DType::F32, m, n_out));
+        let logits = (model.weights().output.w.dtype, logit_rows(h, n_outputs), h.n_vocab);
+        let outputs = widths.into_iter().chain([logits]);
         let forward = Scratch::take(frame, model, m, rank);
         (forward, ScratchBackward::take(frame, arch, m, h.n_embd, outputs, rank))
     }
@@ -373,18 +408,19 @@ fn head(
     want_dx: bool,
 ) -> Option<f64> {
     let (h, ctx) = (tape.h, tape.ctx);
-    let n = h.n_embd;
+    let (n, n_outputs) = (h.n_embd, tape.m - first_output);
     let Some(x) = saved.x.last() else { return Some(0.0) };
     let mut loss = 0.0;
-    b.dx.fill(0.0);
-    let rows = logit_rows(h, tape.m - first_output);
+    let HeadBuffers { normed, dnormed, logits } = HeadBuffers::take(&mut Frame::of(b.inner), h, n_outputs);
+    ctx.crew.for_chunks(b.dx, n, |_, dx| dx.fill(0.0));
+    let rows = logit_rows(h, n_outputs);
     for first in (first_output..tape.m).step_by(rows) {
         if cancelled() {
             return None;
         }
         let m = rows.min(tape.m - first);
-        let (x, normed) = (&x[first * n..][..m * n], &mut b.normed[..m * n]);
-        let logits = &mut b.logits[..m * h.n_vocab];
+        let (x, normed) = (&x[first * n..][..m * n], &mut normed[..m * n]);
+        let logits = &mut logits[..m * h.n_vocab];
         norm(ctx, h, Some(output_norm), x, normed);
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
@@ -406,7 +442,7 @@ fn head(
             }
         });
         loss += losses.iter().map(|loss| f64::from_bits(loss.load(Ordering::Relaxed))).sum::<f64>();
-        let dnormed = &mut b.dnormed[..m * n];
+        let dnormed = &mut dnormed[..m * n];
         tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
         if want_dx {
             norm_backward(ctx, h, Some(output_norm), x, dnormed, &mut b.dx[first * n..][..m * n]);
@@ -424,10 +460,11 @@ fn layer_backward(
     saved: &mut SavedLayer,
     kv: &KvCache,
     stage: Stage,
-    b: &mut Buffers<'_>,
+    Buffers { dx, inner, rope }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
-    branch_backward(ctx, h, layer.post_ffn_norm.as_ref(), &saved.ffn_out, b.dx, b.dbranch);
+    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, m, tape.pos);
+    branch_backward(ctx, h, layer.post_ffn_norm.as_ref(), &saved.ffn_out, dx, b.dbranch);
     if h.parallel_residual {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     } else {
@@ -440,19 +477,19 @@ fn layer_backward(
             let up = if kept { &mut *saved.up } else { &mut *b.up };
             let gate = if kept && ffn.gate.is_some() { &mut *saved.gate } else { &mut *b.gate };
             let io = FfnBuffers { gate, up, inner: b.inner, dinner: b.dinner, y: None, kept };
-            let dx = below.then_some(&mut *b.dnormed);
-            feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dx, io);
+            let dnormed = below.then_some(&mut *b.dnormed);
+            feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
-        FeedForward::Moe(moe) => experts_backward(tape, moe, b),
+        FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
     }
     if !below {
         return;
     }
     if !h.parallel_residual {
-        norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, b.dx);
+        norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, dx);
     }
 
-    branch_backward(ctx, h, layer.post_attn_norm.as_ref(), &saved.attn_out, b.dx, b.dbranch);
+    branch_backward(ctx, h, layer.post_attn_norm.as_ref(), &saved.attn_out, dx, b.dbranch);
     let below = stage < Stage::Output;
     let dattn = below.then_some(&mut *b.attn.dattn);
     tape.linear_backward(&saved.attn, m, &[(&layer.wo.w, b.dbranch)], dattn);
@@ -462,7 +499,7 @@ fn layer_backward(
     if !h.parallel_residual {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     }
-    attention_backward(tape, layer, i, saved, b.normed, kv, &mut b.attn, &b.rope);
+    attention_backward(tape, layer, i, saved, b.normed, kv, &mut b.attn, rope);
     let a = &b.attn;
     let products = [(&layer.wq.w, &*a.dq), (&layer.wk.w, &*a.dk), (&layer.wv.w, &*a.dv)];
     let below = stage < Stage::Qkv;
@@ -473,7 +510,7 @@ fn layer_backward(
             ctx.crew
                 .for_chunks(b.dnormed_attn, h.n_embd, |i, dx| ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd]));
         }
-        norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, b.dx);
+        norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, dx);
     }
 }
 
@@ -492,12 +529,13 @@ fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: 
 
 /// `dbranch` from the gradient `dx` by the residual stream that the branch was added to.
 fn branch_backward(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, branch: &[f32], dx: &[f32], dbranch: &mut [f32]) {
-    match post {
-        Some(_) => {
-            dbranch.fill(0.0);
-            norm_backward(ctx, h, post, branch, dx, dbranch);
-        }
-        None => dbranch.copy_from_slice(dx),
+    let n = h.n_embd;
+    ctx.crew.for_chunks(dbranch, n, |i, dbranch| match post {
+        Some(_) => dbranch.fill(0.0),
+        None => dbranch.copy_from_slice(&dx[i * n..][..n]),
+    });
+    if post.is_some() {
+        norm_backward(ctx, h, post, branch, dx, dbranch);
     }
     if h.residual_scale != 1.0 {
         dbranch.iter_mut().for_each(|dx| *dx *= h.residual_scale);
@@ -711,7 +749,7 @@ fn feed_forward_backward(
 
 /// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.
 /// Which experts are chosen is a constant.
-fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut Buffers<'_>) {
+fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     let Some(x) = tape.h.experts else { return };
     let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
     let activation = tape.h.activation;

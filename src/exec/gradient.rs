@@ -38,9 +38,9 @@ impl Session<'_> {
     /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights'
     /// own values (rounded to 8 bits, as prompts are, where products of block formats take them so): keys and values of `tokens` are
     /// differentiated, those of earlier tokens are constants. Which experts are chosen is a constant, too.
-    /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`,
-    /// a few rows per token of each layer from the lowest that has a gradient on, and at most 144 MiB that
-    /// save time; the session keeps it.
+    /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`
+    /// or of 64 MiB of logits, whichever is more, a few rows per token of each layer from the lowest that has
+    /// a gradient on, and at most 144 MiB that save time; the session keeps it.
     ///
     /// # Errors
     /// As [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call

@@ -236,18 +236,17 @@ pub(crate) struct ScratchBackward<'a> {
 }
 
 impl<'a> ScratchBackward<'a> {
-    /// `outputs` are the rows and widths of the gradients that products are given, `n_in` is the largest
-    /// width of an input that several products share.
+    /// `outputs` are the formats of the weights, the rows and the widths of the gradients that products are
+    /// given, `n_in` is the largest width of an input that several products share.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
         arch: Arch,
         m: usize,
         n_in: usize,
-        outputs: impl IntoIterator<Item = (usize, usize)>,
+        outputs: impl IntoIterator<Item = (DType, usize, usize)>,
         rank: usize,
     ) -> ScratchBackward<'a> {
-        // Nothing is packed wider than `f32`.
-        let packed = outputs.into_iter().map(|(m, n_out)| arch.transposed(DType::F32, n_out, 1).packed_len(m));
+        let packed = outputs.into_iter().map(|(dtype, m, n_out)| arch.transposed(dtype, n_out, 1).packed_len(m));
         ScratchBackward {
             packed: frame.take(packed.max().unwrap_or(0)),
             dx: frame.take(m * n_in),

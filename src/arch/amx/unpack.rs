@@ -188,7 +188,7 @@ impl Weights for Dequantized {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
         // SAFETY: the caller's promise.
-        unsafe { avx512::unpack::<true>(dtype, bytes, out) }
+        unsafe { avx512::unpack::<true>(dtype, bytes, 0..256, out) }
     }
 }
 
@@ -512,7 +512,7 @@ mod tests {
                 // SAFETY: the CPU has the features; there is room for the values.
                 unsafe { unpack(dtype, &bytes, found.as_mut_ptr()) };
                 // SAFETY: as above.
-                unsafe { avx512::unpack::<true>(dtype, &bytes, expected.as_mut_ptr()) };
+                unsafe { avx512::unpack::<true>(dtype, &bytes, 0..256, expected.as_mut_ptr()) };
                 assert_eq!(found, expected, "{dtype}");
             }
         }

@@ -7,13 +7,14 @@
 //! 256 for these formats. F32, F16 and BF16 weights, and the formats
 //! that look groups of values up, go through `f32` panels.
 
-use super::unpack::{Factors, Groups, load128, load256, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
+use super::unpack::{Factors, Groups, load128, load256, wanted_groups, with_groups};
+use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
+use crate::arch::transposed::{COLUMNS, Turn, transposed};
 use crate::arch::{BlockQ8, Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
 /// format has no strips: 2048 × 2048, Zen 4.
@@ -37,7 +38,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
 }
 
 /// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
-pub(super) fn transposed_for(_dtype: DType, _n_out: usize) -> Transposed {
+pub(super) fn transposed_for(_dtype: DType) -> Transposed {
     const { transposed::<F32>() }
 }
 
@@ -48,7 +49,6 @@ const LANES: usize = 8;
 enum F32 {}
 
 impl Panels for F32 {
-    const ELEMENT: (Element, u64) = (Element::F32, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
@@ -64,11 +64,6 @@ impl Panels for F32 {
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
         // SAFETY: the caller's promise.
         unsafe { pack(x, k, bytemuck::cast_slice_mut(packed)) }
-    }
-
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, out.cast()) }
     }
 
     unsafe fn tile(
@@ -96,10 +91,21 @@ impl Panels for F32 {
     }
 }
 
-impl Turn for F32 {
-    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+impl Unpack for F32 {
+    const ELEMENT: (Element, u64) = (Element::F32, 1);
+
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, out) }
+        unsafe { unpack(dtype, blocks, 0..BLOCK, out.cast()) }
+    }
+}
+
+impl Turn for F32 {
+    const ROWS: usize = 32;
+
+    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack(dtype, blocks, wanted, out) }
     }
 
     unsafe fn turn(values: *const f32, panel: *mut u32) {
@@ -108,14 +114,14 @@ impl Turn for F32 {
     }
 }
 
-/// Columns of [`TURN`] rows as rows.
+/// Columns of 32 rows as rows.
 #[target_feature(enable = "avx2")]
 unsafe fn turn(values: *const f32, panel: *mut f32) {
-    for part in 0..TURN / LANES {
+    for part in 0..F32::ROWS / LANES {
         let mut rows = [_mm256_setzero_ps(); LANES];
         for (r, row) in rows.iter_mut().enumerate() {
             // SAFETY: a vector of a row.
-            *row = unsafe { _mm256_loadu_ps(values.wrapping_add((part * LANES + r) * EXPANDED)) };
+            *row = unsafe { _mm256_loadu_ps(values.wrapping_add((part * LANES + r) * COLUMNS)) };
         }
         for (c, values) in transpose(rows).into_iter().enumerate() {
             // SAFETY: panel rows have room for the values.
@@ -225,12 +231,12 @@ fn transpose(a: [__m256; 8]) -> [__m256; 8] {
     d
 }
 
-/// Expands a row's blocks.
+/// Expands the values `wanted` of a row's blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack(dtype: DType, bytes: &[u8], out: *mut f32) {
+fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     macro_rules! blocks {
         ($block:ident) => {
-            blocks::<$block>(bytes, out)
+            blocks::<$block>(bytes, wanted, out)
         };
     }
     match dtype {
@@ -239,18 +245,18 @@ fn unpack(dtype: DType, bytes: &[u8], out: *mut f32) {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load128(x))))
         }),
         DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 8]| _mm256_castsi256_ps(load256(x))),
-        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, out)),
+        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, wanted, out)),
     }
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn blocks<B: Groups>(bytes: &[u8], out: *mut f32) {
+fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
-        for g in 0..B::GROUPS {
+        for g in wanted_groups::<B>(i, &wanted) {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
@@ -259,8 +265,8 @@ fn blocks<B: Groups>(bytes: &[u8], out: *mut f32) {
                 let factor = 2 * g + e / 2;
                 let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
                 let value = _mm256_fmadd_ps(_mm256_set1_ps(scale[factor]), q, _mm256_set1_ps(offset[factor]));
-                let out = out.wrapping_add((i * B::GROUPS + g) * 32 + e * LANES);
-                // SAFETY: the panel has room for the blocks that are unpacked.
+                let out = out.wrapping_add((i * B::GROUPS + g) * 32 + e * LANES - wanted.start);
+                // SAFETY: the panel has room for the values that are unpacked.
                 unsafe { _mm256_storeu_ps(out, value) };
             }
         }
@@ -280,18 +286,18 @@ where
         // SAFETY: the panel has room for the values that are unpacked.
         unsafe { _mm256_storeu_ps(out.wrapping_add(g * LANES), value(x)) };
     }
-    dequantized(dtype, rest, out.wrapping_add(whole.len() * LANES));
+    dequantized(dtype, rest, 0..LANES, out.wrapping_add(whole.len() * LANES));
 }
 
 /// Any format, slowly.
-fn dequantized(dtype: DType, bytes: &[u8], out: *mut f32) {
+fn dequantized(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     let format = dtype.float_format();
-    let n = bytes.len() / format.block_bytes * format.block_elems;
+    let mut values = [0.0; BLOCK];
+    let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
+    (format.dequantize)(bytes, values);
+    let wanted = &values[wanted.start..wanted.end.min(values.len())];
     // SAFETY: the panel has room for the values that are unpacked.
-    unsafe { out.write_bytes(0, n) };
-    // SAFETY: they were just initialised, and nobody else looks at the panel.
-    let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
-    (format.dequantize)(bytes, out);
+    unsafe { out.copy_from_nonoverlapping(wanted.as_ptr(), wanted.len()) };
 }
 
 #[inline]
@@ -331,7 +337,6 @@ impl<const BITS: u32, const SPAN: usize> Ints<BITS, SPAN> {
 }
 
 impl<const BITS: u32, const SPAN: usize> Panels for Ints<BITS, SPAN> {
-    const ELEMENT: (Element, u64) = (if Self::BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
@@ -348,21 +353,6 @@ impl<const BITS: u32, const SPAN: usize> Panels for Ints<BITS, SPAN> {
         let pack = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
         // SAFETY: the caller's promise.
         unsafe { pack(x, k, packed) }
-    }
-
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-        macro_rules! blocks {
-            ($block:ident) => {
-                if Self::BYTES {
-                    // SAFETY: the caller's promise.
-                    unsafe { int_blocks::<$block, true, false>(bytes, out) }
-                } else {
-                    // SAFETY: the caller's promise.
-                    unsafe { int_blocks::<$block, false, false>(bytes, out) }
-                }
-            };
-        }
-        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 
     unsafe fn tile(
@@ -389,6 +379,25 @@ impl<const BITS: u32, const SPAN: usize> Panels for Ints<BITS, SPAN> {
     unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
         // SAFETY: the caller's promise.
         unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+impl<const BITS: u32, const SPAN: usize> Unpack for Ints<BITS, SPAN> {
+    const ELEMENT: (Element, u64) = (if Self::BYTES { Element::I8 } else { Element::I16 }, 1);
+
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+        macro_rules! blocks {
+            ($block:ident) => {
+                if Self::BYTES {
+                    // SAFETY: the caller's promise.
+                    unsafe { int_blocks::<$block, true, false>(bytes, out) }
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { int_blocks::<$block, false, false>(bytes, out) }
+                }
+            };
+        }
+        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Value `i` of group `g` is `scale[2g + i/16]·q + offset[2g + i/16]`.
 pub(in crate::arch) struct Factors {
@@ -27,6 +28,13 @@ pub(in crate::arch) trait Groups: Pod {
     /// # Safety
     /// The CPU must have AVX2.
     unsafe fn bytes(&self, g: usize) -> __m256i;
+}
+
+/// The groups of block `i` that have some of the values `wanted`.
+#[inline]
+pub(in crate::arch) fn wanted_groups<B: Groups>(i: usize, wanted: &Range<usize>) -> Range<usize> {
+    let before = i * B::GROUPS;
+    (wanted.start / 32).saturating_sub(before)..wanted.end.div_ceil(32).saturating_sub(before).min(B::GROUPS)
 }
 
 /// Calls `$do!(Type)` for the block type of `$dtype`, or evaluates to `$other`.

@@ -16,13 +16,14 @@
 //! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
-use crate::arch::avx2::unpack::{Factors, Groups, load256, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::avx2::unpack::{Factors, Groups, load256, wanted_groups, with_groups};
+use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
+use crate::arch::transposed::{COLUMNS, Turn, transposed};
+use crate::arch::{BlockQ8, Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
@@ -60,14 +61,14 @@ fn without_bf16(dtype: DType) -> Gemm {
     }
 }
 
-/// Scales belong to parts of rows, so that columns are rounded again: to bytes with a scale and an offset
-/// for each 32 rows, like gradients, which is twice as fast as bf16. Both are then off by half a per cent
-/// of their typical size, where bf16 makes a third of one.
-pub(super) fn transposed_for(dtype: DType, n_out: usize) -> Transposed {
+/// Scales belong to parts of rows, so that columns are rounded again: to bytes with a scale for each 64
+/// rows, like gradients, which is more than twice as fast as bf16. Both are then off by six tenths of a per
+/// cent of their typical size (the largest of 64 normal values is 2.6 times that; half a step of 127 of it,
+/// over √3), where bf16 makes a third of one.
+pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32>() },
-        _ if n_out.is_multiple_of(TURN) => const { transposed::<Ints<true, 32>>() },
-        _ => const { transposed::<F32>() },
+        _ => const { transposed::<Bytes>() },
     }
 }
 
@@ -92,7 +93,6 @@ enum F32 {}
 macro_rules! panels {
     ($name:ident, $bf16:literal, $per_word:literal) => {
         impl Panels for $name {
-            const ELEMENT: (Element, u64) = (if $bf16 { Element::Bf16 } else { Element::F32 }, 1);
             const LANES: usize = LANES;
             const VECS: usize = 3;
             const DEPTH: usize = 128 * $per_word;
@@ -108,11 +108,6 @@ macro_rules! panels {
             unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
                 // SAFETY: the caller's promise.
                 unsafe { pack::<$bf16>(x, k, packed) }
-            }
-
-            unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-                // SAFETY: the caller's promise.
-                unsafe { unpack::<$bf16>(dtype, blocks, out) }
             }
 
             unsafe fn tile(
@@ -138,15 +133,26 @@ macro_rules! panels {
                 unsafe { store_transposed(sums, y, stride, rows, cols) }
             }
         }
+
+        impl Unpack for $name {
+            const ELEMENT: (Element, u64) = (if $bf16 { Element::Bf16 } else { Element::F32 }, 1);
+
+            unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+                // SAFETY: the caller's promise.
+                unsafe { unpack::<$bf16>(dtype, blocks, 0..BLOCK, out) }
+            }
+        }
     };
 }
 panels!(Bf16, true, 2);
 panels!(F32, false, 1);
 
 impl Turn for F32 {
-    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+    const ROWS: usize = 32;
+
+    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack::<false>(dtype, blocks, out.cast()) }
+        unsafe { unpack::<false>(dtype, blocks, wanted, out.cast()) }
     }
 
     unsafe fn turn(values: *const f32, panel: *mut u32) {
@@ -209,7 +215,6 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
 enum Ints<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for Ints<BYTES, SPAN, EXCESS> {
-    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
@@ -225,16 +230,6 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for Ints<B
     unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
         // SAFETY: the caller's promise.
         unsafe { pack_ints::<BYTES, EXCESS>(x, k, packed) }
-    }
-
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-        macro_rules! blocks {
-            ($block:ident) => {
-                // SAFETY: the caller's promise.
-                unsafe { int_blocks::<$block, BYTES, EXCESS>(bytes, out) }
-            };
-        }
-        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 
     unsafe fn tile(
@@ -261,15 +256,17 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for Ints<B
     }
 }
 
-impl Turn for Ints<true, 32> {
-    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack::<false>(dtype, blocks, out.cast()) }
-    }
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Unpack for Ints<BYTES, SPAN, EXCESS> {
+    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
 
-    unsafe fn turn(values: *const f32, panel: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { turn_bytes(values, panel) }
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+        macro_rules! blocks {
+            ($block:ident) => {
+                // SAFETY: the caller's promise.
+                unsafe { int_blocks::<$block, BYTES, EXCESS>(bytes, out) }
+            };
+        }
+        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 }
 
@@ -352,6 +349,200 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
             unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
         }
     }
+}
+
+/// Panels of the transposed product: of columns, and of gradients, bytes with a scale for each 64.
+///
+/// Both consist of records of 64 values: 16 words of bytes, the scale, and in those of gradients `−128·Σq`,
+/// what sums of products begin with, as the bytes of weights are 128 too large. `d·q` with `|q| ≤ 127` is off
+/// by at most half of `d`, a 127th of the record's largest magnitude.
+enum Bytes {}
+
+impl Bytes {
+    /// Values of a record.
+    const SPAN: usize = 64;
+    /// Words of bytes in a record; then come the scale and the start of the sums.
+    const WORDS: usize = Self::SPAN / 4;
+    const RECORD: usize = Self::WORDS + 2;
+}
+
+impl Panels for Bytes {
+    const LANES: usize = LANES;
+    const VECS: usize = 3;
+    const DEPTH: usize = BLOCK;
+
+    fn words(k: usize) -> usize {
+        k.div_ceil(Self::SPAN) * Self::RECORD
+    }
+
+    fn rows(vecs: usize) -> usize {
+        if vecs == 1 { 8 } else { 4 }
+    }
+
+    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_bytes(x, k, packed) }
+    }
+
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        k: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    ) {
+        let tile = match vecs {
+            1 => byte_tile::<1, 8>,
+            2 => byte_tile::<2, 4>,
+            _ => byte_tile::<3, 4>,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tile(w, x, k.div_ceil(Self::SPAN), sums, first, ahead) }
+    }
+
+    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+impl Turn for Bytes {
+    const ROWS: usize = Self::SPAN;
+
+    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack::<false>(dtype, blocks, wanted, out.cast()) }
+    }
+
+    unsafe fn turn(values: *const f32, panel: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { turn_bytes(values, panel) }
+    }
+}
+
+/// `VECS` registers of gradients times `ROWS` columns.
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
+    w: *const u32,
+    x: *const u32,
+    records: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+) {
+    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
+    if !first {
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                // SAFETY: the sums of register `v` and column `r`.
+                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
+            }
+        }
+    }
+    for i in 0..records {
+        let start = i * Bytes::RECORD * VECS * LANES;
+        for line in 0..7 {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(start + line * 8 * LANES).cast());
+        }
+        let x = x.wrapping_add(start);
+        // SAFETY: word `j` of the record, for the rows in register `v`.
+        let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
+        // SAFETY: word `j` of the record of column `r`.
+        let w =
+            |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / Bytes::SPAN) + i) * Bytes::RECORD + j).read() };
+        let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                int[r][v] = x(Bytes::WORDS + 1, v);
+            }
+        }
+        for j in 0..Bytes::WORDS {
+            let mut xs = [_mm512_setzero_si512(); VECS];
+            for v in 0..VECS {
+                xs[v] = x(j, v);
+            }
+            for r in 0..ROWS {
+                let w = _mm512_set1_epi32(w(j, r) as i32);
+                for v in 0..VECS {
+                    int[r][v] = _mm512_dpbusd_epi32(int[r][v], w, xs[v]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            let scale = _mm512_set1_ps(f32::from_bits(w(Bytes::WORDS, r)));
+            for v in 0..VECS {
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(Bytes::WORDS, v)));
+                acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for v in 0..VECS {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
+/// The scale of records, and its inverse, given their largest magnitudes: not a number if one is not finite,
+/// and 0 for all that is below 2⁻¹⁰⁰.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn byte_scales(largest: __m512i) -> (__m512, __m512) {
+    let values = _mm512_castsi512_ps(largest);
+    let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(values, _mm512_set1_ps(f32::INFINITY));
+    let some = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(finite, values, _mm512_set1_ps(2f32.powi(-100)));
+    let scale = _mm512_maskz_div_ps(some, values, _mm512_set1_ps(127.0));
+    let inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0), values);
+    (_mm512_mask_mov_ps(_mm512_set1_ps(f32::NAN), finite, scale), inverse)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (i, packed) in packed.chunks_exact_mut(Bytes::RECORD * n_vecs * LANES).enumerate() {
+            let (mut words, mut scales) = ([_mm512_setzero_si512(); LANES], [0.0f32; LANES]);
+            for (row, x) in x.chunks_exact(k).enumerate() {
+                let x = &x[i * Bytes::SPAN..k.min((i + 1) * Bytes::SPAN)];
+                (words[row], scales[row]) = round_bytes(x);
+            }
+            let words = transpose(words);
+            let mut start = _mm512_setzero_si512();
+            for word in words {
+                start = _mm512_dpbusd_epi32(start, _mm512_set1_epi8(-128), word);
+            }
+            let start = _mm512_sub_epi32(_mm512_setzero_si512(), start);
+            let record = words.into_iter().chain([load512(&scales), start]);
+            for (word, out) in record.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+                // SAFETY: as many bytes.
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
+            }
+        }
+    }
+}
+
+/// At most 64 values as bytes, zeros behind them, and their scale.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn round_bytes(x: &[f32]) -> (__m512i, f32) {
+    let (first, second) = x.split_at(x.len().min(32));
+    let ([a, b], [c, d]) = (load_f32(first), load_f32(second));
+    let mut largest = _mm512_setzero_si512();
+    for x in [a, b, c, d] {
+        // Bits of positive numbers are in the order of the numbers, NaN last.
+        largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
+    }
+    let (scale, inverse) = BlockQ8::scale(_mm512_reduce_max_epu32(largest));
+    let mut bytes = [_mm_setzero_si128(); 4];
+    for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
+        *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
+    }
+    // SAFETY: as many bytes.
+    (unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) }, scale)
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -490,52 +681,48 @@ pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     d
 }
 
-/// Columns of [`TURN`] rows as records of bytes: `w ≈ scale·u + offset`, with `u` in 0..=255.
+/// Columns of 64 rows as records of bytes.
 #[target_feature(enable = "avx512f")]
 unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
-    let zero = _mm512_setzero_ps();
-    let (mut min, mut max) = (_mm512_set1_ps(f32::INFINITY), _mm512_set1_ps(f32::NEG_INFINITY));
-    // Zero, unless there is a value that is not finite.
-    let mut odd = zero;
-    for r in 0..TURN {
-        // SAFETY: a vector of a row.
-        let w = unsafe { _mm512_loadu_ps(values.wrapping_add(r * EXPANDED)) };
-        (min, max) = (_mm512_min_ps(w, min), _mm512_max_ps(w, max));
-        odd = _mm512_fmadd_ps(w, zero, odd);
+    // SAFETY: a register of a row.
+    let row = |r: usize| unsafe { _mm512_loadu_ps(values.wrapping_add(r * COLUMNS)) };
+    let mut largest = _mm512_setzero_si512();
+    for r in 0..Bytes::SPAN {
+        // Bits of positive numbers are in the order of the numbers, NaN last.
+        let bits = _mm512_and_si512(_mm512_castps_si512(row(r)), _mm512_set1_epi32(i32::MAX));
+        largest = _mm512_max_epu32(largest, bits);
     }
-    let range = _mm512_sub_ps(max, min);
-    // Where all are equal, so are they to the offset.
-    let differ = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(range, _mm512_set1_ps(f32::MIN_POSITIVE * 256.0));
-    let inverse = _mm512_maskz_div_ps(differ, _mm512_set1_ps(255.0), range);
-    let scale = _mm512_maskz_mul_ps(differ, range, _mm512_set1_ps(1.0 / 255.0));
-    let offset = _mm512_add_ps(min, odd);
+    let (scale, inverse) = byte_scales(largest);
+    // Sums with it have an integer, rounded to nearest even and 128 too large, in their low byte.
+    let excess = _mm512_set1_ps((3 << 22 | 128) as f32);
+    let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, excess));
+    let select = |mask: i32, a: __m512i, b: __m512i| _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(mask), a, b);
     let mut words = [_mm512_setzero_si512(); LANES];
-    for r in 0..TURN {
-        // SAFETY: a vector of a row.
-        let w = unsafe { _mm512_loadu_ps(values.wrapping_add(r * EXPANDED)) };
-        let u = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(w, min), inverse));
-        let shifted = _mm512_sll_epi32(u, _mm_cvtsi32_si128(8 * (r as i32 % 4)));
-        words[r / 4] = _mm512_or_si512(words[r / 4], shifted);
+    for (i, word) in words.iter_mut().enumerate() {
+        let low = select(0xff, bits(4 * i), _mm512_slli_epi32::<8>(bits(4 * i + 1)));
+        let high = _mm512_slli_epi32::<24>(bits(4 * i + 3));
+        *word = select(0xffff, low, select(0xff_ffff, _mm512_slli_epi32::<16>(bits(4 * i + 2)), high));
     }
-    let factors = [scale, scale, offset, offset];
-    for (word, factor) in words[int_words(true)..].iter_mut().zip(factors) {
-        *word = _mm512_castps_si512(factor);
-    }
+    let mut scales = [0.0f32; LANES];
+    // SAFETY: as many values.
+    unsafe { _mm512_storeu_ps(scales.as_mut_ptr(), scale) };
     for (c, words) in transpose(words).into_iter().enumerate() {
-        let out = panel.wrapping_add(c * (BLOCK / 32) * record(true)).cast();
+        let out = panel.wrapping_add(c * (BLOCK / Bytes::SPAN) * Bytes::RECORD);
         // SAFETY: panel rows have room for a record.
-        unsafe { _mm512_mask_storeu_epi32(out, (1 << record(true)) - 1, words) };
+        unsafe { _mm512_storeu_si512(out.cast(), words) };
+        // SAFETY: as above.
+        unsafe { out.wrapping_add(Bytes::WORDS).write(scales[c].to_bits()) };
     }
 }
 
-/// Columns of [`TURN`] rows as rows.
+/// Columns of 32 rows as rows.
 #[target_feature(enable = "avx512f")]
 unsafe fn turn_f32(values: *const f32, panel: *mut u32) {
-    for half in 0..TURN / LANES {
+    for half in 0..F32::ROWS / LANES {
         let mut rows = [_mm512_setzero_si512(); LANES];
         for (r, row) in rows.iter_mut().enumerate() {
             // SAFETY: a vector of a row.
-            *row = unsafe { _mm512_loadu_si512(values.wrapping_add((half * LANES + r) * EXPANDED).cast()) };
+            *row = unsafe { _mm512_loadu_si512(values.wrapping_add((half * LANES + r) * COLUMNS).cast()) };
         }
         for (c, words) in transpose(rows).into_iter().enumerate() {
             let out = panel.wrapping_add(c * row_words(false) + half * LANES);
@@ -571,16 +758,21 @@ impl<const BF16: bool> Out<BF16> {
     }
 }
 
-/// Expands a row's blocks.
+/// Expands the values `wanted` of a row's blocks.
 ///
 /// # Safety
 /// `out` must have room for the words.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-pub(in crate::arch) unsafe fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) unsafe fn unpack<const BF16: bool>(
+    dtype: DType,
+    bytes: &[u8],
+    wanted: Range<usize>,
+    out: *mut u32,
+) {
     let out = Out::<BF16>(out);
     macro_rules! blocks {
         ($block:ident) => {
-            blocks::<BF16, $block>(bytes, out)
+            blocks::<BF16, $block>(bytes, wanted, out)
         };
     }
     match dtype {
@@ -597,18 +789,18 @@ pub(in crate::arch) unsafe fn unpack<const BF16: bool>(dtype: DType, bytes: &[u8
             let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
             [widen(load256(low)), widen(load256(high))]
         }),
-        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, out)),
+        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, wanted, out)),
     }
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
+fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], wanted: Range<usize>, out: Out<BF16>) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
-        for g in 0..B::GROUPS {
+        for g in wanted_groups::<B>(i, &wanted) {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let value = |half: usize, q: __m128i| {
@@ -616,7 +808,7 @@ fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], out: Out<BF16>) {
                 _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
             };
             let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
-            out.put(i * B::GROUPS + g, [value(0, low), value(1, high)]);
+            out.put(i * B::GROUPS + g - wanted.start / 32, [value(0, low), value(1, high)]);
         }
     }
 }
@@ -633,17 +825,18 @@ where
     for (g, x) in whole.iter().enumerate() {
         out.put(g, value(x));
     }
-    dequantized(dtype, rest, Out::<BF16>(out.0.wrapping_add(whole.len() * Out::<BF16>::GROUP)));
+    dequantized(dtype, rest, 0..32, Out::<BF16>(out.0.wrapping_add(whole.len() * Out::<BF16>::GROUP)));
 }
 
 /// Any format, slowly.
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], out: Out<BF16>) {
+fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: Out<BF16>) {
     let format = dtype.float_format();
     let n = bytes.len() / format.block_bytes * format.block_elems;
     let mut values = [0.0; BLOCK];
     (format.dequantize)(bytes, &mut values[..n]);
-    for (g, values) in values[..n.next_multiple_of(32)].as_chunks::<32>().0.iter().enumerate() {
+    let values = &values[wanted.start..wanted.end.min(n).next_multiple_of(32)];
+    for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
         let (low, high) = values.split_at(16);
         out.put(g, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
     }

@@ -9,11 +9,12 @@
 use super::elementwise::widen_f16;
 use super::matmul::load;
 use super::unpack::{Factors, Weights, widened_signed, with_weights};
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
-use crate::arch::transposed::{EXPANDED, TURN, Turn, transposed};
+use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
+use crate::arch::transposed::{COLUMNS, Turn, transposed};
 use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use std::arch::aarch64::*;
+use std::ops::Range;
 
 /// The numbers are about the activation rows from which on panels take fewer instructions than `matmul.rs`.
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
@@ -36,7 +37,7 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
 }
 
 /// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
-pub(super) fn transposed_for(_dtype: DType, _n_out: usize) -> Transposed {
+pub(super) fn transposed_for(_dtype: DType) -> Transposed {
     const { transposed::<F32>() }
 }
 
@@ -49,7 +50,6 @@ const ROWS: usize = 8;
 enum F32 {}
 
 impl Panels for F32 {
-    const ELEMENT: (Element, u64) = (Element::F32, 1);
     const LANES: usize = LANES;
     const VECS: usize = 3;
     const DEPTH: usize = BLOCK;
@@ -68,11 +68,6 @@ impl Panels for F32 {
         unsafe { pack(x, k, bytemuck::cast_slice_mut(packed)) }
     }
 
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack::<ROWS>(dtype, blocks, out.cast()) }
-    }
-
     unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, _: *const u32) {
         let tile = match vecs {
             1 => tile_f32::<1>,
@@ -89,10 +84,21 @@ impl Panels for F32 {
     }
 }
 
-impl Turn for F32 {
-    unsafe fn expand(dtype: DType, blocks: &[u8], out: *mut f32) {
+impl Unpack for F32 {
+    const ELEMENT: (Element, u64) = (Element::F32, 1);
+
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack::<1>(dtype, blocks, out) }
+        unsafe { unpack::<ROWS>(dtype, blocks, 0..BLOCK, out.cast()) }
+    }
+}
+
+impl Turn for F32 {
+    const ROWS: usize = 32;
+
+    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack::<1>(dtype, blocks, wanted, out) }
     }
 
     unsafe fn turn(values: *const f32, panel: *mut u32) {
@@ -101,12 +107,12 @@ impl Turn for F32 {
     }
 }
 
-/// Columns of [`TURN`] rows as rows, which lie interleaved: nothing is turned.
+/// Columns of 32 rows as rows, which lie interleaved: nothing is turned.
 #[target_feature(enable = "neon")]
 unsafe fn turn(values: *const f32, panel: *mut f32) {
-    for r in 0..TURN {
+    for r in 0..F32::ROWS {
         // SAFETY: a register of a row, and of the panel's word `r`.
-        unsafe { vst1q_f32(panel.wrapping_add(r * ROWS), vld1q_f32(values.wrapping_add(r * EXPANDED))) };
+        unsafe { vst1q_f32(panel.wrapping_add(r * ROWS), vld1q_f32(values.wrapping_add(r * COLUMNS))) };
     }
 }
 
@@ -206,12 +212,12 @@ fn transpose([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     [vzip1q_f32(ac, bd), vzip2q_f32(ac, bd), vzip1q_f32(ac2, bd2), vzip2q_f32(ac2, bd2)]
 }
 
-/// Expands a row's blocks, to every `STRIDE`th word.
+/// Expands the values `wanted` of a row's blocks, to every `STRIDE`th word.
 #[target_feature(enable = "neon")]
-fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32) {
+fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     macro_rules! blocks {
         ($block:ident, $n:literal) => {
-            blocks::<$block, $n, STRIDE>(bytes, out)
+            blocks::<$block, $n, STRIDE>(bytes, wanted, out)
         };
     }
     match dtype {
@@ -224,7 +230,7 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32) {
                     spread::<STRIDE>(x, out, 4 * i);
                 }
             }
-            dequantized::<STRIDE>(dtype, rest, out, 4 * whole.len());
+            dequantized::<STRIDE>(dtype, rest, 0..LANES, out.wrapping_add(4 * whole.len() * STRIDE));
         }
         DType::F16 | DType::BF16 => {
             let (whole, rest) = bytes.as_chunks::<8>();
@@ -234,31 +240,32 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32) {
                 // SAFETY: as above.
                 unsafe { spread::<STRIDE>(x, out, 4 * i) };
             }
-            dequantized::<STRIDE>(dtype, rest, out, 4 * whole.len());
+            dequantized::<STRIDE>(dtype, rest, 0..LANES, out.wrapping_add(4 * whole.len() * STRIDE));
         }
-        _ => with_weights!(dtype, blocks, dequantized::<STRIDE>(dtype, bytes, out, 0)),
+        _ => with_weights!(dtype, blocks, dequantized::<STRIDE>(dtype, bytes, wanted, out)),
     }
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
-fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], out: *mut f32) {
+fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);
     let groups = bytes.len() * 8 / N;
+    let first = wanted.start / 32;
     let mut blocks = [B::zeroed(); N];
     blocks[..bytes.len()].copy_from_slice(bytes);
     // SAFETY: this level has NEON.
     let Factors { scale, offset } = unsafe { B::factors(&blocks) };
     let (scale, offset) = (factors::<B, N>(scale), factors::<B, N>(offset));
-    for b in 0..groups {
+    for b in first..wanted.end.div_ceil(32).min(groups) {
         for h in 0..2 {
             // SAFETY: as above.
             let q = widened_signed(unsafe { B::bytes(&blocks, b) }[h]);
             for e in 0..4 {
                 let value = vfmaq_n_f32(vdupq_n_f32(offset[2 * b + h]), q[e], scale[2 * b + h]);
-                // SAFETY: the panel has room for the blocks that are unpacked.
-                unsafe { spread::<STRIDE>(value, out, 32 * b + 16 * h + 4 * e) };
+                // SAFETY: the panel has room for the values that are unpacked.
+                unsafe { spread::<STRIDE>(value, out, 32 * (b - first) + 16 * h + 4 * e) };
             }
         }
     }
@@ -295,15 +302,15 @@ unsafe fn spread<const STRIDE: usize>(x: float32x4_t, out: *mut f32, i: usize) {
     unsafe { vst1q_lane_f32::<3>(out.wrapping_add(3 * STRIDE), x) };
 }
 
-/// Any format, slowly; from value `start` on.
-fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], out: *mut f32, start: usize) {
+/// Any format, slowly.
+fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     let format = dtype.float_format();
     let mut values = [0.0; BLOCK];
     let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
     (format.dequantize)(bytes, values);
-    for (i, value) in values.iter().enumerate() {
+    for (i, value) in values[wanted.start..wanted.end.min(values.len())].iter().enumerate() {
         // SAFETY: the panel has room for the values that are unpacked.
-        unsafe { out.wrapping_add((start + i) * STRIDE).write(*value) };
+        unsafe { out.wrapping_add(i * STRIDE).write(*value) };
     }
 }
 

@@ -21,7 +21,7 @@
 //!
 //! The `f32` panels take 0.30, at most 58.
 
-use crate::arch::gemm::{BLOCK, Panels, TILE, table};
+use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
 use crate::arch::neon::gemm::{self, LANES, factors, int_words, record, round};
 use crate::arch::neon::unpack::{Factors, Weights, with_weights};
 use crate::arch::{Element, Gemm};
@@ -136,7 +136,6 @@ macro_rules! int_panels {
         enum $ints<const PLANES: usize, const SPAN: usize> {}
 
         impl<const PLANES: usize, const SPAN: usize> Panels for $ints<PLANES, SPAN> {
-            const ELEMENT: (Element, u64) = (Element::I8, PLANES as u64);
             const LANES: usize = LANES;
             const VECS: usize = 2;
             const DEPTH: usize = BLOCK;
@@ -156,16 +155,6 @@ macro_rules! int_panels {
             unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
                 // SAFETY: the caller's promise.
                 unsafe { pack_ints::<$products, PLANES>(x, k, packed) }
-            }
-
-            unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-                macro_rules! blocks {
-                    ($block:ident, $n:literal) => {
-                        // SAFETY: the caller's promise.
-                        unsafe { int_blocks::<$block, $n>(bytes, out) }
-                    };
-                }
-                with_weights!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
             }
 
             unsafe fn tile(
@@ -188,6 +177,20 @@ macro_rules! int_panels {
             unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
                 // SAFETY: the caller's promise.
                 unsafe { gemm::store_transposed(sums, y, stride, rows, cols) }
+            }
+        }
+
+        impl<const PLANES: usize, const SPAN: usize> Unpack for $ints<PLANES, SPAN> {
+            const ELEMENT: (Element, u64) = (Element::I8, PLANES as u64);
+
+            unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+                macro_rules! blocks {
+                    ($block:ident, $n:literal) => {
+                        // SAFETY: the caller's promise.
+                        unsafe { int_blocks::<$block, $n>(bytes, out) }
+                    };
+                }
+                with_weights!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
             }
         }
 

@@ -1,7 +1,7 @@
 //! Products with many activation rows: the integer panels of [`crate::arch::neon_dotprod`], two rows
 //! by two rows at a time. Instruction counts are given there.
 
-use crate::arch::gemm::{BLOCK, Panels, table};
+use crate::arch::gemm::{BLOCK, Panels, Unpack, table};
 use crate::arch::neon::gemm::{self, LANES, record};
 use crate::arch::neon::unpack::with_weights;
 use crate::arch::neon_dotprod::gemm::{Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints};

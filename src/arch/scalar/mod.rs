@@ -22,7 +22,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         pack: matmul::pack,
         kernel: matmul::gemm,
     },
-    transposed: |_, _| Transposed {
+    transposed: |_| Transposed {
         tile: 256,
         group: 16,
         packed_len: |m, k| m * k * size_of::<f32>(),
