@@ -1,5 +1,7 @@
 //! Every way this crate can fail, one enum per layer. Data that comes from outside
 //! (files, prompts, templates) never panics: it ends here, with what, where and what to do.
+//!
+//! Messages are whole: what the system said is part of them, and `source()` does not repeat it.
 
 use std::path::PathBuf;
 
@@ -88,12 +90,12 @@ pub enum QuantError {
 #[non_exhaustive]
 pub enum GgufError {
     /// The operating system refused to open, map, read or write the file.
-    #[error("{path}: {source}")]
+    #[error("{path}: {error}")]
     Io {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// One of the errors below, with the file it was found in.
     #[error("{path}: {error}")]
@@ -152,7 +154,7 @@ pub enum GgufError {
     },
     /// The file ends inside its tensor data.
     #[error(
-        "the file is incomplete: its tensors end at byte {expected}, but it has {actual} bytes; the download is still running or broke off"
+        "the file is incomplete: its tensors end at byte {expected}, but it has {actual} bytes; copying or downloading it is under way or broke off"
     )]
     Truncated {
         /// Bytes the file needs to have.
@@ -644,12 +646,12 @@ pub enum ModelError {
         arch: String,
     },
     /// There is no room for a copy of the weights.
-    #[error("no room for a copy of {n_bytes} bytes of weights ({source}): use the mapped file")]
+    #[error("no room for a copy of {n_bytes} bytes of weights ({error}): use the mapped file")]
     NoRoom {
         /// Size of the copy.
         n_bytes: u64,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The progress callback asked to stop.
     #[error("loading was cancelled")]
@@ -709,12 +711,12 @@ pub enum SessionError {
         expected: String,
     },
     /// The system gave no threads.
-    #[error("cannot start {n_threads} threads: {source}")]
+    #[error("cannot start {n_threads} threads: {error}")]
     Threads {
         /// Threads asked for.
         n_threads: usize,
         /// What the system said.
-        source: rayon::ThreadPoolBuildError,
+        error: rayon::ThreadPoolBuildError,
     },
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
@@ -799,6 +801,12 @@ pub enum LearnError {
     /// There is nothing to export.
     #[error("nothing has been learnt yet")]
     NothingLearnt,
+    /// What was learnt has no effect so far, so that there is nothing to export.
+    #[error(
+        "what was learnt has no effect yet: text that came later did not speak for it, or the bound on forgetting \
+         leaves it no room; let it read more, or calibrate"
+    )]
+    NoEffect,
     /// Too little text to calibrate or to measure with.
     #[error("a text of {n} tokens is too short: at least {least} are needed")]
     TooLittleText {

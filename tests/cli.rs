@@ -704,7 +704,7 @@ fn adapters() {
     for (flags, code, says) in [
         (["--lora-scaled", &*lora], 2, "FILE:SCALE"),
         (["--lora-scaled", &format!("{lora}:much")], 2, "FILE:SCALE"),
-        (["--lora-scaled", &format!("{lora}:inf")], 1, "finite"),
+        (["--lora-scaled", &format!("{lora}:inf")], 2, "finite"),
         (["--lora", "/no/such.gguf"], 1, "/no/such.gguf"),
         (["--lora", &data("qwen2-adapter.gguf")], 1, "qwen2"),
         (["--lora", &model], 1, "general.type"),
@@ -838,4 +838,279 @@ fn generating_uses_what_was_learnt() {
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
     text(&run(&["merge", "-m", base, "--lora", &exported, "-o", &merged]));
     Model::open(&merged).unwrap();
+}
+
+/// Sends a signal as a user, or the system, would.
+#[cfg(unix)]
+fn signal(child: &std::process::Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Reads `pipe` until it has said `what`.
+#[cfg(unix)]
+#[track_caller]
+fn wait_for(pipe: &mut impl Read, what: &str) {
+    let (mut said, mut piece) = (String::new(), [0; 256]);
+    while !said.contains(what) {
+        let n = pipe.read(&mut piece).unwrap();
+        assert!(n > 0, "it ended: {said}");
+        said.push_str(&String::from_utf8_lossy(&piece[..n]));
+    }
+}
+
+const ENDLESS: [&str; 6] = ["-p", "Ownership is", "--ignore-eos", "-c", "100000", "-s"];
+
+#[cfg(unix)]
+#[test]
+fn interrupted_text_is_kept() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    for name in ["-INT", "-TERM"] {
+        let mut child = command(&[&ENDLESS[..], &["1", "--learn", &learned]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_for(child.stderr.as_mut().unwrap(), "Ownership is");
+        signal(&child, name);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{name}: {}", stderr(&output));
+        assert!(output.stdout.ends_with(b"\n"), "{name}");
+        Learner::open(folder.path("learned/learned.gguf"), &demo()).unwrap();
+        std::fs::remove_dir_all(&learned).unwrap();
+    }
+
+    // There is no telling from outside when it begins; one that was too early is tried again, later.
+    let killed = |pause: u64| {
+        let mut json = command(&[&ENDLESS[..], &["1", "--json"]].concat());
+        let child = json.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        signal(&child, "-INT");
+        child.wait_with_output().unwrap()
+    };
+    let output = [200, 1000, 5000].into_iter().map(killed).find(|out| out.status.code().is_some());
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["stop_reason"], json!("interrupted"));
+}
+
+#[cfg(unix)]
+#[test]
+fn one_process_learns_into_a_folder_and_saves_when_asked_to_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    let mut child = command(&["chat", "--learn", &learned, "-n", "4", "-s", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a crate?\n").unwrap();
+    wait_for(child.stdout.as_mut().unwrap(), "\n");
+    fails(&["-p", "x", "-n", "1", "--learn", &learned], 1, &["another process", "learned"]);
+    // It waits for the next line, or is about to.
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(input);
+    let file = folder.path("learned/learned.gguf");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
+}
+
+#[test]
+fn a_bad_line_ends_a_conversation_but_not_what_was_learnt() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    let flags = ["chat", "--learn", &learned, "-n", "4", "-s", "1", "-c", "64"];
+    let long = format!("What is a crate?\n{}\n", "word ".repeat(200));
+    for (input, says) in [(&b"What is a crate?\n\xff\xfe\n"[..], "line 2"), (long.as_bytes(), "shorten it")] {
+        let out = run_with_input(&flags, input);
+        assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+        assert!(stderr(&out).contains(says), "{}", stderr(&out));
+        std::fs::remove_file(folder.path("learned/learned.gguf")).unwrap();
+    }
+}
+
+#[test]
+fn folders_and_exports_are_made_with_care() {
+    let folder = Folder::new();
+    let deep = folder.name("a/b");
+    fails(&["-p", "x", "-n", "1", "--learn", &deep], 1, &["a/b"]);
+    let little = folder.file("little.txt", "a word");
+    let learned = folder.name("learned");
+    fails(&["calibrate", "-f", &little, "-o", &learned], 1, &["too short"]);
+    let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["little.txt"]);
+
+    let export = ["-p", "x", "-n", "1", "--learn", &learned, "--learn-export"];
+    fails(&[&export[..], &[&little]].concat(), 1, &["little.txt", "--overwrite"]);
+    assert_eq!(std::fs::read(&little).unwrap(), b"a word");
+    let out = run(&[&export[..], &["-"]].concat());
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn what_is_learnt_and_shut_out_is_told_from_nothing() {
+    let model = demo();
+    let mut session = model.session().unwrap();
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    let error = session.learner().unwrap().to_adapter(&model).unwrap_err();
+    assert!(matches!(error, ruvllm::LearnError::NothingLearnt), "{error}");
+    let tokens: Vec<u32> = (0..128).map(|i| 300 + i * 31 % 700).collect();
+    session.observe(&tokens).unwrap();
+    let learner = session.learner().unwrap();
+    assert_eq!(learner.scale(), 0.0, "noise takes effect");
+    let error = learner.to_adapter(&model).unwrap_err();
+    assert!(matches!(error, ruvllm::LearnError::NoEffect), "{error}");
+}
+
+#[test]
+fn numbers_out_of_range_and_repeated_flags() {
+    for (args, part) in [
+        (&["-p", "x", "-n", "-5"][..], "-2"),
+        (&["-p", "x", "-c", "-1"], "-1 is not in"),
+        (&["-p", "x", "-c", "4000000000"], "--ctx-size"),
+        (&["-p", "x", "-b", "-1"], "--batch-size"),
+        (&["-p", "x", "--logit-bias", "99999+1"], "99999"),
+        (&["-p", "x", "--lora-scaled", "f:nan"], "finite"),
+        (&["bench", "-b", "0"], "--batch-size"),
+        (&["bench", "-r", "0"], "--repetitions"),
+        (&["bench", "-m", "x", "-p", "-1"], "-p"),
+        (&["bench", "-m", "x", "-p", "64-16"], "backwards"),
+        (&["bench", "-m", "x", "-t", "2000"], "1024"),
+        (&["bench", "-m", "x", "-ctk", "f32", "-ctv", "f16"], "one type"),
+        (&["perplexity", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/README.md"), "--chunks", "0"], "--chunks 0"),
+        (&["perplexity", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/README.md"), "-c", "1"], "at least 4"),
+        (&["Ownership is"], "-p \"Ownership is\""),
+    ] {
+        fails(args, 2, &[part]);
+    }
+    let twice = parsed(&run(&["-p", "x", "-n", "9", "-n", "2", "--json", "--ignore-eos", "-p", "the", "--json"]));
+    assert_eq!((&twice["prompt"], twice["ids"].as_array().unwrap().len()), (&json!("the"), 2));
+    // Those that are repeatable still add up.
+    let both = parsed(&run(&["-p", "x", "-n", "1", "--logit-bias", "300+1000", "--logit-bias", "5-inf", "--json"]));
+    assert_eq!(both["ids"], json!([300]));
+}
+
+#[test]
+fn the_environment_is_understood_and_named() {
+    let with = |name: &str, value: &str| command(&["-p", "x", "-n", "1"]).env(name, value).output().unwrap();
+    for (name, value) in [("LLAMA_ARG_MMAP", "1"), ("LLAMA_ARG_NO_MMAP", "1"), ("LLAMA_ARG_MMAP", "off")] {
+        text(&with(name, value));
+    }
+    for (name, value) in [("LLAMA_ARG_MMAP", "perhaps"), ("LLAMA_ARG_CTX_SIZE", "-7"), ("LLAMA_ARG_THREADS", "x")] {
+        let out = with(name, value);
+        assert_eq!(out.status.code(), Some(2), "{name}");
+        assert!(stderr(&out).contains(name), "{}", stderr(&out));
+    }
+    let level = with("RUVLLM_ARCH", "nonsense");
+    assert!(stderr(&level).contains("RUVLLM_ARCH: ") && !stderr(&level).contains(".gguf"), "{}", stderr(&level));
+}
+
+#[test]
+fn files_cannot_command_the_terminal() {
+    let folder = Folder::new();
+    let mut writer = tiny_model(None);
+    writer.tensor("blk.0.\x1b[31m\x07.weight", &[32, 2], DType::Q8_0, vec![0; 68]);
+    writer.write(folder.path("red.gguf")).unwrap();
+    let out = run(&["quantize", &folder.name("red.gguf"), &folder.name("out.gguf"), "Q4_0"]);
+    assert_eq!(out.status.code(), Some(1));
+    let said = stderr(&out);
+    assert!(said.contains("--allow-requantize") && !said.contains(['\x1b', '\x07']), "{said:?}");
+}
+
+#[test]
+fn text_comes_back_byte_by_byte() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout.txt");
+    let ids = stdout(&run(&["tokenize", "--json", "-f", file]));
+    assert_eq!(stdout(&run_with_input(&["detokenize"], &ids)), std::fs::read(file).unwrap());
+    let ids = stdout(&run(&["tokenize", "--json", "-p", "a ."]));
+    assert_eq!(stdout(&run_with_input(&["detokenize"], &ids)), b"a .");
+    let folder = Folder::new();
+    let out = run(&["tokenize", "--json", "-f", &folder.file("binary", b"a\xff")]);
+    text(&out);
+    assert!(stderr(&out).contains("byte 1"), "{}", stderr(&out));
+}
+
+#[test]
+fn what_is_no_model_says_so() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
+    let state = folder.path("learned/learned.gguf");
+    let said = text(&run(&["inspect", state.to_str().unwrap()]));
+    assert!(said.contains("holds what was learnt"), "{said}");
+    let adapter = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peft/llama-adapter.gguf");
+    fails(&["-m", adapter, "-p", "x"], 1, &["holds an adapter", "--lora"]);
+    let whole = std::fs::read(&state).unwrap();
+    std::fs::write(&state, &whole[..whole.len() - 100]).unwrap();
+    fails(&["-p", "x", "-n", "1", "--learn", &learned], 1, &["incomplete", "copying"]);
+}
+
+#[test]
+fn words_after_a_slash_are_not_answered() {
+    let out = run_with_input(&["chat", "-n", "4", "-s", "1"], b"/foo\n/good\n");
+    assert_eq!(text(&out), "");
+    let said = stderr(&out);
+    assert!(said.contains("/foo is no command") && said.contains("/regen"), "{said}");
+    assert!(said.contains("--learn DIR"), "{said}");
+}
+
+/// In less memory than the measurement of the read bandwidth needs, which is left out then.
+#[cfg(target_os = "linux")]
+fn run_in_little_memory(args: &[&str]) -> Output {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -v 1000000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ruvllm")]).args(args);
+    shell.output().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn bench_without_threads_and_in_columns() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1", "-t"];
+    let out = run_in_little_memory(&[&flags[..], &["1000"]].concat());
+    let said = stderr(&out);
+    assert!(out.status.code() == Some(1) && said.contains("cannot start 1000 threads"), "{said}");
+
+    let table = text(&run_in_little_memory(&[&flags[..], &["1", "-o", "csv", "-ctk", "f32", "-ctv", "f32"]].concat()));
+    let (names, row) = table.trim_end().split_once('\n').unwrap();
+    let cells: Vec<(&str, &str)> = names.split(',').zip(row.split(',')).collect();
+    assert_eq!(cells.len(), row.split(',').count());
+    let cell = |name: &str| cells.iter().find(|(n, _)| *n == format!("\"{name}\"")).unwrap().1;
+    assert_eq!((cell("model"), cell("n_prompt"), cell("n_threads")), ("\"tiny.gguf\"", "4", "1"));
+    assert!(cell("avg_ts").parse::<f64>().unwrap() > 0.0 && cell("model_size").parse::<u64>().unwrap() > 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn half_written_logits_are_removed() {
+    let folder = Folder::new();
+    let (model, out) = (tiny(&folder), folder.name("logits.f32"));
+    let mut shell = Command::new("sh");
+    let limit = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
+    shell.args(["-c", limit, env!("CARGO_BIN_EXE_ruvllm"), "logits", "-m", &model, "--tokens", "1,2", "-o", &out]);
+    let output = shell.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn only_files_are_replaced() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path("socket")).unwrap();
+    let quantize = |out: &str| ["quantize", &model, out, "Q8_0", "--overwrite"].map(String::from);
+    for (out, says) in [(&*folder.name("socket"), "not a regular file"), ("-", "standard output")] {
+        let line = quantize(out);
+        fails(&line.each_ref().map(|arg| &**arg), 1, &[says]);
+    }
+    assert!(!std::fs::metadata(folder.path("socket")).unwrap().is_file());
+    assert!(!Path::new("-").exists());
 }

@@ -4,7 +4,8 @@
 mod tiny;
 
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CancelToken, KvType, Session, SessionOptions, Team};
+use ruvllm::bench;
+use ruvllm::exec::{CancelToken, KvType, MemoryEstimate, Session, SessionOptions, Team};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::{Model, supported_architectures};
 use ruvllm::quant::DType;
@@ -307,4 +308,24 @@ fn what_cannot_run_is_refused_by_name() {
     assert!(matches!(refuse(&|p| p.set("general.type", "adapter")), ModelError::NotAModel { .. }));
     let e = Model::from_gguf(Tiny::Llama.parts(DType::F32).gguf(), &mut |_| false).map(|_| ()).unwrap_err();
     assert!(matches!(e, ModelError::Cancelled));
+}
+
+/// What nobody could mean is estimated as large, or refused, but never as small.
+#[test]
+fn absurd_sizes_do_not_wrap() {
+    let model = Tiny::Llama.model(DType::F32);
+    let h = model.hparams();
+    let estimate =
+        |n_ctx, n_batch| MemoryEstimate::of(h, &SessionOptions { n_ctx: Some(n_ctx), n_batch, ..Default::default() });
+    assert_eq!(estimate(64, usize::MAX), estimate(64, 64));
+    assert_eq!(estimate(usize::MAX, usize::MAX).total(), u64::MAX);
+    let rows = estimate(64, 64).with_logits(h, 64).compute - estimate(64, 64).compute;
+    assert_eq!(rows, 63 * 4 * N_VOCAB as u64);
+
+    let test = bench::Test { n_prompt: usize::MAX, n_gen: 2, depth: 0 };
+    assert!(bench::run(&model, &[], test, &options(64, 1), 1).is_err());
+    let test = bench::Test { n_prompt: 2, n_gen: 0, depth: 0 };
+    let mut outcome = bench::run(&model, &[], test, &options(64, 1), 1).unwrap();
+    outcome.rates.clear();
+    assert!(outcome.median().is_nan());
 }

@@ -805,11 +805,55 @@ fn writes_through_a_temporary_file() {
     let mut writer = make(3);
     writer.overwrite().tensor_with("cancelled", &[3], DType::I8, |_| Err(std::io::Error::other("cancelled")));
     let error = writer.write(&path).unwrap_err();
-    assert!(matches!(&error, GgufError::Io { source, .. } if source.to_string() == "cancelled"), "{error:?}");
+    assert!(matches!(&error, GgufError::Io { error, .. } if error.to_string() == "cancelled"), "{error:?}");
     assert_eq!(folder.names(), ["out.gguf"]);
     let third = Gguf::open(&path).unwrap();
     assert_eq!(third.data(&third.tensors()[0]), [2, 2, 2]);
-    assert!(matches!(make(1).write(folder.0.join("absent/out.gguf")).unwrap_err(), GgufError::Io { .. }));
+    let absent = make(1).write(folder.0.join("absent/out.gguf")).unwrap_err();
+    assert!(matches!(absent, GgufError::Io { .. }));
+    // Whoever prints a chain of errors reads what the system said once.
+    assert!(std::error::Error::source(&absent).is_none(), "{absent}");
+}
+
+#[cfg(unix)]
+#[test]
+fn replaces_files_alone_and_keeps_who_may_read_them() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = Folder::new("replace");
+    let write = |name: &str, private: bool| {
+        let mut writer = Writer::new();
+        writer.metadata("general.architecture", "llama").overwrite();
+        if private {
+            writer.private();
+        }
+        writer.write(folder.0.join(name))
+    };
+    let mode = |name: &str| fs::metadata(folder.0.join(name)).unwrap().permissions().mode() & 0o777;
+    write("secret", true).unwrap();
+    assert_eq!(mode("secret"), 0o600);
+    write("secret", false).unwrap();
+    assert_eq!(mode("secret"), 0o600);
+    fs::set_permissions(folder.0.join("secret"), fs::Permissions::from_mode(0o640)).unwrap();
+    write("secret", true).unwrap();
+    assert_eq!(mode("secret"), 0o640);
+
+    symlink("secret", folder.0.join("link")).unwrap();
+    fs::write(folder.0.join("secret"), "older").unwrap();
+    write("link", false).unwrap();
+    assert!(fs::symlink_metadata(folder.0.join("link")).unwrap().is_symlink());
+    assert!(Gguf::open(folder.0.join("secret")).is_ok());
+    symlink("nowhere", folder.0.join("dangling")).unwrap();
+    assert!(write("dangling", false).is_err());
+
+    let _socket = std::os::unix::net::UnixListener::bind(folder.0.join("socket")).unwrap();
+    let error = write("socket", false).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+    assert!(!fs::metadata(folder.0.join("socket")).unwrap().is_file());
+    let error = Writer::new().write("-").unwrap_err().to_string();
+    assert!(error.contains("standard output"), "{error}");
+    let mut names = folder.names();
+    names.sort();
+    assert_eq!(names, ["dangling", "link", "secret", "socket"]);
 }
 
 /// The writer refuses what the reader would.

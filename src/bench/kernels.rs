@@ -5,6 +5,7 @@ use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockP16, BlockQ8, BlockQ16, 
 use crate::quant::{DType, FORMATS};
 use half::f16;
 use std::hint::black_box;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// One kernel's speed on one thread.
@@ -41,10 +42,14 @@ const PATIENCE: Duration = Duration::from_millis(60);
 /// Measures the kernels of `arch` on one thread, the caller's, and hands them over one by one: products
 /// with one row of activations, whose weights come from memory; products with 512 rows, which the
 /// arithmetic limits; attention over 4096 keys; and what runs over activations, from the cache.
-pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) {
-    let far = read_bandwidth(1);
+///
+/// # Errors
+/// If the thread that measures the machine cannot be made.
+pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
+    let far = read_bandwidth(1)?;
     let near = cache_bandwidth(arch);
-    let peaks = [Element::F32, Element::Bf16, Element::I16, Element::I8].map(|e| (e, arithmetic_peak(arch, e, 1)));
+    let peaks = [Element::F32, Element::Bf16, Element::I16, Element::I8];
+    let peaks = peaks.into_iter().map(|e| Ok((e, arithmetic_peak(arch, e, 1)?))).collect::<io::Result<Vec<_>>>()?;
     let peak_of = |element| peaks.iter().find(|(e, _)| *e == element).map_or(f64::INFINITY, |(_, peak)| *peak);
     let f32_peak = peak_of(Element::F32);
     let mut row = |kernel: String, bytes: usize, flops: usize, bandwidth: f64, peak: f64, f: &mut dyn FnMut()| {
@@ -141,6 +146,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) {
         y.chunks_exact_mut(128).for_each(|head| arch.rope_neox(head, cos, sin));
     });
     near_row("rope_angles of 64 pairs for", 8 * 64, &mut || arch.rope_angles(cos_out, sin_out, cos, 1000.0, 1.0));
+    Ok(())
 }
 
 fn quantised(arch: Arch, x: &[f32]) -> Vec<BlockQ16> {

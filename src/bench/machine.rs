@@ -1,6 +1,8 @@
 //! What the machine can do, and who else is using it.
 
 use crate::arch::{Arch, Element};
+use std::io;
+use std::thread::Builder;
 use std::time::Instant;
 
 /// Bytes read: far beyond any cache.
@@ -8,8 +10,11 @@ const BUFFER: usize = 1 << 30;
 
 /// Bytes per second that `n_threads` read from memory in huge pages, where there are any: the best of
 /// three passes over 1 GiB; 0 if there is no room for that.
-pub fn read_bandwidth(n_threads: usize) -> f64 {
-    let Ok(mut memory) = memmap2::MmapOptions::new().len(BUFFER).map_anon() else { return 0.0 };
+///
+/// # Errors
+/// If a thread cannot be made.
+pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
+    let Ok(mut memory) = memmap2::MmapOptions::new().len(BUFFER).map_anon() else { return Ok(0.0) };
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     memory.fill(1);
@@ -18,26 +23,30 @@ pub fn read_bandwidth(n_threads: usize) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..3 {
         let start = Instant::now();
-        std::thread::scope(|s| {
+        std::thread::scope(|s| -> io::Result<()> {
             for part in buffer.chunks(chunk) {
-                s.spawn(move || {
+                Builder::new().spawn_scoped(s, move || {
                     // Sixteen sums, so that additions never wait for one another.
                     let sums = part.chunks_exact(16).fold([0u64; 16], |mut sums, x| {
                         sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.wrapping_add(*x));
                         sums
                     });
                     std::hint::black_box(sums);
-                });
+                })?;
             }
-        });
+            Ok(())
+        })?;
         best = best.max(BUFFER as f64 / start.elapsed().as_secs_f64());
     }
-    best
+    Ok(best)
 }
 
 /// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of
 /// ten runs of some milliseconds.
-pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> f64 {
+///
+/// # Errors
+/// If a thread cannot be made.
+pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> io::Result<f64> {
     // The number of rounds that takes a few milliseconds.
     let mut rounds = 64;
     while time(|| arch.peak(element, rounds)).1 < 0.004 && rounds < 1 << 40 {
@@ -47,17 +56,19 @@ pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> f64 {
     for _ in 0..10 {
         let (operations, seconds) = time(|| {
             std::thread::scope(|s| {
-                let threads: Vec<_> = (0..n_threads.max(1)).map(|_| s.spawn(|| arch.peak(element, rounds))).collect();
-                threads.into_iter().map(|t| t.join().unwrap_or(0)).sum()
+                let spawn = |_| Builder::new().spawn_scoped(s, || arch.peak(element, rounds));
+                let threads: Vec<_> = (0..n_threads.max(1)).map(spawn).collect::<io::Result<_>>()?;
+                Ok(threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<u64>())
             })
         });
-        best = best.max(operations as f64 / seconds);
+        let operations: io::Result<u64> = operations;
+        best = best.max(operations? as f64 / seconds);
     }
-    best
+    Ok(best)
 }
 
 /// What `f` says, and the seconds it took.
-fn time(f: impl FnOnce() -> u64) -> (u64, f64) {
+fn time<T>(f: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let value = f();
     (value, start.elapsed().as_secs_f64())

@@ -74,11 +74,14 @@ impl Outcome {
         if n < 2.0 { 0.0 } else { (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt() }
     }
 
-    /// Middle of the rates.
+    /// Middle of the rates; not a number without any, as is their mean.
     pub fn median(&self) -> f64 {
         let mut rates = self.rates.clone();
         rates.sort_by(f64::total_cmp);
         let n = rates.len();
+        if n == 0 {
+            return f64::NAN;
+        }
         (rates[(n - 1) / 2] + rates[n / 2]) / 2.0
     }
 }
@@ -94,7 +97,7 @@ pub fn run(
     options: &SessionOptions,
     repetitions: usize,
 ) -> Result<Outcome, Error> {
-    let n_ctx = (test.depth + test.n_prompt + test.n_gen).max(1);
+    let n_ctx = test.depth.saturating_add(test.n_prompt).saturating_add(test.n_gen).max(1);
     let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
     if test.n_gen > 0 {
         model.settle();

@@ -56,7 +56,7 @@ impl KvShape {
     /// Bytes of a full cache.
     pub(crate) fn bytes(&self, kind: KvType) -> u64 {
         let row = self.n_head_kv * (self.head_dim + self.head_dim_v) * kind.size();
-        (self.n_layer * row) as u64 * self.n_ctx as u64
+        ((self.n_layer * row) as u64).saturating_mul(self.n_ctx as u64)
     }
 }
 

@@ -3,6 +3,7 @@
 //! refused with what to do instead, never ignored.
 
 use super::output::Failure;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 use std::ffi::OsString;
 
@@ -134,6 +135,23 @@ pub(super) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
         }
     }
     Ok(out)
+}
+
+/// What clap's message does not say: that a value comes from the environment; that a text needs `-p`.
+pub(super) fn hint(error: &clap::Error, line: &[OsString], mut cli: Command) -> Option<String> {
+    cli.build();
+    if let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidSubcommand) {
+        return Some(format!("a text to continue is given with -p: ruvllm -p {text:?}"));
+    }
+    let named =
+        |kind| error.get(kind).and_then(|value| if let ContextValue::String(x) = value { Some(x) } else { None });
+    let (name, value) = (named(ContextKind::InvalidArg)?, named(ContextKind::InvalidValue)?);
+    let subcommand = cli.find_subcommand(line.get(1)?)?;
+    let arg = subcommand.get_arguments().find(|arg| arg.to_string() == *name)?;
+    let variable = arg.get_env().filter(|variable| std::env::var(variable).is_ok_and(|found| found == *value))?;
+    let mut given = line.iter().filter_map(|text| text.to_str()).filter(|text| text.starts_with('-'));
+    let given = given.any(|text| is_called(arg, text.split_once('=').map_or(text, |(flag, _)| flag)));
+    (!given).then(|| format!("The value comes from the environment variable {}.", variable.display()))
 }
 
 fn is_called(arg: &Arg, flag: &str) -> bool {

@@ -1,6 +1,6 @@
 //! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
 
-use super::model::{LoraArgs, ResidenceArgs};
+use super::model::{CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs};
 use super::output::{Failure, count, note, print, size};
 use clap::ValueEnum;
 use ruvllm::arch::Arch;
@@ -43,32 +43,42 @@ pub(super) struct Args {
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,
     /// Prompt lengths; 0: no such test
-    #[arg(short = 'p', long, value_name = "LIST", default_value = "512")]
-    n_prompt: String,
+    #[arg(short = 'p', long, value_name = "LIST", default_value = "512", allow_negative_numbers = true)]
+    n_prompt: Vec<String>,
     /// Numbers of tokens to generate; 0: no such test
-    #[arg(short = 'n', long, value_name = "LIST", default_value = "128")]
-    n_gen: String,
+    #[arg(short = 'n', long, value_name = "LIST", default_value = "128", allow_negative_numbers = true)]
+    n_gen: Vec<String>,
     /// Tests of a prompt and generation together
     #[arg(long = "pg", value_name = "PROMPT,GEN")]
     prompt_and_gen: Vec<String>,
     /// Tokens in the context before each test
-    #[arg(short = 'd', long, value_name = "LIST", default_value = "0")]
-    n_depth: String,
-    /// Threads [default: all this process may use]
-    #[arg(short, long, value_name = "LIST", env = "LLAMA_ARG_THREADS")]
-    threads: Option<String>,
+    #[arg(short = 'd', long, value_name = "LIST", default_value = "0", allow_negative_numbers = true)]
+    n_depth: Vec<String>,
+    /// Threads, at most 1024; 0 is as many as this process may use, as is the default
+    #[arg(
+        short,
+        long,
+        value_name = "LIST",
+        default_value = "0",
+        hide_default_value = true,
+        env = "LLAMA_ARG_THREADS",
+        allow_negative_numbers = true
+    )]
+    threads: Vec<String>,
     /// Most tokens computed at a time
-    #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH")]
-    ubatch_size: usize,
+    #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    ubatch_size: u32,
     /// The same, by its other name: the smaller counts
-    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH")]
-    batch_size: usize,
-    /// Precision of the key/value cache: f16 or f32
-    #[arg(long = "cache-type-k", alias = "cache-type-v", value_name = "TYPE", default_value = "f16")]
-    cache_type: KvType,
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
     /// Repetitions of each test
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
-    repetitions: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
@@ -174,10 +184,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return run_kernels(args.output);
     }
     let tests = tests(args)?;
-    let threads = match &args.threads {
-        Some(text) => list(text, "-t")?,
-        None => vec![default_threads()],
-    };
+    let mut threads = list(&args.threads.join(","), "-t")?;
+    if let Some(n) = threads.iter().find(|&&n| n > MAX_THREADS as usize) {
+        return Err(Failure::Usage(format!("-t {n}: at most {MAX_THREADS} threads")));
+    }
+    threads.iter_mut().filter(|n| **n == 0).for_each(|n| *n = default_threads());
+    let kv_type = args.cache_type.kv_type(KvType::F16)?;
     if args.model.is_empty() == args.synthetic.is_empty() {
         return Err(Failure::Usage("give either -m FILE or --synthetic SHAPE:TYPE".into()));
     }
@@ -185,11 +197,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = Printer { format: args.output, n_rows: 0 };
     for path in &args.model {
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        bench(args, &args.residence.apply(Model::open(path)?)?, &name, &tests, &threads, &mut printer)?;
+        bench(args, &args.residence.apply(Model::open(path)?)?, &name, &tests, &threads, kv_type, &mut printer)?;
     }
     for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
         let model = Model::from_gguf(synthetic(shape, file_type)?, &mut |_| true)?;
-        bench(args, &model, name, &tests, &threads, &mut printer)?;
+        bench(args, &model, name, &tests, &threads, kv_type, &mut printer)?;
     }
     printer.end()
 }
@@ -204,7 +216,7 @@ fn run_kernels(format: Format) -> Result<(), Failure> {
             if outcome.is_ok() {
                 outcome = printer.row(&kernel_cells(&row), || kernel_json(&row));
             }
-        });
+        })?;
     }
     outcome?;
     printer.end()
@@ -243,6 +255,7 @@ fn bench(
     name: &str,
     tests: &[Test],
     threads: &[usize],
+    kv_type: KvType,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
     let mut adapters = args.lora.open(model)?;
@@ -251,23 +264,24 @@ fn bench(
     }
     for &n_threads in threads {
         let options = SessionOptions {
-            n_batch: args.ubatch_size.min(args.batch_size),
-            kv_type: args.cache_type,
+            n_batch: args.ubatch_size.min(args.batch_size) as usize,
+            kv_type,
             n_threads,
             ..Default::default()
         };
-        let bandwidth = read_bandwidth(n_threads);
+        let no_threads = |error: std::io::Error| Failure::Work(format!("cannot start {n_threads} threads: {error}"));
+        let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
         let (arch, main_type) = (model.arch(), model.main_type());
         let (element, products) = arch.gemm_element(main_type);
-        let peak = arithmetic_peak(arch, element, n_threads) / products as f64;
+        let peak = arithmetic_peak(arch, element, n_threads).map_err(no_threads)? / products as f64;
         for &test in tests {
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {
                 None if adapters.is_empty() => {
-                    outcome = Some(measure(model, &[], test, &options, args.repetitions)?);
+                    outcome = Some(measure(model, &[], test, &options, args.repetitions as usize)?);
                 }
                 vs => {
-                    for _ in 0..args.repetitions.max(1) {
+                    for _ in 0..args.repetitions {
                         let one = measure(model, &adapters, test, &options, 1)?;
                         match &mut outcome {
                             Some(all) => all.rates.extend(one.rates),
@@ -328,25 +342,34 @@ struct Printer {
 impl Printer {
     fn row(&mut self, cells: &[(&'static str, String)], json: impl FnOnce() -> Value) -> Result<(), Failure> {
         let mut out = String::new();
-        let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-            let cells: Vec<&str> = cells.collect();
-            let _ = match self.format {
-                Format::Md => writeln!(out, "| {} |", cells.join(" | ")),
-                _ => writeln!(out, "{}", cells.iter().map(|c| format!("\"{c}\"")).collect::<Vec<_>>().join(",")),
-            };
-        };
+        let first = self.n_rows == 0;
         match self.format {
             Format::Json => {
-                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, json());
+                let _ = write!(out, "{}{:#}", if first { "[\n" } else { ",\n" }, json());
             }
-            Format::Md | Format::Csv => {
-                if self.n_rows == 0 {
-                    line(&mut cells.iter().map(|c| c.0));
-                    if self.format == Format::Md {
-                        line(&mut cells.iter().map(|_| "---"));
-                    }
+            Format::Csv => {
+                // Lists have no place in a cell.
+                let json = json();
+                let fields: Vec<_> = json.as_object().into_iter().flatten().filter(|(_, v)| !v.is_array()).collect();
+                if first {
+                    let _ = writeln!(out, "{}", fields.iter().map(|(key, _)| csv(key)).collect::<Vec<_>>().join(","));
                 }
-                line(&mut cells.iter().map(|c| c.1.as_str()));
+                let cell = |value: &Value| match value {
+                    Value::Null => String::new(),
+                    Value::String(text) => csv(text),
+                    other => other.to_string(),
+                };
+                let _ = writeln!(out, "{}", fields.iter().map(|(_, v)| cell(v)).collect::<Vec<_>>().join(","));
+            }
+            Format::Md => {
+                let mut line = |cells: Vec<&str>| {
+                    let _ = writeln!(out, "| {} |", cells.join(" | "));
+                };
+                if first {
+                    line(cells.iter().map(|c| c.0).collect());
+                    line(vec!["---"; cells.len()]);
+                }
+                line(cells.iter().map(|c| c.1.as_str()).collect());
             }
         }
         self.n_rows += 1;
@@ -360,6 +383,11 @@ impl Printer {
             _ => Ok(()),
         }
     }
+}
+
+/// A text as a cell, after RFC 4180.
+fn csv(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 /// One repetition of a peer's llama-bench.
@@ -400,14 +428,14 @@ fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
 
 fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
     let mut tests = Vec::new();
-    let depths = list(&args.n_depth, "-d")?;
+    let depths = list(&args.n_depth.join(","), "-d")?;
     let pairs = args.prompt_and_gen.iter().map(|text| match list(text, "-pg")?[..] {
         [n_prompt, n_gen] => Ok((n_prompt, n_gen)),
         _ => Err(Failure::Usage(format!("-pg {text}: expected two numbers"))),
     });
     let mut kinds = Vec::new();
-    kinds.extend(list(&args.n_prompt, "-p")?.into_iter().map(|p| (p, 0)));
-    kinds.extend(list(&args.n_gen, "-n")?.into_iter().map(|g| (0, g)));
+    kinds.extend(list(&args.n_prompt.join(","), "-p")?.into_iter().map(|p| (p, 0)));
+    kinds.extend(list(&args.n_gen.join(","), "-n")?.into_iter().map(|g| (0, g)));
     kinds.extend(pairs.collect::<Result<Vec<_>, _>>()?);
     for depth in depths {
         let of_depth = kinds.iter().filter(|k| **k != (0, 0));
@@ -434,6 +462,9 @@ fn list(text: &str, flag: &str) -> Result<Vec<usize>, Failure> {
             (None, None) => (rest, 1, 1),
         };
         let (mut n, last) = (number(first)?, number(last)?);
+        if n > last {
+            return Err(Failure::Usage(format!("{flag} {text}: {n}-{last} is a range backwards, and empty")));
+        }
         while n <= last && all.len() < 1000 {
             all.push(n);
             let next = n * factor + step;
@@ -458,7 +489,7 @@ mod tests {
         assert_eq!(list("1-4"), Some(vec![1, 2, 3, 4]));
         assert_eq!(list("128-512+128"), Some(vec![128, 256, 384, 512]));
         assert_eq!(list("128-1024*2,7"), Some(vec![128, 256, 512, 1024, 7]));
-        for wrong in ["", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999"] {
+        for wrong in ["", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999", "64-16"] {
             assert_eq!(list(wrong), None, "{wrong}");
         }
     }

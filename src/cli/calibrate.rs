@@ -2,7 +2,7 @@
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
-use super::learning::open;
+use super::learning::Folder;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, note};
 use ruvllm::exec::KvType;
@@ -38,14 +38,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.session.options(None, KvType::default())?;
     let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut session = session(&model, &options, &args.session.lora)?;
-    let (path, learner) = open(&args.output, &model)?;
+    let mut session = session(&model, &options, &args.session.lora, options.n_batch)?;
+    let (folder, learner) = Folder::open(&args.output, &model)?;
     session.set_learner(learner)?;
     let tokens = tokenizer.encode(&text, true, false);
     session.calibrate(&tokens)?;
     if let Some(learner) = session.learner() {
-        learner.save(&path)?;
-        note(format!("{}: {} moments of {} tokens of control text", path.display(), learner.n_control(), tokens.len()));
+        learner.save(&folder.file)?;
+        let n = learner.n_control();
+        note(format!("{}: {n} moments of {} tokens of control text", folder.file.display(), tokens.len()));
     }
     Ok(())
 }

@@ -5,10 +5,10 @@
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
 use super::generate::{begin, no_tokenizer, per_second};
-use super::input::{read_text, stdin_is_terminal, without_last_newline};
+use super::input::{on_interrupt, read_text, stdin_is_terminal, without_last_newline};
 use super::learning::{Learning, LearningArgs};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
-use super::output::{Failure, note, paint, print};
+use super::output::{Failure, note, paint, print, printable};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
@@ -20,6 +20,8 @@ use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -68,9 +70,9 @@ pub(super) struct Args {
     /// Jinja file to use instead of the model's chat template
     #[arg(long, value_name = "FILE", alias = "chat-template-file")]
     template: Option<PathBuf>,
-    /// Most tokens of an answer; -1 is as many as the context holds
+    /// Most tokens of an answer; -1 or -2 is as many as the context holds
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
-          allow_negative_numbers = true)]
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     n_predict: i64,
     /// End an answer before this text appears; repeatable
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -113,16 +115,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ChatTemplate::parse(TRANSCRIPT)?
         }
     };
-    let mut session = session(&model, &options, &args.session.lora)?;
+    let mut session = session(&model, &options, &args.session.lora, 1)?;
     let learning = args.learning.begin(&mut session)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
-    let editor = DefaultEditor::new()?;
-    if interactive {
-        // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
-        let cancel = cancel.clone();
-        ctrlc::set_handler(move || cancel.cancel())?;
-    }
+    let lines = Lines::new(interactive)?;
+    // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+    let (interrupted, interrupt) = (cancel.clone(), lines.interrupt.clone());
+    on_interrupt(move || {
+        interrupted.cancel();
+        // Nobody waits any more once the conversation has ended.
+        let _ = interrupt.send(Event::Interrupt);
+    })?;
 
     let mut chat = Chat {
         args,
@@ -143,12 +147,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
         ));
     }
-    if let Some(first) = &args.prompt {
-        note(format!("> {first}"));
-        chat.say(first)?;
-    }
-    chat.converse(editor)?;
-    chat.learning.end(&mut chat.session)
+    let outcome = chat.converse(lines);
+    chat.learning.end(&mut chat.session, outcome)
 }
 
 struct Chat<'a> {
@@ -166,15 +166,85 @@ struct Chat<'a> {
     messages: Vec<Message>,
 }
 
+/// What a conversation waits for.
+enum Event {
+    Line(Result<String, ReadlineError>),
+    /// Ctrl-C where it is no key, or the system asks the program to end.
+    Interrupt,
+}
+
+/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while one is awaited.
+struct Lines {
+    /// A prompt to read a line after, and what goes to the history before that.
+    ask: Sender<(&'static str, Option<String>)>,
+    events: Receiver<Event>,
+    interrupt: Sender<Event>,
+    reader: JoinHandle<()>,
+    /// Lines read.
+    n: usize,
+}
+
+impl Lines {
+    fn new(interactive: bool) -> Result<Lines, Failure> {
+        let mut editor = DefaultEditor::new()?;
+        let history = history_file().filter(|_| interactive);
+        let (ask, asked) = channel::<(&str, Option<String>)>();
+        let (interrupt, events) = channel();
+        let read = interrupt.clone();
+        let reader = Builder::new().spawn(move || {
+            if let Some(path) = &history {
+                // The first time there is none.
+                let _ = editor.load_history(path);
+            }
+            for (prompt, entry) in asked {
+                let _ = entry.map(|entry| editor.add_history_entry(entry));
+                if read.send(Event::Line(editor.readline(prompt))).is_err() {
+                    break;
+                }
+            }
+            if let Some(path) = &history {
+                let saved =
+                    path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+                if !saved {
+                    note(format!("The history could not be saved to {}.", path.display()));
+                }
+            }
+        })?;
+        Ok(Lines { ask, events, interrupt, reader, n: 0 })
+    }
+
+    /// The next line; an interrupt ends the conversation.
+    fn next(
+        &mut self,
+        prompt: &'static str,
+        history: Option<String>,
+    ) -> Result<Result<String, ReadlineError>, Failure> {
+        let event = self.ask.send((prompt, history)).ok().and_then(|()| self.events.recv().ok());
+        self.n += 1;
+        match event {
+            Some(Event::Line(line)) => Ok(line),
+            Some(Event::Interrupt) => Err(Failure::Interrupted),
+            None => Ok(Err(ReadlineError::Eof)),
+        }
+    }
+
+    /// Lets the reader save the history.
+    fn end(self) {
+        drop(self.ask);
+        // A reader that panicked has said so.
+        let _ = self.reader.join();
+    }
+}
+
 impl Chat<'_> {
-    /// Reads lines until there are no more.
-    fn converse(&mut self, mut editor: DefaultEditor) -> Result<(), Failure> {
-        let history = history_file().filter(|_| self.interactive);
-        if let Some(path) = &history {
-            // The first time there is none.
-            let _ = editor.load_history(path);
+    /// Answers the first message, then those of lines until there are no more.
+    fn converse(&mut self, mut lines: Lines) -> Result<(), Failure> {
+        if let Some(first) = &self.args.prompt {
+            note(format!("> {first}"));
+            self.say(first)?;
         }
         let mut text = String::new();
+        let mut history = None;
         let mut warned = false;
         loop {
             let prompt = match (self.interactive, text.is_empty()) {
@@ -182,7 +252,11 @@ impl Chat<'_> {
                 (true, true) => "> ",
                 (true, false) => "… ",
             };
-            match editor.readline(prompt) {
+            if self.interactive {
+                // Ctrl-C pressed a moment after the answer was complete.
+                lines.events.try_iter().for_each(drop);
+            }
+            match lines.next(prompt, history.take())? {
                 Ok(line) => {
                     warned = false;
                     if let Some(begun) = line.strip_suffix('\\') {
@@ -195,7 +269,7 @@ impl Chat<'_> {
                     if text.trim().is_empty() {
                         continue;
                     }
-                    let _ = editor.add_history_entry(&text);
+                    history = Some(text.clone());
                     match text.trim() {
                         "/exit" | "/quit" => break,
                         "/help" | "/?" => note(COMMANDS),
@@ -206,6 +280,7 @@ impl Chat<'_> {
                         "/regen" => self.regenerate()?,
                         "/good" => self.rate(1.0)?,
                         "/bad" => self.rate(-1.0)?,
+                        word if is_command(word) => note(format!("error: {word} is no command; there are\n{COMMANDS}")),
                         _ => self.say(&text)?,
                     }
                 }
@@ -216,16 +291,10 @@ impl Chat<'_> {
                     note("Ctrl-C again, Ctrl-D or /exit leaves.");
                 }
                 Err(ReadlineError::Eof) => break,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(Failure::Work(format!("standard input, line {}: {error}", lines.n))),
             }
         }
-        if let Some(path) = &history {
-            let saved =
-                path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
-            if !saved {
-                note(format!("The history could not be saved to {}.", path.display()));
-            }
-        }
+        lines.end();
         Ok(())
     }
 
@@ -236,6 +305,10 @@ impl Chat<'_> {
     }
 
     fn rate(&mut self, reward: f32) -> Result<(), Failure> {
+        if !self.args.learning.is_on() {
+            note("error: nothing is learnt here; start chat with --learn DIR");
+            return Ok(());
+        }
         match self.session.feedback(reward) {
             Ok(_) => note("Learnt."),
             Err(error) => note(format!("error: {error}")),
@@ -253,7 +326,9 @@ impl Chat<'_> {
     }
 
     fn answer(&mut self) -> Result<(), Failure> {
-        self.cancel.reset();
+        if self.interactive {
+            self.cancel.reset();
+        }
         let mut answer = String::new();
         let outcome = self.generate(&mut answer);
         if !answer.is_empty() && !answer.ends_with('\n') {
@@ -261,12 +336,15 @@ impl Chat<'_> {
         }
         match outcome {
             Ok(notes) => notes.iter().for_each(note),
+            Err(Stop::Cancelled) if !self.interactive => return Err(Failure::Interrupted),
             Err(Stop::Cancelled) if !answer.is_empty() => note(paint("2", "[stopped]")),
             Err(Stop::Failed(Failure::Closed)) => return Err(Failure::Closed),
             Err(stop) => {
                 self.messages.pop();
                 match stop {
-                    Stop::Failed(Failure::Work(message)) if self.interactive => note(format!("error: {message}")),
+                    Stop::Failed(Failure::Work(message)) if self.interactive => {
+                        note(format!("error: {}", printable(&message)))
+                    }
                     Stop::Failed(failure) => return Err(failure),
                     Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
                 }
@@ -398,6 +476,11 @@ impl From<ruvllm::ChatError> for Stop {
     fn from(error: ruvllm::ChatError) -> Stop {
         Error::from(error).into()
     }
+}
+
+/// Whether a message is a slash and one word: a slip of the finger, not something to answer.
+fn is_command(text: &str) -> bool {
+    text.strip_prefix('/').is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
 }
 
 /// Where the lines typed are kept, after the XDG base directory specification.

@@ -11,8 +11,8 @@ Examples:
   ruvllm tokenize -m model.gguf --json -f a.txt | ruvllm detokenize -m model.gguf | cmp - a.txt
 
 Prints the bytes of the text and nothing else. Control tokens are written out, except for the
-beginning- and end-of-text tokens that `tokenize` adds for this model. Families whose tokenizer
-cleans up spaces lose those before punctuation, as in llama.cpp.";
+beginning- and end-of-text tokens that `tokenize` adds for this model. So UTF-8 text comes back byte by
+byte; --clean-up leaves out what llama.cpp leaves out.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -31,6 +31,9 @@ pub(super) struct Args {
     /// For symmetry with `tokenize`; control tokens are always written out
     #[arg(long)]
     parse_special: bool,
+    /// Leave out spaces before punctuation where llama.cpp does for this family
+    #[arg(long)]
+    clean_up: bool,
     /// Print a JSON string, with U+FFFD for what is not UTF-8
     #[arg(long)]
     json: bool,
@@ -54,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ids = ids.split_last().map_or(ids, |(_, rest)| rest);
         }
     }
-    let text = tokenizer.decode(ids, true)?;
+    let text = if args.clean_up { tokenizer.decode(ids, true)? } else { tokenizer.decode_exact(ids, true)? };
     if args.json {
         return print(format!("{}\n", serde_json::Value::from(String::from_utf8_lossy(&text))));
     }

@@ -1,6 +1,6 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
-use super::input::{file_or_pipe, read_text, unescape, without_last_newline};
+use super::input::{file_or_pipe, on_interrupt, read_text, unescape, without_last_newline};
 use super::learning::LearningArgs;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
@@ -34,9 +34,9 @@ pub(super) struct Args {
     residence: ResidenceArgs,
     #[command(flatten)]
     prompt: PromptArgs,
-    /// Most tokens to generate; -1 is as many as the context holds
+    /// Most tokens to generate; -1 or -2 is as many as the context holds
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
-          allow_negative_numbers = true)]
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     n_predict: i64,
     /// End before this text appears; repeatable
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
-    let mut session = session(&model, &options, &args.session.lora)?;
+    let mut session = session(&model, &options, &args.session.lora, 1)?;
     let mut learning = args.learning.begin(&mut session)?;
     let load = start.elapsed();
 
@@ -114,45 +114,25 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             session.n_ctx()
         )));
     }
-    let start = Instant::now();
-    let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
-    let mut generation = begin(&mut session, &prompt_ids, &mut sampler, options.n_batch)?
-        .stop(stop)
-        .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
-    let prefill = start.elapsed();
-
-    // Only now, so that a progress bar does not paint over it.
-    if !args.json {
-        if args.model.is_demo() && io::stderr().is_terminal() {
-            note(paint("2", &format!("{}; -m FILE runs another model", args.model.label())));
-        }
-        if !args.no_display_prompt {
-            eprint_text(&prompt);
-        }
+    let cancel = session.cancel_token();
+    on_interrupt(move || cancel.cancel())?;
+    let mut written = Written::default();
+    let outcome = written.generate(args, &mut session, &mut sampler, &prompt, &prompt_ids, options.n_batch);
+    let outcome = learning.end(&mut session, outcome);
+    let interrupted = matches!(outcome, Err(Failure::Interrupted));
+    if outcome.is_err() && !interrupted {
+        return outcome;
     }
-
-    let start = Instant::now();
-    let mut text = String::new();
-    for piece in &mut generation {
-        let piece = piece?;
-        if !args.json {
-            print(&piece)?;
-        }
-        text.push_str(&piece);
-    }
-    let decode = start.elapsed();
-    let n_predicted = generation.tokens().len();
+    let Written { ids, text, reason, prefill, decode } = written;
+    let n_predicted = ids.len();
     if args.json {
-        let ids = generation.tokens().to_vec();
-        let reason = generation.stop_reason().map(reason_name);
-        learning.end(&mut session)?;
-        return print_json(&json!({
+        print_json(&json!({
             "model": args.model.label(),
             "prompt": prompt,
             "prompt_ids": prompt_ids,
             "ids": ids,
             "text": text,
-            "stop_reason": reason,
+            "stop_reason": if interrupted { Some("interrupted") } else { reason.map(reason_name) },
             "seed": sampler.seed(),
             "timings": {
                 "load_ms": milliseconds(load),
@@ -163,13 +143,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_second": per_second(n_predicted, decode),
             },
-        }));
+        }))?;
+        return outcome;
     }
-    let reason = generation.stop_reason();
-    if !text.ends_with('\n') {
-        print("\n")?;
-    }
-    learning.end(&mut session)?;
     if args.verbose || io::stderr().is_terminal() {
         let ended = match reason {
             Some(StopReason::ContextFull) => format!("; the context of {} tokens is full", session.n_ctx()),
@@ -185,7 +161,61 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         );
         note(paint("2", &line));
     }
-    Ok(())
+    outcome
+}
+
+/// What was generated, as far as it went.
+#[derive(Default)]
+struct Written {
+    ids: Vec<u32>,
+    text: String,
+    reason: Option<StopReason>,
+    prefill: Duration,
+    decode: Duration,
+}
+
+impl Written {
+    /// Continues `prompt`, and prints the text unless it is to be JSON.
+    fn generate(
+        &mut self,
+        args: &Args,
+        session: &mut Session<'_>,
+        sampler: &mut Sampler,
+        prompt: &str,
+        prompt_ids: &[u32],
+        n_batch: usize,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        let stop = args.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
+        let mut generation = begin(session, prompt_ids, sampler, n_batch)?
+            .stop(stop)
+            .max_tokens(usize::try_from(args.n_predict).unwrap_or(usize::MAX));
+        self.prefill = start.elapsed();
+
+        // Only now, so that a progress bar does not paint over it.
+        if !args.json {
+            if args.model.is_demo() && io::stderr().is_terminal() {
+                note(paint("2", &format!("{}; -m FILE runs another model", args.model.label())));
+            }
+            if !args.no_display_prompt {
+                eprint_text(prompt);
+            }
+        }
+
+        let start = Instant::now();
+        let outcome = generation.by_ref().try_for_each(|piece| {
+            let piece = piece?;
+            self.text.push_str(&piece);
+            if args.json { Ok(()) } else { print(&piece) }
+        });
+        self.decode = start.elapsed();
+        self.ids = generation.tokens().to_vec();
+        self.reason = generation.stop_reason();
+        if !args.json && !self.text.ends_with('\n') {
+            print("\n")?;
+        }
+        outcome
+    }
 }
 
 /// Refusal of a model without a vocabulary.

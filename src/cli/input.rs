@@ -9,6 +9,12 @@ pub(super) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
+/// Calls `then` when the user presses Ctrl-C, or the system asks the program to end (SIGTERM, SIGHUP),
+/// which it does not otherwise do from then on.
+pub(super) fn on_interrupt(then: impl FnMut() + Send + 'static) -> Result<(), Failure> {
+    Ok(ctrlc::set_handler(then)?)
+}
+
 /// The bytes of a file; `-` is stdin.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     if path == Path::new("-") {

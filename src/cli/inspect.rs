@@ -1,7 +1,7 @@
 //! `ruvllm inspect`: what is in a GGUF file, from its header alone; the rest of the file need not
 //! be there yet.
 
-use super::output::{Failure, count, print, print_json, size};
+use super::output::{self, Failure, count, print, print_json, size};
 use clap::ArgAction;
 use ruvllm::GgufError;
 use ruvllm::exec::{MemoryEstimate, SessionOptions};
@@ -361,9 +361,9 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     out
 }
 
-/// Texts of a file could otherwise command the terminal.
+/// `text` on one line.
 fn printable(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    output::printable(text).replace('\n', "\u{fffd}")
 }
 
 /// A value on one line.

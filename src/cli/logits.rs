@@ -4,6 +4,7 @@ use super::input::TokenIds;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, Progress};
 use ruvllm::exec::KvType;
+use ruvllm::gguf::NewFile;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "IDS")]
     tokens: TokenIds,
     /// Only the last N positions [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     last: Option<u32>,
     /// File to write; - is stdout
     #[arg(short, long, value_name = "FILE")]
@@ -41,7 +42,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32)?;
     let model = args.model.open(args.residence)?;
-    let mut session = session(&model, &options, &args.session.lora)?;
+    let mut session =
+        session(&model, &options, &args.session.lora, args.last.map_or(tokens.len(), |last| last as usize))?;
     if tokens.len() > session.n_ctx() {
         return Err(Failure::Work(format!(
             "{} tokens do not fit a context of {}; use -c {}",
@@ -53,24 +55,51 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let first = args.last.map_or(0, |last| tokens.len().saturating_sub(last as usize));
     let progress = Progress::new("computing", tokens.len() as u64);
     // Opened with the first row, so that a call that fails leaves an older file alone.
-    let mut file: Option<Box<dyn Write>> = None;
+    let mut out: Option<Sink> = None;
     let mut written: io::Result<()> = Ok(());
     session.prefill_each(tokens, first, |i, logits| {
         if written.is_ok() {
-            written = append(&mut file, &args.output, logits);
+            written = append(&mut out, &args.output, logits);
         }
         progress.set(i as u64);
     })?;
-    let flushed = written.and_then(|()| file.as_mut().map_or(Ok(()), |file| file.flush()));
-    flushed.map_err(Failure::file(&args.output))
+    let finished = written.and_then(|()| out.map_or(Ok(()), Sink::finish));
+    finished.map_err(Failure::file(&args.output))
 }
 
-fn append(file: &mut Option<Box<dyn Write>>, path: &Path, logits: &[f32]) -> io::Result<()> {
-    let out = match file {
+enum Sink {
+    /// A file that appears when it is complete.
+    New(NewFile),
+    /// A pipe, a device: nothing that could be replaced.
+    Stream(Box<dyn Write>),
+}
+
+impl Sink {
+    fn open(path: &Path) -> io::Result<Sink> {
+        let is_stream = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+        Ok(match path {
+            path if path == Path::new("-") => Sink::Stream(Box::new(BufWriter::new(io::stdout()))),
+            path if is_stream => Sink::Stream(Box::new(BufWriter::new(File::options().write(true).open(path)?))),
+            path => Sink::New(NewFile::create(path, false)?),
+        })
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Sink::New(file) => file.finish(),
+            Sink::Stream(mut stream) => stream.flush(),
+        }
+    }
+}
+
+fn append(out: &mut Option<Sink>, path: &Path, logits: &[f32]) -> io::Result<()> {
+    let out = match out {
         Some(out) => out,
-        None if path == Path::new("-") => file.insert(Box::new(BufWriter::new(io::stdout()))),
-        None => file.insert(Box::new(BufWriter::with_capacity(1 << 20, File::create(path)?))),
+        None => out.insert(Sink::open(path)?),
     };
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
-    out.write_all(&bytes)
+    match out {
+        Sink::New(file) => file.write_all(&bytes),
+        Sink::Stream(stream) => stream.write_all(&bytes),
+    }
 }

@@ -1,5 +1,6 @@
 //! `ruvllm merge`: a new model file with adapters folded into its weights.
 
+use super::input::on_interrupt;
 use super::model::{LoraArgs, MAX_THREADS, ModelArgs, ResidenceArgs};
 use super::output::{Failure, Progress, note, size};
 use ruvllm::lora::merge;
@@ -74,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     // Without a handler, Ctrl-C would leave half of a temporary file behind.
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
+    on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
     let bar = Progress::new("merging", model.n_params());
     let progress = |done| {
         bar.set(done);

@@ -2,7 +2,7 @@
 //! `model` and `sampling` (groups of flags), `input` and `output`.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 the
-//! call was wrong.
+//! call was wrong, 130 interrupted.
 
 mod args;
 mod bench;
@@ -40,13 +40,14 @@ Examples:
   ruvllm generate --help                         all flags of a subcommand
 
 Without a subcommand the flags are those of `generate`. Flags have llama.cpp's names; its
-environment variables (LLAMA_ARG_MODEL, LLAMA_ARG_THREADS, …) work too, and flags win over them.
+environment variables (LLAMA_ARG_MODEL, LLAMA_ARG_THREADS, …) work too, and flags win over them. Of a
+flag given twice the last counts, unless its help says that it is repeatable.
 RUVLLM_ARCH=scalar|avx2|… forces an instruction-set level. NO_COLOR is honoured.
-Exit codes: 0 done, 1 the work failed, 2 the call was wrong.";
+Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted (Ctrl-C, SIGTERM).";
 
 /// Runs large language models from GGUF files, inside one process.
 #[derive(Parser)]
-#[command(name = "ruvllm", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "ruvllm", version, after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -95,11 +96,14 @@ pub(crate) fn run() -> ExitCode {
         Ok(command_line) => command_line,
         Err(failure) => return failure.report(),
     };
-    let cli = match Cli::try_parse_from(command_line) {
+    let cli = match Cli::try_parse_from(&command_line) {
         Ok(cli) => cli,
         Err(error) => {
             // Help that nobody reads to its end is no failure.
             let _ = error.print();
+            if let Some(hint) = args::hint(&error, &command_line, Cli::command()) {
+                output::note(format_args!("\n{hint}"));
+            }
             return ExitCode::from(error.exit_code() as u8);
         }
     };

@@ -2,12 +2,13 @@
 
 use super::output::{Failure, Progress, note, size};
 use clap::Args;
-use ruvllm::AdapterError;
+use clap::builder::BoolishValueParser;
 use ruvllm::exec::{KvType, MemoryEstimate, Session, SessionOptions};
 use ruvllm::gguf::{Gguf, Header};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Model, Residence};
 use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{AdapterError, ModelError};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,7 +86,10 @@ impl ModelArgs {
             progress.set((done * 1000.0) as u64);
             true
         });
-        let model = model.map_err(|error| Failure::Work(format!("{}: {error}", self.label())))?;
+        let model = model.map_err(|error| match error {
+            ModelError::Arch(error) => error.into(),
+            error => Failure::Work(format!("{}: {error}", self.label())),
+        })?;
         residence.apply(model)
     }
 }
@@ -95,10 +99,10 @@ impl ModelArgs {
 pub(super) struct ResidenceArgs {
     /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
     /// background if memory allows]
-    #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap")]
+    #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap", value_parser = BoolishValueParser::new())]
     mmap: bool,
     /// Copy weights to huge pages before starting
-    #[arg(long, env = "LLAMA_ARG_NO_MMAP")]
+    #[arg(long, env = "LLAMA_ARG_NO_MMAP", value_parser = BoolishValueParser::new())]
     no_mmap: bool,
 }
 
@@ -122,33 +126,56 @@ impl ResidenceArgs {
 /// More threads than machines have cores only take memory.
 pub(super) const MAX_THREADS: i64 = 1024;
 
+/// Positions are numbers of 31 bits.
+const MAX_CTX: i64 = i32::MAX as i64;
+
 /// Size of a session.
 #[derive(Args)]
 pub(super) struct SessionArgs {
     /// Tokens the context holds; 0 is as many as the model was trained for
     /// [default: the model's own, at most 4096]
-    #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE")]
-    pub(super) ctx_size: Option<usize>,
+    #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(..=MAX_CTX))]
+    ctx_size: Option<u32>,
     /// Most tokens of the prompt to compute at a time
-    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH",
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     /// As --batch-size; the smaller one counts [short: -ub]
-    #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
+    #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     ubatch_size: u32,
     /// Threads, at most 1024; 0 or less is as many as this process may use
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
     threads: i32,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
+    #[command(flatten)]
+    pub(super) lora: LoraArgs,
+}
+
+/// Precision of keys and values.
+#[derive(Args)]
+pub(super) struct CacheTypeArgs {
     /// Type of the key/value cache: f32 or f16 [default: f16; for `logits` f32] [short: -ctk]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
     cache_type_k: Option<KvType>,
     /// The same; keys and values have one type, so name either or both alike [short: -ctv]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
     cache_type_v: Option<KvType>,
-    #[command(flatten)]
-    pub(super) lora: LoraArgs,
+}
+
+impl CacheTypeArgs {
+    /// The type, `default` where the flags are not given.
+    pub(super) fn kv_type(&self, default: KvType) -> Result<KvType, Failure> {
+        match (self.cache_type_k, self.cache_type_v) {
+            (Some(k), Some(v)) if k != v => {
+                Err(Failure::Usage("keys and values have one type: give -ctk and -ctv the same, or only one".into()))
+            }
+            (k, v) => Ok(k.or(v).unwrap_or(default)),
+        }
+    }
 }
 
 /// Adapters.
@@ -167,7 +194,9 @@ impl LoraArgs {
     pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
         let scaled = self.lora_scaled.iter().map(|text| {
             let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
-            parts.ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE")))
+            parts
+                .filter(|(_, scale): &(_, f32)| scale.is_finite())
+                .ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE, a finite number")))
         });
         let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
         all.map(|part| {
@@ -186,31 +215,30 @@ impl LoraArgs {
 impl SessionArgs {
     /// Options of the session, with these values where the flags are not given.
     pub(super) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> Result<SessionOptions, Failure> {
-        let kv_type = match (self.cache_type_k, self.cache_type_v) {
-            (Some(k), Some(v)) if k != v => {
-                return Err(Failure::Usage(
-                    "keys and values have one type: give -ctk and -ctv the same, or only one".into(),
-                ));
-            }
-            (k, v) => k.or(v).unwrap_or(kv_type),
-        };
         Ok(SessionOptions {
-            n_ctx: self.ctx_size.or(n_ctx),
+            n_ctx: self.ctx_size.map(|n| n as usize).or(n_ctx),
             n_batch: self.batch_size.min(self.ubatch_size) as usize,
-            kv_type,
+            kv_type: self.cache_type.kv_type(kv_type)?,
             n_threads: usize::try_from(self.threads).unwrap_or(0),
             ..SessionOptions::default()
         })
     }
 }
 
-/// A session with the adapters that the flags name; warns when a full context would not fit into memory.
-pub(super) fn session<'m>(model: &'m Model, options: &SessionOptions, lora: &LoraArgs) -> Result<Session<'m>, Failure> {
+/// A session with the adapters that the flags name, to be asked for the logits of up to `rows` tokens at a time;
+/// warns when a full context would not fit into memory.
+pub(super) fn session<'m>(
+    model: &'m Model,
+    options: &SessionOptions,
+    lora: &LoraArgs,
+    rows: usize,
+) -> Result<Session<'m>, Failure> {
     let mut session = model.session_with(options)?;
     for (adapter, scale) in lora.open(model)? {
         session.attach(adapter, scale)?;
     }
-    let need = MemoryEstimate::of(model.hparams(), options);
+    let rows = rows.min(options.n_batch).min(session.n_ctx());
+    let need = MemoryEstimate::of(model.hparams(), options).with_logits(model.hparams(), rows);
     let rank = session.adapters().map(|(_, adapter, _)| adapter.max_rank()).sum();
     let need = need.with_adapters(rank, options).total();
     if let Some(free) = available_memory().filter(|&free| need > free) {

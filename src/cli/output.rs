@@ -1,6 +1,7 @@
 //! What leaves the program: failures and their exit codes, text, progress.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ruvllm::SessionError;
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -21,7 +22,7 @@ pub(super) enum Failure {
     Work(String),
     /// Whoever reads the output has enough of it.
     Closed,
-    /// The user pressed Ctrl-C.
+    /// The user pressed Ctrl-C, or the system asked the program to end.
     Interrupted,
 }
 
@@ -35,6 +36,7 @@ impl Failure {
             // What a shell reports of a program that was ended by SIGINT.
             Failure::Interrupted => return ExitCode::from(130),
         };
+        let message = printable(&message);
         let label = if color(&io::stderr()) { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         let _ = writeln!(io::stderr(), "{label} {message}");
         ExitCode::from(code)
@@ -51,10 +53,35 @@ impl Failure {
 
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
-        let broken_pipe =
-            (&error as &dyn Any).downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
-        if broken_pipe { Failure::Closed } else { Failure::Work(error.to_string()) }
+        let any = &error as &dyn Any;
+        let broken_pipe = any.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
+        let cancelled = any
+            .downcast_ref()
+            .is_some_and(|e: &ruvllm::Error| matches!(e, ruvllm::Error::Session(SessionError::Cancelled)));
+        match (broken_pipe, cancelled) {
+            (true, _) => Failure::Closed,
+            (_, true) => Failure::Interrupted,
+            _ if any.is::<ruvllm::arch::ArchError>() => Failure::Work(format!("RUVLLM_ARCH: {error}")),
+            _ => Failure::Work(error.to_string()),
+        }
     }
+}
+
+/// `text` as it can be shown: what comes from a file could otherwise command the terminal, or fill it. Keeps
+/// line ends.
+pub(super) fn printable(text: &str) -> String {
+    /// Characters shown of the beginning and of the end of a line.
+    const SHOWN: usize = 1000;
+    let lines = text.split('\n').map(|line| {
+        let line = line.replace(char::is_control, "\u{fffd}");
+        let n = line.chars().count();
+        if n <= 2 * SHOWN {
+            return line;
+        }
+        let (head, tail) = (line.chars().take(SHOWN), line.chars().skip(n - SHOWN));
+        head.chain(" … ".chars()).chain(tail).collect()
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Whether to use colours on a stream.

@@ -46,19 +46,27 @@ pub(super) struct Args {
 
 /// Context length of llama.cpp's tool.
 const DEFAULT_CTX: usize = 512;
+/// The last token of a chunk is only read, so that two are left to score one of them.
+const LEAST_CTX: usize = 4;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default())?;
+    if args.chunks == Some(0) {
+        return Err(Failure::Usage("--chunks 0 leaves nothing to compute; -1 is all".into()));
+    }
+    if options.n_ctx.is_some_and(|n| (1..LEAST_CTX).contains(&n)) {
+        return Err(Failure::Usage(format!("-c: at least {LEAST_CTX} tokens, of which the second half is scored")));
+    }
     let model = args.model.open(args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut session = session(&model, &options, &args.session.lora)?;
+    let mut session = session(&model, &options, &args.session.lora, options.n_batch)?;
 
     let mut tokens = tokenizer.encode(&text, true, false);
     let n_ctx = session.n_ctx();
     let limit = args.chunks.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     let n_chunks = (tokens.len() / n_ctx).min(limit);
-    if tokens.len() < 2 * n_ctx || n_chunks == 0 || n_ctx < 4 {
+    if tokens.len() < 2 * n_ctx {
         return Err(Failure::Work(format!(
             "the text has {} tokens; a context of {n_ctx} needs at least two chunks, {} tokens: use a longer text or a smaller -c",
             tokens.len(),

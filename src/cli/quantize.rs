@@ -1,7 +1,8 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
+use super::input::on_interrupt;
 use super::model::MAX_THREADS;
-use super::output::{Failure, Progress, count, note, size};
+use super::output::{Failure, Progress, count, note, printable, size};
 use rayon::prelude::*;
 use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
 use ruvllm::quant::{DType, FileType, ModelShape, dequantize_row, quantize_row};
@@ -71,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for t in gguf.tensors() {
         let to = target(args, t, &shape)?;
         if args.verbose {
-            note(format!("{:<40} {:>8} -> {to}", t.name, t.dtype.to_string()));
+            note(format!("{:<40} {:>8} -> {to}", printable(&t.name), t.dtype.to_string()));
         }
         plan.push((t, to));
     }
@@ -79,7 +80,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     // Without a handler, Ctrl-C would leave half of a temporary file behind.
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
+    on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
 
     let total = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
     let job = Job {

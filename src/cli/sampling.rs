@@ -53,7 +53,7 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.75, allow_negative_numbers = true)]
     dry_base: f32,
     /// DRY: length of a repetition that costs nothing
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
     dry_allowed_length: usize,
     /// DRY: tokens to look back at; 0 is off, -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
@@ -75,7 +75,8 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     dynatemp_exp: f32,
     /// Mirostat instead of the other filters: 0 is off, or version 1 or 2
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=2))]
     mirostat: u8,
     /// Mirostat: learning rate
     #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
@@ -127,6 +128,10 @@ impl SamplingArgs {
         let recommended = |key: &str| metadata.opt_f32(&format!("general.sampling.{key}"));
         let recommended_int = |key: &str| metadata.opt_i32(&format!("general.sampling.{key}"));
 
+        let n_vocab = tokenizer.n_vocab();
+        if let Some((id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
+            return Err(Failure::Usage(format!("--logit-bias: there is no token {id}, the vocabulary has {n_vocab}")));
+        }
         let bias = self.logit_bias.iter().copied();
         let never = tokenizer.eog().filter(|_| self.ignore_eos).map(|id| (id, f32::NEG_INFINITY));
         // 32 bits are easier to type again.

@@ -2,7 +2,7 @@
 
 use super::input::{file_or_pipe, read};
 use super::model::ModelArgs;
-use super::output::{Failure, print};
+use super::output::{Failure, note, print};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ Examples:
   ruvllm tokenize -m model.gguf --parse-special -p \"<|im_start|>user\"
   wc -c < book.txt; ruvllm tokenize -m model.gguf -f book.txt | wc -l
 
-A file is taken byte by byte as it is. A GGUF file with nothing but a vocabulary is enough.";
+A file is taken with its last line end. Bytes that are not UTF-8 are kept by SentencePiece vocabularies;
+in byte-level BPE they become U+FFFD, with a warning. A GGUF file with nothing but a vocabulary is enough.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -44,6 +45,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let tokenizer = args.model.tokenizer()?;
     let ids = tokenizer.encode_bytes(&text, !args.no_bos, args.parse_special);
+    if let Err(error) = std::str::from_utf8(&text)
+        && String::from_utf8(tokenizer.decode_exact(&ids, true)?).is_ok()
+    {
+        let at = error.valid_up_to();
+        note(format!(
+            "warning: not UTF-8 text (byte {at}); this vocabulary has no tokens for such bytes: they became U+FFFD"
+        ));
+    }
     if args.json {
         return print(format!("{}\n", serde_json::Value::from(ids)));
     }

@@ -95,15 +95,16 @@ pub struct MemoryEstimate {
 impl MemoryEstimate {
     /// What a session with these options will take, from hyper-parameters alone.
     pub fn of(h: &Hparams, options: &SessionOptions) -> MemoryEstimate {
-        let m = options.n_batch as u64;
+        let shape = kv_shape(h, options);
+        let m = options.n_batch.min(shape.n_ctx) as u64;
         let attention = (2 * h.n_head + h.n_head_kv) * (h.head_dim + h.head_dim_v);
         // What enters a product is kept in a second form, of at most 32 bits.
         let (n_ff, moe) = h.experts.map_or((h.n_ff, 0), |x| (h.n_ff.max(x.n_ff_shared), 2 * h.n_embd + x.n_expert));
         let widest = n_ff.max(h.n_embd).max(h.n_head * h.head_dim_v);
         let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
         MemoryEstimate {
-            kv_cache: kv_shape(h, options).bytes(options.kv_type),
-            compute: m * width as u64 * 4 + 4 * h.n_vocab as u64,
+            kv_cache: shape.bytes(options.kv_type),
+            compute: m.saturating_mul(width as u64 * 4).saturating_add(4 * h.n_vocab as u64),
             learner: 0,
         }
     }
@@ -114,10 +115,18 @@ impl MemoryEstimate {
         self
     }
 
+    /// The same of a session that is asked for the logits of so many tokens of a batch at a time, instead of one's.
+    pub fn with_logits(mut self, h: &Hparams, rows: usize) -> MemoryEstimate {
+        let more = rows.saturating_sub(1) as u64;
+        self.compute = self.compute.saturating_add(more.saturating_mul(4 * h.n_vocab as u64));
+        self
+    }
+
     /// The same of a session that learns: an upper bound of what that adds. Text to learn from needs logits
     /// of all tokens of a batch.
     pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryEstimate {
-        let rows = options.n_batch as u64 * (h.n_embd + h.n_vocab) as u64 * 4;
+        let m = options.n_batch.min(kv_shape(h, options).n_ctx) as u64;
+        let rows = m.saturating_mul((h.n_embd + h.n_vocab) as u64 * 4);
         self.learner = learner.bytes(h.n_embd, h.n_vocab).saturating_add(rows);
         self
     }
@@ -198,7 +207,7 @@ impl Model {
             Some(team) => Arc::clone(team),
             None => {
                 let n_threads = if options.n_threads == 0 { default_threads() } else { options.n_threads };
-                Arc::new(Team::new(n_threads).map_err(|source| SessionError::Threads { n_threads, source })?)
+                Arc::new(Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?)
             }
         };
         let mut logits = Vec::new();

@@ -4,7 +4,7 @@
 //! by [`Gguf::data`]. Nothing is trusted: all of the header is judged before `open` returns (the
 //! limits stand in `reader.rs`), and after that nothing about a file's layout can fail.
 //! [`Header`] is the same without the tensor data, for looking at a file that is large or far away.
-//! [`Writer`] makes files.
+//! [`Writer`] makes files; [`NewFile`] is how any file is replaced safely.
 //!
 //! The format: magic `GGUF`, version, counts, metadata, tensor table, padding, tensor data, all
 //! little-endian; see <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Versions 2 and 3
@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use metadata::{Array, Metadata, StringArray, Value};
-pub use writer::Writer;
+pub use writer::{NewFile, Writer};
 
 use crate::error::GgufError;
 use crate::quant::DType;
@@ -375,7 +375,7 @@ impl Split {
 }
 
 fn io_error(path: &Path) -> impl Fn(io::Error) -> GgufError {
-    move |source| GgufError::Io { path: path.to_owned(), source }
+    move |error| GgufError::Io { path: path.to_owned(), error }
 }
 
 fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
@@ -386,8 +386,8 @@ fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
 fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
     let metadata = std::fs::metadata(path).map_err(io_error(path))?;
     if !metadata.is_file() {
-        let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-        return Err(GgufError::Io { path: path.to_owned(), source });
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(GgufError::Io { path: path.to_owned(), error });
     }
     let file = File::open(path).map_err(io_error(path))?;
     let size = file.metadata().map_err(io_error(path))?.len();

@@ -45,6 +45,7 @@ pub struct Writer<'a> {
     metadata: Vec<(String, Value)>,
     tensors: Vec<Tensor<'a>>,
     overwrite: bool,
+    private: bool,
 }
 
 impl<'a> Writer<'a> {
@@ -95,8 +96,13 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Writes the file: under a temporary name beside it, then to disk, then renamed, so that at no
-    /// time there is half a file under its name, and whoever has an older one open keeps it.
+    /// Keeps a new file from other users, where the system has such permissions.
+    pub fn private(&mut self) -> &mut Self {
+        self.private = true;
+        self
+    }
+
+    /// Writes the file as [`NewFile`] does.
     ///
     /// # Errors
     /// [`GgufError::Exists`]; the errors of [`Header::parse`]; [`GgufError::TensorData`] if the
@@ -109,20 +115,16 @@ impl<'a> Writer<'a> {
             return Err(exists());
         }
         let io_error = io_error(path);
-        let (file, temporary) = Temporary::create(path).map_err(&io_error)?;
-        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let mut out = NewFile::create(path, self.private).map_err(&io_error)?;
         self.write_to(&mut out).map_err(|error| match error {
             WriteError::Gguf(error) => in_file(path)(error),
             WriteError::Io(source) => io_error(source),
         })?;
-        let file = out.into_inner().map_err(|error| io_error(error.into_error()))?;
-        file.sync_all().map_err(&io_error)?;
-        drop(file); // Windows does not rename open files
         // Quantising takes long enough for the file to have appeared meanwhile.
         if refuse && path.exists() {
             return Err(exists());
         }
-        temporary.rename(path).map_err(&io_error)
+        out.finish().map_err(&io_error)
     }
 
     /// Writes the file to memory.
@@ -134,7 +136,7 @@ impl<'a> Writer<'a> {
         match self.write_to(&mut out) {
             Ok(()) => Ok(out),
             Err(WriteError::Gguf(error)) => Err(error),
-            Err(WriteError::Io(source)) => Err(GgufError::Io { path: PathBuf::from("(memory)"), source }),
+            Err(WriteError::Io(error)) => Err(GgufError::Io { path: PathBuf::from("(memory)"), error }),
         }
     }
 
@@ -234,18 +236,86 @@ impl Write for Counted<'_> {
     }
 }
 
+/// A file being written: under a temporary name beside its own until [`finish`](Self::finish) puts it to disk
+/// and renames it, so that at no time there is half a file under its name, and whoever has an older one open
+/// keeps it. Dropped before that, it leaves nothing behind.
+///
+/// Only regular files are replaced, with their permissions; of a symbolic link, what it points to.
+#[derive(Debug)]
+pub struct NewFile {
+    out: BufWriter<File>,
+    temporary: Temporary,
+    target: PathBuf,
+}
+
+impl NewFile {
+    /// Begins the file `path`; `private` keeps it from other users unless it replaces one that is not.
+    ///
+    /// # Errors
+    /// If `path` is `-` or there is something else than a regular file, or as [`File::create_new`].
+    pub fn create(path: &Path, private: bool) -> io::Result<NewFile> {
+        if path == Path::new("-") {
+            let text = "a file has to be named: this cannot go to standard output";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+        let target = if is_link { fs::canonicalize(path)? } else { path.to_owned() };
+        let replaced = fs::metadata(&target).ok();
+        if replaced.as_ref().is_some_and(|found| !found.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file, and not replaced by one"));
+        }
+        let private = private || replaced.is_some();
+        let (file, temporary) = Temporary::create(&target, private)?;
+        #[cfg(unix)]
+        if let Some(replaced) = replaced {
+            file.set_permissions(replaced.permissions())?;
+        }
+        Ok(NewFile { out: BufWriter::with_capacity(1 << 20, file), temporary, target })
+    }
+
+    /// Puts the file in place.
+    ///
+    /// # Errors
+    /// If the disk is full or fails, or the folder does not allow it.
+    pub fn finish(self) -> io::Result<()> {
+        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        drop(file); // Windows does not rename open files
+        self.temporary.rename(&self.target)
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.out.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
 /// A file that is removed again unless it is renamed.
+#[derive(Debug)]
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn create(beside: &Path) -> io::Result<(File, Temporary)> {
+    fn create(beside: &Path, private: bool) -> io::Result<(File, Temporary)> {
+        let mut options = File::options();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        if private {
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        }
+        #[cfg(not(unix))]
+        let _ = private;
         let name = beside.file_name().ok_or(io::Error::from(io::ErrorKind::InvalidFilename))?;
         for attempt in 0.. {
             let mut hidden = OsString::from(".");
             hidden.push(name);
             hidden.push(format!(".{}.{attempt}.tmp", process::id()));
             let path = beside.with_file_name(hidden);
-            match File::create_new(&path) {
+            match options.open(&path) {
                 Ok(file) => return Ok((file, Temporary(path))),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 99 => {}
                 Err(error) => return Err(error),

@@ -126,7 +126,7 @@ impl Model {
         if residence == Residence::Copied {
             self.gguf
                 .make_resident(progress)
-                .map_err(|source| ModelError::NoRoom { n_bytes: self.gguf.file_size(), source })?;
+                .map_err(|error| ModelError::NoRoom { n_bytes: self.gguf.file_size(), error })?;
         }
         Ok(self)
     }
@@ -253,12 +253,17 @@ impl Hparams {
     /// # Errors
     /// If its architecture is not supported or a parameter makes no sense.
     pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
+        if let Some(kind) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
+            let what = match kind {
+                "adapter" => "an adapter (give it with --lora, besides its model)".into(),
+                "learned" => "what was learnt with a model (give its folder with --learn)".into(),
+                other => format!("something of type {other:?}"),
+            };
+            return Err(ModelError::NotAModel { what });
+        }
         let arch = metadata
             .opt_str("general.architecture")?
             .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
-        if let Some(what) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
-            return Err(ModelError::NotAModel { what: format!("an {what}") });
-        }
         let family =
             family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| ModelError::UnsupportedArchitecture {
                 arch: arch.to_owned(),

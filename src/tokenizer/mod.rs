@@ -266,6 +266,15 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::UnknownToken`].
     pub fn decode(&self, ids: &[u32], render_special: bool) -> Result<Vec<u8>, TokenizerError> {
+        let out = self.decode_exact(ids, render_special)?;
+        Ok(if self.clean_spaces { clean_spaces(&out) } else { out })
+    }
+
+    /// [`decode`](Self::decode) with all spaces before punctuation: the inverse of [`encode`](Self::encode).
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`].
+    pub fn decode_exact(&self, ids: &[u32], render_special: bool) -> Result<Vec<u8>, TokenizerError> {
         let mut out = Vec::new();
         for (i, &id) in ids.iter().enumerate() {
             self.append_bytes(id, render_special, &mut out)?;
@@ -273,7 +282,7 @@ impl Tokenizer {
                 out.remove(0);
             }
         }
-        Ok(if self.clean_spaces { clean_spaces(&out) } else { out })
+        Ok(out)
     }
 
     /// [`decode`](Self::decode) with U+FFFD for bytes that are not UTF-8.

@@ -251,14 +251,14 @@ impl Learner {
     /// `A`, and `W·B` in the place of `B`.
     ///
     /// # Errors
-    /// If `model` is another one, or nothing has been learnt yet.
+    /// If `model` is another one, nothing has been learnt yet, or nothing that has an effect.
     pub fn to_adapter(&self, model: &Model) -> Result<Adapter, LearnError> {
         self.check(model)?;
         let head = &self.adapter.head;
         let mut adapter = Adapter::empty(model);
         let site = model.weights().output.w.site;
         if head.is_idle() || head.wb.iter().all(|&x| x == 0.0) {
-            return Err(LearnError::NothingLearnt);
+            return Err(if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect });
         }
         let b = head.wb.iter().map(|x| head.scale * x).collect();
         adapter.set_term(site, Term::new(head.rank, head.a.clone(), b));

@@ -24,7 +24,8 @@ impl Learner {
     /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LearnError> {
         let mut writer = self.writer();
-        writer.overwrite();
+        // It holds text of the user.
+        writer.overwrite().private();
         Ok(writer.write(path)?)
     }
 
