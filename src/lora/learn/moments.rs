@@ -11,6 +11,14 @@ pub(crate) const SLOTS: usize = TOP + 1;
 /// Marks a slot that holds no token, in vocabularies smaller than [`SLOTS`].
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
 
+/// Largest value that is learnt or read from a file: products of two are finite, however many are summed up.
+pub(crate) const LARGEST: f32 = 1e15;
+
+/// Whether all values are numbers that products can be computed with.
+pub(crate) fn computable(values: &[f32]) -> bool {
+    values.iter().all(|x| x.abs() <= LARGEST)
+}
+
 /// `ln Σ exp(logits)`; leaves the probabilities in `p`.
 pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     p.clear();
@@ -97,9 +105,18 @@ impl Moments {
 
     /// Keeps the essence of a moment: hidden state `h`, the head's product `raw: (n_vocab)`, the
     /// probabilities `p` that follow from it with their normaliser `lse`, and the token that came.
-    pub(crate) fn push(&mut self, arch: Arch, finish: Finish, h: &[f32], raw: &[f32], p: &[f32], lse: f64, token: u32) {
+    /// What [cannot be computed with](computable) is not kept; whether it was.
+    pub(crate) fn push(
+        &mut self,
+        arch: Arch,
+        finish: Finish,
+        h: &[f32],
+        raw: &[f32],
+        p: &[f32],
+        lse: f64,
+        token: u32,
+    ) -> bool {
         let i = self.pushed % self.capacity;
-        self.pushed += 1;
         arch.f32_to_f16(h, &mut self.h[i * self.n_embd..][..self.n_embd]);
         let ids = &mut self.ids[i * SLOTS..][..SLOTS];
         ids.fill(NO_TOKEN);
@@ -113,6 +130,10 @@ impl Moments {
         }
         // Rounding leaves a share of about 1e-7 undecided.
         self.rest[i] = (lse + rest.max(1e-9).ln()) as f32;
+        let moment = self.at(i);
+        let sound = moment.h.iter().all(|x| x.is_finite()) && computable(moment.raw) && computable(&[moment.rest]);
+        self.pushed += usize::from(sound);
+        sound
     }
 
     /// A moment as a file had it; its length was checked.
