@@ -566,12 +566,12 @@ fn a_flipped_rating_teaches_the_opposite() {
         };
         mean(&texts[1]) - mean(&texts[0])
     };
-    let learnt = |reward: &dyn Fn(usize, usize) -> f32| {
+    let learnt = |answers: usize, reward: &dyn Fn(usize, usize) -> f32| {
         let mut session = session(&model);
         session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
         session.calibrate(&control[..4096]).unwrap();
         let before = preference(&mut session.fork().unwrap());
-        for answer in 0..48 {
+        for answer in 0..answers {
             for (which, text) in texts.iter().enumerate() {
                 let piece = &text[answer * 64..][..64];
                 session.clear();
@@ -587,17 +587,17 @@ fn a_flipped_rating_teaches_the_opposite() {
         (after - before, saved)
     };
     let sign = |which: usize| if which == 0 { 1.0 } else { -1.0 };
-    let (right, _) = learnt(&|_, which| sign(which));
-    let (flipped, _) = learnt(&|_, which| -sign(which));
-    let (regardless, _) = learnt(&|answer, _| if answer % 2 == 0 { 1.0 } else { -1.0 });
+    let (right, _) = learnt(48, &|_, which| sign(which));
+    let (flipped, _) = learnt(48, &|_, which| -sign(which));
+    let (regardless, _) = learnt(48, &|answer, _| if answer % 2 == 0 { 1.0 } else { -1.0 });
     println!("preference by ratings {right:+.4}, flipped {flipped:+.4}, regardless of the text {regardless:+.4}");
     assert!(right > 0.0 && flipped < 0.0, "{right} {flipped}");
     assert!(regardless.abs() < 0.5 * right.min(-flipped), "{regardless}");
     // The first rating is compared with 0, the others with what is usual.
-    let (unmoved, never) = learnt(&|_, _| 0.0);
+    let (unmoved, never) = learnt(4, &|_, _| 0.0);
     assert_eq!(unmoved, 0.0);
     assert_eq!(Learner::from_bytes(never, &model).unwrap().n_updates(), 0);
-    let (_, once) = learnt(&|_, _| 1.0);
+    let (_, once) = learnt(4, &|_, _| 1.0);
     assert_eq!(Learner::from_bytes(once, &model).unwrap().n_updates(), 1);
 }
 
@@ -608,23 +608,27 @@ fn a_flipped_rating_teaches_the_opposite() {
 fn half_and_double_rates() {
     let (model, tokens) = shipped();
     let control = tokens("models/demo-heldout.txt");
-    for name in ["river-station", "project-docs", "bakery-papers"] {
-        let stream = tokens(&format!("tests/data/{name}.txt"));
-        for factor in [0.5f32, 1.0, 2.0] {
-            let LearningOptions { deep_rate, .. } = LearningOptions::default();
-            let rates =
-                LearningOptions { head_rate: factor, deep_rate: factor * deep_rate, ..LearningOptions::default() };
-            let report =
-                learning(&model, &stream, &control, &LearningOptions { deep_controls: false, ..rates }).unwrap();
-            for name in ["head adapter, rank 4", "mixture", "last quarter of the layers, backpropagation"] {
-                let Contender { gain, forgetting, .. } = report.contender(name).unwrap();
-                let percent = |nats: f64| 100.0 * nats.exp_m1();
-                print!("| {:+.1} % ({:+.1} to {:+.1}) ", percent(-gain.value), percent(-gain.high), percent(-gain.low));
-                forgetting.iter().for_each(|f| print!("{:+.2} % ", percent(f.loss.value)));
-            }
-            println!("| {name}, rates times {factor}");
+    let row = |name: &str, factor: f32| {
+        let rates = LearningOptions { n_threads: 1, deep_controls: false, ..Default::default() };
+        let rates = LearningOptions { head_rate: factor, deep_rate: factor * rates.deep_rate, ..rates };
+        let report = learning(&model, &tokens(&format!("tests/data/{name}.txt")), &control, &rates).unwrap();
+        let mut row = format!("| {name}, rates times {factor} |");
+        for name in ["head adapter, rank 4", "mixture", "last quarter of the layers, backpropagation"] {
+            let Contender { gain, forgetting, .. } = report.contender(name).unwrap();
+            let [value, low, high] = [gain.value, gain.high, gain.low].map(|nats| 100.0 * (-nats).exp_m1());
+            row += &format!(" {value:+.1} % ({low:+.1} to {high:+.1})");
+            row += &forgetting.map_or(" |".into(), |f| format!(" | {:+.2} % |", 100.0 * f.loss.value.exp_m1()));
         }
-    }
+        println!("{row}");
+    };
+    std::thread::scope(|scope| {
+        for name in ["river-station", "project-docs", "bakery-papers"] {
+            for factor in [0.5, 2.0] {
+                let row = &row;
+                scope.spawn(move || row(name, factor));
+            }
+        }
+    });
 }
 
 fn shipped() -> (Model, impl Fn(&str) -> Vec<u32>) {

@@ -117,24 +117,29 @@ impl Moments {
         lse: f64,
         token: u32,
     ) -> bool {
-        let i = self.pushed % self.capacity;
-        arch.f32_to_f16(h, &mut self.h[i * self.n_embd..][..self.n_embd]);
-        let ids = &mut self.ids[i * SLOTS..][..SLOTS];
-        ids.fill(NO_TOKEN);
+        let mut ids = [NO_TOKEN; SLOTS];
         ids[0] = token;
         top(p, token, &mut ids[1..]);
+        let mut kept = [0.0; SLOTS];
         let mut rest = 1.0f64;
-        for (&id, kept) in ids.iter().zip(&mut self.raw[i * SLOTS..][..SLOTS]) {
+        for (&id, kept) in ids.iter().zip(&mut kept) {
             let Some(&value) = raw.get(id as usize) else { break };
             *kept = value;
             rest -= (f64::from(finish.logit(value)) - lse).exp();
         }
         // Rounding leaves a share of about 1e-7 undecided.
-        self.rest[i] = (lse + rest.max(1e-9).ln()) as f32;
-        let moment = self.at(i);
-        let sound = moment.h.iter().all(|x| x.is_finite()) && computable(moment.raw) && computable(&[moment.rest]);
-        self.pushed += usize::from(sound);
-        sound
+        let rest = (lse + rest.max(1e-9).ln()) as f32;
+        let fits = h.iter().fold(true, |all, x| all & (x.abs() <= f16::MAX.to_f32()));
+        if !(fits && computable(&kept) && computable(&[rest])) {
+            return false;
+        }
+        let i = self.pushed % self.capacity;
+        self.pushed += 1;
+        arch.f32_to_f16(h, &mut self.h[i * self.n_embd..][..self.n_embd]);
+        self.ids[i * SLOTS..][..SLOTS].copy_from_slice(&ids);
+        self.raw[i * SLOTS..][..SLOTS].copy_from_slice(&kept);
+        self.rest[i] = rest;
+        true
     }
 
     /// A moment as a file had it; its length was checked.
@@ -183,6 +188,22 @@ mod tests {
         let mut found = ids.to_vec();
         found.sort_by(|&i, &j| p[j as usize].total_cmp(&p[i as usize]));
         assert_eq!(found, expected[..TOP]);
+    }
+
+    #[test]
+    fn what_cannot_be_computed_with_is_not_kept() {
+        let arch = Arch::scalar();
+        let finish = Finish { scale: 1.0, cap: 0.0 };
+        let mut moments = Moments::new(2, 2);
+        let mut push = |h: f32, raw: f32, lse: f64, token: u32| {
+            moments.push(arch, finish, &[0.5, h], &[raw, 0.0, 1.0], &[0.2, 0.3, 0.5], lse, token)
+        };
+        assert!(push(1.0, 2.0, 2.5, 0) && push(1.0, 2.0, 2.5, 1));
+        for unsound in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+            assert!(!push(unsound, 2.0, 2.5, 2) && !push(1.0, unsound, 2.5, 2));
+            assert!(!push(1.0, 2.0, unsound.into(), 2));
+        }
+        assert!(moments.iter().map(|m| m.ids[0]).eq([0, 1]));
     }
 
     #[test]
