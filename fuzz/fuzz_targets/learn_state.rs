@@ -28,6 +28,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut session = MODEL.session_with(&options).unwrap();
     session.set_learner(learner).unwrap();
     session.observe(&[1, 2, 3, 1, 2]).unwrap();
-    session.decode(4).unwrap();
+    let logits = session.decode(4).unwrap();
+    assert!(logits.iter().all(|x| x.is_finite()));
     let _ = session.feedback(1.0);
+    let saved = session.learner().unwrap().to_bytes().unwrap();
+    Learner::from_bytes(saved, &MODEL).unwrap();
 });

@@ -137,7 +137,9 @@ impl Session<'_> {
     pub fn update(&mut self) {
         let Some(mut learner) = self.learner.take() else { return };
         if let Some(rows) = &learner.rows {
+            let start = Instant::now();
             self.prepare(&mut learner.adapter, rows, Lesson::Text);
+            let chosen = start.elapsed().as_secs_f64();
             let (start, mut n) = (Instant::now(), 0);
             while self.teach(&mut learner.adapter, rows, Lesson::Text) {
                 n += 1;
@@ -145,7 +147,7 @@ impl Session<'_> {
             if n > 0 {
                 let taught = start.elapsed().as_secs_f64();
                 self.settle(&mut learner.adapter, Lesson::Text);
-                learner.times = [taught / f64::from(n), start.elapsed().as_secs_f64() - taught];
+                learner.times = [chosen, taught / f64::from(n), start.elapsed().as_secs_f64() - taught];
             }
         }
         self.learner = Some(learner);
@@ -279,11 +281,15 @@ impl Session<'_> {
     /// One update of the direction; whether there was anything to learn from. [`Session::settle`] makes it
     /// effective.
     pub(crate) fn teach(&self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) -> bool {
-        let arch = self.model.arch();
-        let Some(gradient) = adapter.gradient(arch, rows, lesson) else { return false };
-        let g = self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank);
+        let Some(g) = self.head_gradient(adapter, rows, lesson) else { return false };
         adapter.step(lesson, &g);
         true
+    }
+
+    /// The gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to learn from.
+    pub(crate) fn head_gradient(&self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) -> Option<Vec<f32>> {
+        let gradient = adapter.gradient(self.model.arch(), rows, lesson)?;
+        Some(self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank))
     }
 
     /// Makes updates effective: `W·B`, then how far to go along the direction within the bound.
@@ -307,7 +313,7 @@ impl Session<'_> {
     }
 
     /// `Σ_v W_v·parts[v]ᵀ + mean·restᵀ`, `(rank, n_embd)`.
-    fn combine(&self, rows: &HeadRows, parts: &[(u32, Ranks)], rest: &Ranks, rank: usize) -> Vec<f32> {
+    pub(crate) fn combine(&self, rows: &HeadRows, parts: &[(u32, Ranks)], rest: &Ranks, rank: usize) -> Vec<f32> {
         let n = self.model.hparams().n_embd;
         let w = &self.model.weights().output.w;
         let (arch, data, row) = (self.model.arch(), w.data(self.model.gguf()), w.row_bytes());

@@ -30,7 +30,9 @@ mod optimiser;
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
 pub use gradients::Gradients;
-pub(crate) use learn::{HeadLearner, HeadRows, Lesson, Ranks, Source, softmax};
+pub(crate) use learn::{
+    Evidence, Experts, HeadLearner, HeadRows, Lesson, Ranks, Source, UPDATE_TOKENS, random, softmax,
+};
 pub use learn::{Learner, LearnerOptions, Losses, MAX_RANK};
 pub use merge::merge;
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};

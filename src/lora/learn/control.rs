@@ -1,6 +1,6 @@
 //! What must not be forgotten: moments of ordinary text, and how much each direction matters there.
 
-use super::moments::Moment;
+use super::moments::{Moment, computable};
 use super::optimiser::UPDATE_TOKENS;
 use crate::arch::Arch;
 
@@ -27,7 +27,10 @@ impl Fisher {
     pub(crate) fn merge(&mut self, gamma: &[f32], xi: &[f32], decay: f32) {
         let decay = if self.n_texts == 0 { 0.0 } else { decay };
         for (old, new) in self.gamma.iter_mut().zip(gamma).chain(self.xi.iter_mut().zip(xi)) {
-            *old = decay * *old + (1.0 - decay) * new;
+            let merged = decay * *old + (1.0 - decay) * new;
+            if computable(&[merged]) {
+                *old = merged;
+            }
         }
         self.n_texts = self.n_texts.saturating_add(1);
     }

@@ -4,7 +4,6 @@ use super::knn::KnnCache;
 use super::mixture::{Bayes, Blend};
 use super::moments::softmax;
 use super::ngram::{Continuations, NgramCache, Sparse, probability};
-use super::optimiser::HeadLearner;
 use crate::arch::Arch;
 
 /// Losses of one token, or of many, in nats.
@@ -85,8 +84,6 @@ pub(crate) struct Experts {
     pub(crate) all_blend: Blend,
     pub(crate) switching: Bayes,
     pub(crate) bayes: Bayes,
-    p: Vec<f32>,
-    logits: Vec<f32>,
 }
 
 /// What the caches say about a token to come.
@@ -107,8 +104,6 @@ impl Experts {
             all_blend: Blend::new(&[0.5, 0.1, 0.05, 0.08, 0.09, 0.09, 0.09], NGRAM_KINDS * KNN_KINDS),
             switching: Bayes::switching(5, SWITCH),
             bayes: Bayes::new(&PRIOR),
-            p: Vec::new(),
-            logits: Vec::new(),
         }
     }
 
@@ -157,41 +152,35 @@ impl Experts {
         [s.word_kind, s.near_kind, s.word_kind * KNN_KINDS + s.near_kind]
     }
 
-    /// Scores a token that came, before learning from it: first every expert predicts, then all learn.
-    /// `p` and `lse` are the base model's softmax; the adapter learns elsewhere, in its own time.
-    pub(crate) fn observe(
+    /// Scores a token that came after `context` and `h`, given its losses by the model and with the adapter; then
+    /// weights follow the experts that foresaw it.
+    pub(crate) fn score(
         &mut self,
         arch: Arch,
-        adapter: &HeadLearner,
         context: &[u32],
         h: &[f32],
-        raw: &[f32],
-        base_loss: f64,
+        base: f64,
+        adapter: f64,
         token: u32,
     ) -> Losses {
-        let mut adapter_loss = base_loss;
-        if !adapter.head.is_idle() {
-            let loss = adapter.exact_loss(arch, h, raw, token, &mut self.p, &mut self.logits);
-            // What a damaged file holds may overflow where nothing was measured.
-            if loss.is_finite() {
-                adapter_loss = loss;
-            }
-        }
         let situation = self.situation(arch, context, h);
         let kinds = Self::kinds(&situation);
-        let (words, near, all) = self.parts(&situation, token, (-base_loss).exp(), (-adapter_loss).exp());
-        // Each blend holds a share of the model, so none of these is zero unless the model's is.
-        let ngram = -self.ngram_blend.probability(kinds[0], &words).ln();
-        let knn = -self.knn_blend.probability(kinds[1], &near).ln();
-        let blend = -self.all_blend.probability(kinds[2], &all).ln();
-        let switching = self.switching.learn(&[-base_loss, -adapter_loss, -ngram, -knn, -blend]);
-        let mixture = self.bayes.learn(&[-base_loss, -adapter_loss, -ngram, -knn, -switching]);
+        let (words, near, all) = self.parts(&situation, token, (-base).exp(), (-adapter).exp());
+        let ngram = self.ngram_blend.loss(kinds[0], &words, 0, base);
+        let knn = self.knn_blend.loss(kinds[1], &near, 0, base);
+        let blend = self.all_blend.loss(kinds[2], &all, 1, base);
+        let switching = self.switching.learn(&[-base, -adapter, -ngram, -knn, -blend]);
+        let mixture = self.bayes.learn(&[-base, -adapter, -ngram, -knn, -switching]);
         self.ngram_blend.learn(kinds[0], &words);
         self.knn_blend.learn(kinds[1], &near);
         self.all_blend.learn(kinds[2], &all);
+        Losses { n: 1, base, adapter, ngram, knn, mixture }
+    }
+
+    /// Remembers that `token` came after `context` and `h`.
+    pub(crate) fn keep(&mut self, arch: Arch, context: &[u32], h: &[f32], token: u32) {
         self.ngrams.observe(context, token);
         self.neighbours.observe(arch, h, token);
-        Losses { n: 1, base: base_loss, adapter: adapter_loss, ngram, knn, mixture }
     }
 
     /// Replaces `logits`, adapted ones, by logarithms of the mixture's probabilities. `base` holds the

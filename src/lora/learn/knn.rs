@@ -55,7 +55,9 @@ impl KnnCache {
     pub(crate) fn observe(&mut self, arch: Arch, h: &[f32], token: u32) {
         let mut key = vec![f16::ZERO; self.n_embd];
         arch.f32_to_f16(&unit(arch, h), &mut key);
-        self.push(&key, token);
+        if key.iter().all(|x| x.is_finite()) {
+            self.push(&key, token);
+        }
     }
 
     /// The tokens that came after the most similar states, and the largest cosine.

@@ -86,7 +86,7 @@ const ANSWER_TOKENS: usize = 512;
 /// Most that the sizes in [`LearnerOptions`] can be, so that a file cannot ask for all memory.
 const MAX_SIZE: usize = 1 << 20;
 /// Share of a new rating in the running mean.
-const REWARD_RATE: f32 = 0.1;
+const REWARD_RATE: f64 = 0.1;
 
 /// Where the tokens of a pass come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,8 +130,8 @@ pub struct Learner {
     pub(crate) n_rewards: u32,
     /// Losses of all tokens observed so far.
     pub(crate) total: Losses,
-    /// Seconds of the last update: choosing the direction, making it effective.
-    pub(crate) times: [f64; 2],
+    /// Seconds of the last update: choosing directions, learning from text, making it effective.
+    pub(crate) times: [f64; 3],
     /// About the head's rows; known once the learner is with a session.
     pub(crate) rows: Option<HeadRows>,
     /// `h` and the head's product of the last token, whose successor is not known yet.
@@ -181,6 +181,7 @@ impl Learner {
         }
         let rates = Rates {
             max_divergence: options.max_divergence,
+            rate: 1.0,
             decay: options.decay,
             consolidation: options.consolidation,
             npo_beta: 0.1,
@@ -197,7 +198,7 @@ impl Learner {
             mean_reward: 0.0,
             n_rewards: 0,
             total: Losses::default(),
-            times: [0.0; 2],
+            times: [0.0; 3],
             rows: None,
             pending: None,
             spare: Default::default(),
@@ -221,9 +222,10 @@ impl Learner {
         self.adapter.n_updates
     }
 
-    /// Milliseconds that the last update took: for its direction, per 64 tokens, and to become effective (the
-    /// product of the head and the adapter, the bound on forgetting, the length of the step).
-    pub fn last_times(&self) -> [f64; 2] {
+    /// Milliseconds that the last update took: to choose what hidden states are projected on, 0 but for every
+    /// [`LearnerOptions::recent_tokens`] tokens; to learn, per 64 tokens; and to become effective (the product of
+    /// the head and the adapter, the bound on forgetting, the length of the step).
+    pub fn last_times(&self) -> [f64; 3] {
         self.times.map(|seconds| 1e3 * seconds)
     }
 
@@ -321,12 +323,20 @@ impl Learner {
         losses
     }
 
-    /// Scores a token that came after `context`, `h` and `raw`, then keeps it to learn from.
+    /// Scores a token that came after `context`, `h` and `raw`, then keeps it to learn from; not if the model
+    /// computes no number.
     pub(crate) fn met(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &[f32], token: u32) -> Losses {
         let lse = self.base_softmax(arch, raw);
         let base_loss = lse - f64::from(self.logits[token as usize]);
-        let losses = self.experts.observe(arch, &self.adapter, context, h, raw, base_loss, token);
+        if !base_loss.is_finite() {
+            let loss = base_loss;
+            return Losses { n: 1, base: loss, adapter: loss, ngram: loss, knn: loss, mixture: loss };
+        }
         self.adapter.observed(arch, h, raw, &self.p, lse, token);
+        let Learner { adapter, p, logits, .. } = self;
+        let adapter_loss = adapter.loss(arch, h, raw, base_loss, token, p, logits);
+        let losses = self.experts.score(arch, context, h, base_loss, adapter_loss, token);
+        self.experts.keep(arch, context, h, token);
         self.total += losses;
         losses
     }
@@ -348,6 +358,10 @@ impl Learner {
         raw_kept.extend_from_slice(raw);
         if !self.adapter.head.is_idle() {
             self.adapter.head.add(arch, h, raw);
+            // Without a branch per value, since this is on the path of a token.
+            if !raw.iter().fold(true, |finite, x| finite & x.is_finite()) {
+                raw.copy_from_slice(&raw_kept);
+            }
         }
         self.adapter.finish.row(raw);
         if last && self.options.generate_with_mixture {
@@ -361,10 +375,11 @@ impl Learner {
 
     /// The advantage of a rating over the usual one, which then moves towards it.
     pub(crate) fn advantage(&mut self, reward: f32) -> f32 {
-        let advantage = reward - self.mean_reward;
-        let rate = if self.n_rewards == 0 { 1.0 } else { REWARD_RATE.max(1.0 / (self.n_rewards + 1) as f32) };
-        self.mean_reward += rate * advantage;
+        let mean = f64::from(self.mean_reward);
+        let advantage = f64::from(reward) - mean;
+        let rate = if self.n_rewards == 0 { 1.0 } else { REWARD_RATE.max(1.0 / (f64::from(self.n_rewards) + 1.0)) };
+        self.mean_reward = (mean + rate * advantage) as f32;
         self.n_rewards = self.n_rewards.saturating_add(1);
-        advantage
+        (advantage as f32).clamp(f32::MIN, f32::MAX)
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Blend {
 const PRIOR_STRENGTH: f64 = 24.0;
 /// Least rate at which weights follow, so that they can turn when the text does.
 const LEAST_RATE: f64 = 0.004;
+/// Counting ends there, long after the rate has become constant.
+const MOST_SEEN: f64 = 1e9;
 /// No weight falls below.
 const LEAST_WEIGHT: f64 = 0.001;
 /// How far from one the weights of a file may sum up to: far more than any step leaves, and no more than a stream's
@@ -43,13 +45,19 @@ impl Blend {
         self.weights(kind).iter().zip(p).map(|(w, p)| w * p).sum()
     }
 
+    /// The same as a loss, given the base model's, which is the expert `base`: its share bounds what a probability
+    /// too small for a number would be.
+    pub(crate) fn loss(&self, kind: usize, p: &[f64], base: usize, base_loss: f64) -> f64 {
+        (-self.probability(kind, p).ln()).min(base_loss - self.weights(kind)[base].ln())
+    }
+
     /// Follows the experts that foresaw what came: one step of expectation maximisation.
     pub(crate) fn learn(&mut self, kind: usize, p: &[f64]) {
         let total = self.probability(kind, p);
         if total <= 0.0 {
             return;
         }
-        self.seen[kind] += 1.0;
+        self.seen[kind] = (self.seen[kind] + 1.0).min(MOST_SEEN);
         let rate = (1.0 / (self.seen[kind] + PRIOR_STRENGTH)).max(LEAST_RATE);
         let weights = &mut self.weights[kind * self.n..][..self.n];
         for (w, p) in weights.iter_mut().zip(p) {
@@ -71,7 +79,7 @@ impl Blend {
             && weights.chunks_exact(self.n).all(|row| {
                 row.iter().all(|&w| w > 0.0 && w <= 1.0) && (row.iter().sum::<f64>() - 1.0).abs() < ROUNDING
             })
-            && seen.iter().all(|n| (0.0..1e9).contains(n));
+            && seen.iter().all(|n| (0.0..=MOST_SEEN).contains(n));
         if sound {
             self.weights = weights.to_vec();
             self.seen = seen.to_vec();

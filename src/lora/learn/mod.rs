@@ -16,7 +16,8 @@ pub use experts::Losses;
 pub use head::MAX_RANK;
 pub use learner::{Learner, LearnerOptions};
 
+pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use learner::Source;
 pub(crate) use moments::softmax;
-pub(crate) use optimiser::{HeadLearner, Lesson};
+pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};

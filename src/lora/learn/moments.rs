@@ -11,6 +11,15 @@ pub(crate) const SLOTS: usize = TOP + 1;
 /// Marks a slot that holds no token, in vocabularies smaller than [`SLOTS`].
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
 
+/// Largest value that is learnt or read from a file: products of two are finite, however many are summed up.
+pub(crate) const LARGEST: f32 = 1e15;
+
+/// Whether all values are numbers that products can be computed with.
+pub(crate) fn computable(values: &[f32]) -> bool {
+    // Without a branch per value, so that it is a vector's work.
+    values.iter().fold(true, |all, x| all & (x.abs() <= LARGEST))
+}
+
 /// `ln Σ exp(logits)`; leaves the probabilities in `p`.
 pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     p.clear();
@@ -97,22 +106,40 @@ impl Moments {
 
     /// Keeps the essence of a moment: hidden state `h`, the head's product `raw: (n_vocab)`, the
     /// probabilities `p` that follow from it with their normaliser `lse`, and the token that came.
-    pub(crate) fn push(&mut self, arch: Arch, finish: Finish, h: &[f32], raw: &[f32], p: &[f32], lse: f64, token: u32) {
-        let i = self.pushed % self.capacity;
-        self.pushed += 1;
-        arch.f32_to_f16(h, &mut self.h[i * self.n_embd..][..self.n_embd]);
-        let ids = &mut self.ids[i * SLOTS..][..SLOTS];
-        ids.fill(NO_TOKEN);
+    /// What [cannot be computed with](computable) is not kept; whether it was.
+    pub(crate) fn push(
+        &mut self,
+        arch: Arch,
+        finish: Finish,
+        h: &[f32],
+        raw: &[f32],
+        p: &[f32],
+        lse: f64,
+        token: u32,
+    ) -> bool {
+        let mut ids = [NO_TOKEN; SLOTS];
         ids[0] = token;
         top(p, token, &mut ids[1..]);
+        let mut kept = [0.0; SLOTS];
         let mut rest = 1.0f64;
-        for (&id, kept) in ids.iter().zip(&mut self.raw[i * SLOTS..][..SLOTS]) {
+        for (&id, kept) in ids.iter().zip(&mut kept) {
             let Some(&value) = raw.get(id as usize) else { break };
             *kept = value;
             rest -= (f64::from(finish.logit(value)) - lse).exp();
         }
         // Rounding leaves a share of about 1e-7 undecided.
-        self.rest[i] = (lse + rest.max(1e-9).ln()) as f32;
+        let rest = (lse + rest.max(1e-9).ln()) as f32;
+        let fits = h.iter().fold(true, |all, x| all & (x.abs() <= f16::MAX.to_f32()));
+        if !(fits && computable(&kept) && computable(&[rest])) {
+            return false;
+        }
+        let i = self.pushed % self.capacity;
+        self.pushed += 1;
+        arch.f32_to_f16(h, &mut self.h[i * self.n_embd..][..self.n_embd]);
+        self.ids[i * SLOTS..][..SLOTS].copy_from_slice(&ids);
+        self.raw[i * SLOTS..][..SLOTS].copy_from_slice(&kept);
+        self.rest[i] = rest;
+        true
     }
 
     /// A moment as a file had it; its length was checked.
@@ -161,6 +188,22 @@ mod tests {
         let mut found = ids.to_vec();
         found.sort_by(|&i, &j| p[j as usize].total_cmp(&p[i as usize]));
         assert_eq!(found, expected[..TOP]);
+    }
+
+    #[test]
+    fn what_cannot_be_computed_with_is_not_kept() {
+        let arch = Arch::scalar();
+        let finish = Finish { scale: 1.0, cap: 0.0 };
+        let mut moments = Moments::new(2, 2);
+        let mut push = |h: f32, raw: f32, lse: f64, token: u32| {
+            moments.push(arch, finish, &[0.5, h], &[raw, 0.0, 1.0], &[0.2, 0.3, 0.5], lse, token)
+        };
+        assert!(push(1.0, 2.0, 2.5, 0) && push(1.0, 2.0, 2.5, 1));
+        for unsound in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+            assert!(!push(unsound, 2.0, 2.5, 2) && !push(1.0, unsound, 2.5, 2));
+            assert!(!push(1.0, 2.0, unsound.into(), 2));
+        }
+        assert!(moments.iter().map(|m| m.ids[0]).eq([0, 1]));
     }
 
     #[test]

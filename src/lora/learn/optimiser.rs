@@ -3,7 +3,7 @@
 
 use super::control::{Fisher, Whitening, directions};
 use super::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
-use super::moments::{Moment, Moments, NO_TOKEN, SLOTS, softmax};
+use super::moments::{Moment, Moments, NO_TOKEN, SLOTS, computable, softmax};
 use crate::arch::Arch;
 use crate::model::Finish;
 
@@ -43,6 +43,8 @@ pub(crate) enum Lesson {
 pub(crate) struct Rates {
     /// Most mean `KL(base ‖ adapted)` over the control moments, and most mean rise of their loss, in nats.
     pub(crate) max_divergence: f64,
+    /// What a preconditioned gradient is multiplied by.
+    pub(crate) rate: f32,
     /// What an update forgets of those before.
     pub(crate) decay: f32,
     /// Weight of the penalty for leaving what mattered.
@@ -93,7 +95,7 @@ pub(crate) struct Evidence {
 
 impl Evidence {
     /// The gain of a chunk of `n` tokens; older ones fade.
-    fn add(&mut self, gain: f64, n: usize) {
+    pub(crate) fn add(&mut self, gain: f64, n: usize) {
         // Exactly none is the gain of tokens that are all the same: they have no order.
         if gain.is_finite() && gain != 0.0 {
             let kept = EVIDENCE_KEPT.powf(n as f64 / UPDATE_TOKENS as f64);
@@ -104,7 +106,7 @@ impl Evidence {
     }
 
     /// `None` while it is too early to tell. If order means nothing, sums of chunks are independent.
-    fn verdict(&self) -> Option<bool> {
+    pub(crate) fn verdict(&self) -> Option<bool> {
         (self.chunks >= LEAST_CHUNKS).then(|| self.sum > LEAST_ERRORS * self.squares.sqrt())
     }
 }
@@ -141,7 +143,27 @@ impl HeadLearner {
         }
     }
 
-    /// Loss of `token` by the adapted model, over the whole vocabulary; `p` is scratch.
+    /// Loss of `token` by the adapted model; that of the base model while the adapter is idle, or where what a
+    /// file held overflows.
+    pub(crate) fn loss(
+        &self,
+        arch: Arch,
+        h: &[f32],
+        raw: &[f32],
+        base_loss: f64,
+        token: u32,
+        p: &mut Vec<f32>,
+        logits: &mut Vec<f32>,
+    ) -> f64 {
+        if self.head.is_idle() {
+            return base_loss;
+        }
+        let loss = self.exact_loss(arch, h, raw, token, p, logits);
+        if loss.is_finite() { loss } else { base_loss }
+    }
+
+    /// Loss of `token` by the adapted model, over the whole vocabulary; leaves the probabilities in `p` and the
+    /// logits in `logits`.
     pub(crate) fn exact_loss(
         &self,
         arch: Arch,
@@ -161,9 +183,10 @@ impl HeadLearner {
 
     /// Keeps an observed moment for the next update.
     pub(crate) fn observed(&mut self, arch: Arch, h: &[f32], raw: &[f32], p: &[f32], lse: f64, token: u32) {
-        self.recent.push(arch, self.finish, h, raw, p, lse, token);
-        self.since_choice = self.since_choice.saturating_add(1);
-        self.fresh = (self.fresh + 1).min(self.recent.len());
+        if self.recent.push(arch, self.finish, h, raw, p, lse, token) {
+            self.since_choice = self.since_choice.saturating_add(1);
+            self.fresh = (self.fresh + 1).min(self.recent.len());
+        }
     }
 
     fn project(&self, arch: Arch, m: &Moment<'_>, row: &mut Vec<f32>) -> Ranks {
@@ -214,6 +237,7 @@ impl HeadLearner {
     /// Takes from each row of `B` what makes the model surer, or less sure, of ordinary text: that is no
     /// knowledge, and uses up the bound. The shortest way there, in the metric of the preconditioner.
     pub(crate) fn steady(&mut self) {
+        let old = self.head.b.clone();
         let preconditioner = self.fisher.preconditioner();
         let n = preconditioner.len();
         for (q, b) in self.confidence.chunks_exact(n).zip(self.head.b.chunks_exact_mut(n)) {
@@ -225,6 +249,9 @@ impl HeadLearner {
             }
             let factor = over / under;
             b.iter_mut().zip(q).zip(&preconditioner).for_each(|((b, q), p)| *b -= (factor * product(q, p)) as f32);
+        }
+        if !computable(&self.head.b) {
+            self.head.b = old;
         }
     }
 
@@ -256,8 +283,15 @@ impl HeadLearner {
         self.since_choice = 0;
         let (old_a, old_b) = (std::mem::take(&mut self.head.a), std::mem::take(&mut self.head.b));
         let old = if undecided { (&[][..], &[][..]) } else { (&old_a[..], &old_b[..]) };
-        (self.head.a, self.head.b) =
-            directions(arch, &whitening, &self.fisher.preconditioner(), g, &h, old, self.head.rank);
+        let rank = self.head.rank;
+        let preconditioner = self.fisher.preconditioner();
+        let chosen = |old| {
+            let (a, b) = directions(arch, &whitening, &preconditioner, g, &h, old, rank);
+            (computable(&a) && computable(&b)).then_some((a, b))
+        };
+        // What cannot be gone on from is given up.
+        let none = || (vec![0.0; rank * n], vec![0.0; rank * n]);
+        (self.head.a, self.head.b) = chosen(old).or_else(|| chosen((&[], &[]))).unwrap_or_else(none);
         match lesson {
             Lesson::Chance => {
                 let length = arch.dot(&self.head.b, &self.head.b).sqrt();
@@ -331,12 +365,16 @@ impl HeadLearner {
         } else {
             gradient
         };
-        let Rates { decay, consolidation, .. } = self.rates;
+        let Rates { rate, decay, consolidation, .. } = self.rates;
         let preconditioner = self.fisher.preconditioner();
+        let old = self.head.b.clone();
         let effective: Vec<f32> = self.head.b.iter().map(|b| self.head.scale * b).collect();
         let penalty = self.fisher.penalty_gradient(&self.head.a, &effective);
         for (i, (b, (g, p))) in self.head.b.iter_mut().zip(gradient.iter().zip(&penalty)).enumerate() {
-            *b = (1.0 - decay) * *b - preconditioner[i % preconditioner.len()] * (g + consolidation * p);
+            *b = (1.0 - decay) * *b - rate * preconditioner[i % preconditioner.len()] * (g + consolidation * p);
+        }
+        if !computable(&self.head.b) {
+            self.head.b = old;
         }
         self.steady();
         match lesson {
@@ -346,7 +384,7 @@ impl HeadLearner {
             }
             _ => self.fresh -= self.fresh.min(UPDATE_TOKENS),
         }
-        self.n_updates += 1;
+        self.n_updates = self.n_updates.saturating_add(1);
     }
 
     /// Mean `KL(base ‖ adapted)` over the control text at a scale; 0 without one.
@@ -466,7 +504,7 @@ impl HeadLearner {
 }
 
 /// A vector of this length in a direction by chance.
-fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
+pub(crate) fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut x: Vec<f32> = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -475,7 +513,7 @@ fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
     .take(n)
     .collect();
     let norm = x.iter().map(|x| x * x).sum::<f32>().sqrt();
-    x.iter_mut().for_each(|x| *x *= length / norm);
+    x.iter_mut().for_each(|x| *x *= length / norm.max(f32::MIN_POSITIVE));
     x
 }
 

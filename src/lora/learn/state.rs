@@ -2,7 +2,7 @@
 //! that of a model is, and writing it leaves either the old file or the new one.
 
 use super::learner::{Learner, LearnerOptions};
-use super::moments::{Moment, Moments, NO_TOKEN, SLOTS};
+use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
 use super::optimiser::Evidence;
 use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
@@ -10,6 +10,7 @@ use crate::model::Model;
 use crate::quant::DType;
 use bytemuck::Pod;
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 const TYPE: &str = "learned";
@@ -153,22 +154,19 @@ impl Learner {
         a.since_choice = metadata.u32("learned.since_choice")? as usize;
         a.rated = metadata.bool("learned.rated")?;
         a.evidence = Evidence {
-            sum: number(metadata, "learned.evidence.sum")?,
-            squares: number(metadata, "learned.evidence.squares")?,
+            sum: number(metadata, "learned.evidence.sum", -MOST_EVIDENCE..=MOST_EVIDENCE)?,
+            squares: number(metadata, "learned.evidence.squares", 0.0..=MOST_EVIDENCE * MOST_EVIDENCE)?,
             chunks: metadata.u32("learned.evidence.chunks")?,
         };
-        if a.evidence.squares < 0.0 {
-            return Err(damaged("learned.evidence.squares", a.evidence.squares as f32));
-        }
         learner.total.n = metadata.u32("learned.losses.n")? as usize;
         for (name, loss) in learner.total.by_name_mut() {
-            *loss = number(metadata, name)?;
+            *loss = number(metadata, name, -MOST_LOSS..=MOST_LOSS)?;
         }
         a.fisher.n_texts = metadata.u32("learned.fisher_texts")?;
-        let finite = |x: &f32| x.is_finite();
-        a.head.a = values(gguf, "head.a", n, rank..=rank, DType::F32, finite)?;
-        a.head.b = values(gguf, "head.b", n, rank..=rank, DType::F32, finite)?;
-        let positive = |x: &f32| (0.0..=f32::MAX).contains(x);
+        let sound = |x: &f32| computable(&[*x]);
+        a.head.a = values(gguf, "head.a", n, rank..=rank, DType::F32, sound)?;
+        a.head.b = values(gguf, "head.b", n, rank..=rank, DType::F32, sound)?;
+        let positive = |x: &f32| (0.0..=LARGEST).contains(x);
         a.fisher.gamma = values(gguf, "fisher.gamma", 1, n..=n, DType::F32, positive)?;
         a.fisher.xi = values(gguf, "fisher.xi", 1, n..=n, DType::F32, positive)?;
         let names = [
@@ -209,6 +207,10 @@ impl Learner {
     }
 }
 
+/// Largest sums that a file may hold: so large that what is added to them, which is below 1e100, is rounded away, so
+/// that no stream leads beyond.
+const MOST_EVIDENCE: f64 = 1e150;
+const MOST_LOSS: f64 = 1e300;
 /// Most numbers of one part of the mixture.
 const MAX_NUMBERS: usize = 1 << 16;
 
@@ -216,7 +218,7 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
     let size = |key: &str| Ok::<_, LearnError>(metadata.u32(&format!("learned.{key}"))? as usize);
     Ok(LearnerOptions {
         rank: size("rank")?,
-        max_divergence: number(metadata, "learned.max_divergence")?,
+        max_divergence: number(metadata, "learned.max_divergence", 0.0..=f64::MAX)?,
         control_tokens: size("control_tokens")?,
         recent_tokens: size("recent_tokens")?,
         cache_tokens: size("cache_tokens")?,
@@ -227,10 +229,10 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
     })
 }
 
-/// A finite number in 64 bits.
-fn number(metadata: &Metadata, name: &'static str) -> Result<f64, LearnError> {
+/// A number in 64 bits, within limits.
+fn number(metadata: &Metadata, name: &'static str, limits: RangeInclusive<f64>) -> Result<f64, LearnError> {
     match metadata.get(name) {
-        Some(&Value::F64(x)) if x.is_finite() => Ok(x),
+        Some(&Value::F64(x)) if limits.contains(&x) => Ok(x),
         found => Err(LearnError::Value { name, what: found.map_or("missing".into(), |v| format!("{v:?}")) }),
     }
 }
@@ -252,7 +254,7 @@ fn values<T: Pod + std::fmt::Debug>(
     gguf: &Gguf,
     name: &'static str,
     width: usize,
-    rows: std::ops::RangeInclusive<usize>,
+    rows: RangeInclusive<usize>,
     dtype: DType,
     sound: impl Fn(&T) -> bool,
 ) -> Result<Vec<T>, LearnError> {
@@ -284,12 +286,12 @@ fn read_moments(
     n_vocab: u32,
 ) -> Result<(), LearnError> {
     let [h, ids, raw, rest] = names;
-    let finite = |x: &f32| x.is_finite();
-    let all_rest: Vec<f32> = values(gguf, rest, 1, 0..=moments.capacity(), DType::F32, finite)?;
+    let sound = |x: &f32| computable(&[*x]);
+    let all_rest: Vec<f32> = values(gguf, rest, 1, 0..=moments.capacity(), DType::F32, sound)?;
     let len = all_rest.len();
     let all_h: Vec<half::f16> = values(gguf, h, n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
     let all_ids: Vec<u32> = values(gguf, ids, SLOTS, len..=len, DType::I32, |t| *t < n_vocab || *t == NO_TOKEN)?;
-    let all_raw: Vec<f32> = values(gguf, raw, SLOTS, len..=len, DType::F32, finite)?;
+    let all_raw: Vec<f32> = values(gguf, raw, SLOTS, len..=len, DType::F32, sound)?;
     // The first slot is the token that came: it is always there.
     if all_ids.chunks_exact(SLOTS).any(|ids| ids[0] == NO_TOKEN) {
         return Err(LearnError::Value { name: ids, what: "no token".into() });

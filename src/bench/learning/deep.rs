@@ -1,0 +1,228 @@
+//! Backpropagation into the last quarter of the layers, chunk by chunk.
+
+use super::{LearningOptions, base_softmax};
+use crate::error::Error;
+use crate::exec::{AdapterId, Session, SessionOptions, cross_entropy};
+use crate::lora::{Adapter, Evidence, Gradients, Optimiser, Sgd, random, softmax};
+use crate::model::{Model, Site};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Rank of the adapters.
+const RANK: usize = 4;
+
+/// First weight of the rehearsal's divergence in the loss of backpropagation.
+const FIRST_REHEARSAL: f32 = 8.0;
+/// Share of the bound that divergence on rehearsed text is held to: on other text it is larger.
+const REHEARSED_SHARE: f64 = 0.8;
+/// Most windows of control text that are rehearsed in turn.
+const REHEARSED: usize = 64;
+
+/// Control text that backpropagation must predict as the base model does.
+pub(super) struct Rehearsal<'t> {
+    text: &'t [u32],
+    /// First token, and the base model's `ln p` of what follows each token of the window, `(n − 1, n_vocab)`.
+    windows: Vec<(usize, Vec<f32>)>,
+    n_chunk: usize,
+}
+
+impl<'t> Rehearsal<'t> {
+    pub(super) fn new(session: &mut Session<'_>, text: &'t [u32], n_chunk: usize) -> Result<Self, Error> {
+        let (arch, finish) = (session.model().arch(), session.model().hparams().logit_finish());
+        let n = (text.len() / n_chunk).min(REHEARSED);
+        let (mut p, mut logits) = (Vec::new(), Vec::new());
+        let mut windows = Vec::new();
+        for i in 0..n {
+            let start = i * (text.len() - n_chunk) / n;
+            let mut log_p = Vec::new();
+            session.window(text, start..start + n_chunk, 0, &mut |_, _, raw| {
+                let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
+                log_p.extend(logits.iter().map(|l| l - lse as f32));
+            })?;
+            windows.push((start, log_p));
+        }
+        Ok(Rehearsal { text, windows, n_chunk })
+    }
+
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; the mean divergence in nats.
+    fn gradient(
+        &self,
+        session: &mut Session<'_>,
+        id: AdapterId,
+        turn: usize,
+        strength: f32,
+        gradients: &mut Gradients,
+    ) -> Result<f64, Error> {
+        let (start, log_p) = &self.windows[turn % self.windows.len()];
+        let n_vocab = session.model().hparams().n_vocab;
+        let n = self.n_chunk - 1;
+        let weight = strength / n as f32;
+        session.clear();
+        let objective = |i: usize, logits: &mut [f32]| {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
+            let mut divergence = 0.0;
+            for (logit, &log_p) in logits.iter_mut().zip(&log_p[i * n_vocab..]) {
+                let (p, log_q) = (log_p.exp(), *logit - lse);
+                divergence += f64::from(p * (log_p - log_q));
+                *logit = weight * (log_q.exp() - p);
+            }
+            divergence
+        };
+        let total = session.gradient(id, &self.text[*start..start + n], 0, &objective, gradients)?;
+        Ok(total / n as f64)
+    }
+}
+
+/// What backpropagation learns.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Told {
+    Stream,
+    /// The stream's contexts, each with a token from half a stream away.
+    Shuffled,
+    /// The stream, with the sign of its gradient reversed.
+    Opposite,
+    /// Directions by chance, as long as the stream's gradient.
+    Chance,
+}
+
+/// Adapters in the last quarter of the layers.
+pub(super) struct DeepArm<'m> {
+    pub(super) told: Told,
+    pub(super) session: Session<'m>,
+    id: AdapterId,
+    gradients: Gradients,
+    descent: Sgd,
+    max_divergence: f64,
+    /// Price of the rehearsal's divergence.
+    strength: f32,
+    /// Whether it helped on what was not learnt yet.
+    pub(super) evidence: Evidence,
+    /// Losses by chunk.
+    pub(super) losses: Vec<f64>,
+    /// The same where it takes effect only while it helps.
+    pub(super) judged_losses: Vec<f64>,
+    pub(super) update_ms: Vec<f64>,
+    /// Those that predicted the latest chunk before it was learnt, `(n, n_vocab)`.
+    pub(super) logits: Vec<f32>,
+}
+
+/// Whether backpropagation trains a matrix: those of feed-forward layers and of attention's output, in the
+/// last quarter of the layers.
+fn is_trained(site: &Site, n_layer: usize) -> bool {
+    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"].iter().any(|part| site.part().starts_with(part));
+    part && site.layer().is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
+}
+
+impl<'m> DeepArm<'m> {
+    pub(super) fn new(model: &'m Model, n_ctx: usize, options: &LearningOptions, told: Told) -> Result<Self, Error> {
+        let within = SessionOptions { n_ctx: Some(n_ctx), n_threads: options.n_threads, ..Default::default() };
+        let mut session = model.session_with(&within)?;
+        let adapter = Adapter::zeros(model, RANK, 1, |site| is_trained(site, model.hparams().n_layer))?;
+        let gradients = Gradients::zeros(&adapter);
+        let mut descent = Sgd::new(model.site_norms());
+        descent.rate = options.deep_rate;
+        let id = session.attach(Arc::new(adapter), 1.0)?;
+        Ok(DeepArm {
+            told,
+            session,
+            id,
+            gradients,
+            descent,
+            max_divergence: options.learner.max_divergence,
+            strength: FIRST_REHEARSAL,
+            evidence: Evidence::default(),
+            losses: Vec::new(),
+            judged_losses: Vec::new(),
+            update_ms: Vec::new(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// What it is called, and what it is called where it takes effect only while it helps.
+    pub(super) fn names(&self) -> (&'static str, Option<&'static str>) {
+        match self.told {
+            Told::Stream => (
+                "last quarter of the layers, backpropagation",
+                Some("last quarter of the layers, backpropagation, while it helps"),
+            ),
+            Told::Shuffled => ("backpropagation of the stream's words in another order", None),
+            Told::Opposite => (
+                "control: backpropagation of the opposite",
+                Some("control: backpropagation of the opposite, while it helps"),
+            ),
+            Told::Chance => ("control: backpropagation, random direction of equal length", None),
+        }
+    }
+
+    /// Scores the part `chunk` of the stream behind at most `context` tokens, then learns it; the `turn`th time.
+    /// The loss.
+    pub(super) fn learn(
+        &mut self,
+        stream: &[u32],
+        chunk: Range<usize>,
+        context: usize,
+        turn: usize,
+        rehearsal: &Rehearsal<'_>,
+    ) -> Result<f64, Error> {
+        let (arch, n_vocab) = (self.session.model().arch(), self.session.model().hparams().n_vocab);
+        let begin = chunk.start.saturating_sub(context);
+        let first = chunk.start.max(1) - 1;
+        let before = Instant::now();
+        if begin < first {
+            self.session.prefill(&stream[begin..first])?;
+        }
+        let n = chunk.end - first - 1;
+        self.gradients.clear();
+        self.logits.resize(n * n_vocab, 0.0);
+        if n > 0 {
+            let sign = if self.told == Told::Opposite { -1.0 } else { 1.0 };
+            let away = if self.told == Told::Shuffled { stream.len() / 2 } else { 0 };
+            let kept = Mutex::new(&mut self.logits);
+            let objective = |i: usize, logits: &mut [f32]| {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept[i * n_vocab..][..n_vocab].copy_from_slice(logits);
+                drop(kept);
+                let token = stream[(first + 1 + i + away) % stream.len()];
+                cross_entropy(arch, logits, token, sign / n as f32)
+            };
+            let tokens = &stream[first..chunk.end - 1];
+            self.session.gradient(self.id, tokens, 0, &objective, &mut self.gradients)?;
+            if self.told == Told::Chance {
+                self.randomise(turn);
+            }
+            let divergence =
+                rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
+            // A price that rises while the bound is broken, and falls while it is not.
+            let excess = divergence / (REHEARSED_SHARE * self.max_divergence) - 1.0;
+            self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 3.0)).exp() as f32).clamp(1.0, 1000.0);
+            let DeepArm { session, descent, gradients, .. } = self;
+            session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
+        }
+        self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
+        let mut p = Vec::new();
+        let came = &stream[first + 1..chunk.end];
+        let losses = self
+            .logits
+            .chunks_exact(n_vocab)
+            .zip(came)
+            .map(|(logits, &token)| softmax(arch, logits, &mut p) - f64::from(logits[token as usize]));
+        let loss = losses.sum();
+        self.losses.push(loss);
+        Ok(loss)
+    }
+
+    fn randomise(&mut self, turn: usize) {
+        let n = self.gradients.sites().len();
+        for site in 0..n {
+            let Some(term) = self.gradients.term_mut(site) else { continue };
+            let (a, b) = term.parts_mut();
+            for (i, part) in [a, b].into_iter().enumerate() {
+                let length = part.iter().map(|x| x * x).sum::<f32>().sqrt();
+                let seed = (turn * 2 + i) * n + site;
+                part.copy_from_slice(&random(part.len(), length, seed as u64));
+            }
+        }
+    }
+}

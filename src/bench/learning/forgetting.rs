@@ -1,0 +1,97 @@
+//! What adapters do to text that they did not learn from.
+
+use super::base_softmax;
+use super::estimate::{Estimate, bootstrap};
+use crate::error::Error;
+use crate::exec::Session;
+use crate::lora::HeadLearner;
+
+/// What an adapter did to the control text, the half of it that nothing was calibrated with.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Forgetting {
+    /// Nats per token more than the base model.
+    pub loss: Estimate,
+    /// Mean `KL(base ‖ adapted)` in nats.
+    pub divergence: f64,
+    /// Share of tokens whose most likely successor stays the same.
+    pub agreement: f64,
+}
+
+/// Loss of the base model on a text, and what adapters do to it.
+pub(super) fn forgetting(
+    session: &mut Session<'_>,
+    text: &[u32],
+    heads: &[&HeadLearner],
+    n_bootstrap: usize,
+) -> Result<(f64, Vec<Forgetting>), Error> {
+    let arch = session.model().arch();
+    let finish = session.model().hparams().logit_finish();
+    let n_chunk = session.n_ctx() / 2;
+    let n_chunks = text.len().div_ceil(n_chunk);
+    let mut sizes = vec![0.0; n_chunks];
+    let mut more = vec![vec![0.0; n_chunks]; heads.len()];
+    let mut found = vec![Forgetting::default(); heads.len()];
+    let (mut p, mut q, mut logits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut total, mut n) = (0.0, 0usize);
+    session.windows(text, |i, h, raw| {
+        let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
+        let loss = lse - f64::from(logits[text[i] as usize]);
+        let best = largest(&p);
+        total += loss;
+        n += 1;
+        sizes[i / n_chunk] += 1.0;
+        for ((head, more), found) in heads.iter().zip(&mut more).zip(&mut found) {
+            more[i / n_chunk] += head.exact_loss(arch, h, raw, text[i], &mut q, &mut logits) - loss;
+            let divergence = p.iter().zip(&q).filter(|(p, _)| **p > 0.0);
+            found.divergence += divergence.map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln()).sum::<f64>();
+            found.agreement += f64::from(u8::from(largest(&q) == best));
+        }
+    })?;
+    for (found, more) in found.iter_mut().zip(more) {
+        found.loss = bootstrap(more.into_iter(), &sizes, n_bootstrap);
+        found.divergence /= n as f64;
+        found.agreement /= n as f64;
+    }
+    Ok((total / n as f64, found))
+}
+
+/// What the adapters of `adapted` do to a text that `base` reads.
+pub(super) fn forgetting_of(
+    base: &mut Session<'_>,
+    adapted: &mut Session<'_>,
+    text: &[u32],
+    n_bootstrap: usize,
+) -> Result<Forgetting, Error> {
+    let arch = base.model().arch();
+    let finish = base.model().hparams().logit_finish();
+    let n_chunk = base.n_ctx() / 2;
+    let (mut sizes, mut more, mut found) = (Vec::new(), Vec::new(), Forgetting::default());
+    let (mut q, mut logits) = (Vec::new(), Vec::new());
+    for start in (0..text.len()).step_by(n_chunk) {
+        let chunk = start..(start + n_chunk).min(text.len());
+        let mut rows: Vec<(Vec<f32>, f64)> = Vec::new();
+        base.window(text, chunk.clone(), n_chunk, &mut |i, _, raw| {
+            let mut p = Vec::new();
+            let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
+            rows.push((p, lse - f64::from(logits[text[i] as usize])));
+        })?;
+        let (mut sum, mut rows_left) = (0.0, rows.iter());
+        adapted.window(text, chunk, n_chunk, &mut |i, _, raw| {
+            let Some((p, loss)) = rows_left.next() else { return };
+            let lse = base_softmax(arch, finish, raw, &mut q, &mut logits);
+            sum += lse - f64::from(logits[text[i] as usize]) - loss;
+            let divergence = p.iter().zip(&q).filter(|(p, _)| **p > 0.0);
+            found.divergence += divergence.map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln()).sum::<f64>();
+            found.agreement += f64::from(u8::from(largest(&q) == largest(p)));
+        })?;
+        sizes.push(rows.len() as f64);
+        more.push(sum);
+    }
+    let n = sizes.iter().sum::<f64>();
+    let loss = bootstrap(more.into_iter(), &sizes, n_bootstrap);
+    Ok(Forgetting { loss, divergence: found.divergence / n, agreement: found.agreement / n })
+}
+
+fn largest(p: &[f32]) -> usize {
+    (0..p.len()).max_by(|&i, &j| p[i].total_cmp(&p[j])).unwrap_or(0)
+}
