@@ -265,6 +265,7 @@ impl Crew<'_> {
 
     /// Cuts the columns of the matrices of `items` into tiles, all in one region, and calls `f` with the
     /// item, the tile's range and its view: `view` tells an item's matrix and the width of its tiles.
+    #[expect(clippy::needless_pass_by_ref_mut)] // that the items are borrowed exclusively is what makes it sound
     pub(crate) fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
     where
         V: Fn(&T) -> (&ColumnsMut<'m>, usize) + Sync,
