@@ -954,21 +954,6 @@ fn folders_and_exports_are_made_with_care() {
 }
 
 #[test]
-fn what_is_learnt_and_shut_out_is_told_from_nothing() {
-    let model = demo();
-    let mut session = model.session().unwrap();
-    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
-    let error = session.learner().unwrap().to_adapter(&model).unwrap_err();
-    assert!(matches!(error, ruvllm::LearnError::NothingLearnt), "{error}");
-    let tokens: Vec<u32> = (0..128).map(|i| 300 + i * 31 % 700).collect();
-    session.observe(&tokens).unwrap();
-    let learner = session.learner().unwrap();
-    assert_eq!(learner.scale(), 0.0, "noise takes effect");
-    let error = learner.to_adapter(&model).unwrap_err();
-    assert!(matches!(error, ruvllm::LearnError::NoEffect), "{error}");
-}
-
-#[test]
 fn numbers_out_of_range_and_repeated_flags() {
     for (args, part) in [
         (&["-p", "x", "-n", "-5"][..], "-2"),
