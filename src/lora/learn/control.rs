@@ -133,10 +133,13 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
     }
 }
 
+/// Squares of lengths that rounding leaves of a vector that others are taken from: some `n·2⁻⁴⁶` of its own.
+const ROUNDING: f32 = 1e-10;
+
 /// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A` whose rows have length one
 /// in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates
 /// in so many tokens. `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`; the result's `A` and `Bᵀ`, as `old` ones that it goes on from,
-/// `(rank, n)`. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new text apart.
+/// `(rank, n)`, zero where there are fewer. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new text apart.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
@@ -166,19 +169,25 @@ pub(crate) fn directions(
     let mut all_a: Vec<Vec<f32>> = Vec::new();
     let mut duals: Vec<Vec<f32>> = Vec::new();
     let mut all_b = Vec::new();
-    for _ in 0..rank {
+    'directions: for _ in 0..rank {
         let mut v = vec![1.0; h.len() / n];
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for _ in 0..12 {
             // `dual = Ξ·a`, kept along so that lengths in Ξ cost one product.
             let mut dual = transposed(h, &v);
             a = whitening.solve(arch, &dual);
+            let whole = arch.dot(&a, &dual);
             for (other, other_dual) in all_a.iter().zip(&duals) {
                 let overlap = arch.dot(&a, other_dual);
                 arch.add_scaled(&mut a, other, -overlap);
                 arch.add_scaled(&mut dual, other_dual, -overlap);
             }
-            let length = arch.dot(&a, &dual).max(f32::MIN_POSITIVE).sqrt();
+            let left = arch.dot(&a, &dual);
+            // No more than rounding leaves: so few tokens have no further direction.
+            if left.is_nan() || left <= ROUNDING * whole {
+                break 'directions;
+            }
+            let length = left.max(f32::MIN_POSITIVE).sqrt();
             a.iter_mut().for_each(|x| *x /= length);
             dual.iter_mut().for_each(|x| *x /= length);
             b = transposed(g, &times(h, &a));
@@ -193,6 +202,8 @@ pub(crate) fn directions(
         all_a.push(a);
         all_b.push(b);
     }
+    all_a.resize(rank, vec![0.0; n]);
+    all_b.resize(rank, vec![0.0; n]);
     (all_a.concat(), all_b.concat())
 }
 
@@ -222,6 +233,24 @@ mod tests {
                 sum += f64::from(entry * y[j]);
             }
             assert!((sum - f64::from(x[i])).abs() < 1e-3, "{i}: {sum} {}", x[i]);
+        }
+    }
+
+    #[test]
+    fn one_token_has_one_direction() {
+        let n = 8;
+        let mut moments = Moments::new(n, 4);
+        let value = |i: usize, j: usize| ((i * 31 + j * 17) % 13) as f32 / 4.0 - 1.5;
+        for i in 0..4 {
+            let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
+            moments.push(Arch::scalar(), Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
+        }
+        for arch in Arch::available() {
+            let whitening = Whitening::new(arch, moments.iter(), n);
+            let [g, h]: [Vec<f32>; 2] = [5, 9].map(|i| (0..n).map(|j| value(i, j)).collect());
+            let (a, b) = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4);
+            assert!(arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6, "{a:?} {b:?}");
+            assert!(a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0), "{a:?} {b:?}");
         }
     }
 
