@@ -859,6 +859,7 @@ fn wait_for(pipe: &mut impl Read, what: &str) {
     }
 }
 
+#[cfg(unix)]
 const ENDLESS: [&str; 6] = ["-p", "Ownership is", "--ignore-eos", "-c", "100000", "-s"];
 
 #[cfg(unix)]
