@@ -37,7 +37,7 @@ mod view;
 use crate::quant::DType;
 use std::sync::OnceLock;
 
-pub use acts::{Acts, BlockP16, BlockQ8, BlockQ16};
+pub use acts::{Acts, BlockQ8, BlockQ16};
 pub use view::ColumnsMut;
 
 /// Activation form a product kernel reads.
@@ -47,8 +47,6 @@ pub enum ActForm {
     F32,
     /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
-    /// The same as two planes of bytes ([`BlockP16`]).
-    P16,
     /// Rows rounded to 8-bit integers with a scale per 32 values ([`BlockQ8`]).
     Q8,
 }
@@ -198,7 +196,6 @@ pub(crate) struct Kernels {
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) transposed: fn(DType) -> Transposed,
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
-    pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
     pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
@@ -423,16 +420,6 @@ impl Arch {
         assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_q16)(x, blocks) }
-    }
-
-    /// Rounds a row of activations.
-    ///
-    /// # Panics
-    /// If `blocks` has another length than [`BlockP16::per_row`] says.
-    pub fn quantize_p16(self, x: &[f32], blocks: &mut [BlockP16]) {
-        assert_eq!(blocks.len(), BlockP16::per_row(x.len()), "quantize_p16: {} values", x.len());
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.quantize_p16)(x, blocks) }
     }
 
     /// Rounds a row of activations.

@@ -1,21 +1,22 @@
 //! Products of weights with an activation row, and with a few where a format has no strips.
 //!
-//! A block format only says how 256 of its weights become unsigned bytes, scales and offsets ([`Weights`]); the
-//! product is the same for all. Activations are 16-bit integers in two planes of bytes ([`BlockP16`]): `vpdpbusd`
-//! multiplies as many weights by both planes as `vpdpwssd` by words, but takes bytes as they are. What makes signed
-//! weights unsigned is taken from the sums again, in integers. The order of weights and activations is such that a
-//! lane of 32 bits sums the products of 16 values that share a scale, and nothing is added across lanes before it is
-//! scaled.
+//! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
+//! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpdpwssd`
+//! multiplies as many weights per second by 16-bit activations as `vpdpbusd` does in two passes over
+//! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
+//! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights.
 //!
-//! Measured by `benches/matvec.rs` on one Zen 4 thread (rows of 2,048, GB/s of weights from L2; multiplications of
-//! `vpdpbusd` alone would allow 66 of Q4_K): Q4_K 24, Q6_K 28, Q8_0 33, Q4_0 24, Q5_K 20, IQ4_XS 21, IQ4_NL 21,
-//! Q5_0 15, F16 44. From memory on huge pages, which this thread reads at 32: Q4_K 22, Q6_K 26, Q4_0 22, F32 31.
+//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of
+//! weights from memory, in brackets from L2): Q4_K 28 (34), Q6_K 36 (43), Q8_0 31 (49), Q4_0 26 (29),
+//! F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide inside, from L2: Q4_K 19, Q6_K
+//! 21, Q8_0 33, Q4_0 21, Q5_0 18, IQ4_NL 17, and from memory on huge pages as much.
 
 use super::strip::strip_for;
 use crate::arch::avx2::{each, joined, padded, prefetch};
-use crate::arch::{ActForm, Acts, BlockP16, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
@@ -24,574 +25,451 @@ pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
     {
         return strips;
     }
-    let p16 = |kernel: MatvecFn| Matvec { form: ActForm::P16, kernel };
+    let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
         DType::F32 => f32(matvec_float::<F32, 128>),
         DType::F16 => f32(matvec_float::<F16, 64>),
         DType::BF16 => f32(matvec_float::<Bf16, 64>),
-        DType::Q4_0 => p16(matvec::<BlockQ4_0, 8>),
-        DType::Q4_1 => p16(matvec::<BlockQ4_1, 8>),
-        DType::Q5_0 => p16(matvec::<BlockQ5_0, 8>),
-        DType::Q5_1 => p16(matvec::<BlockQ5_1, 8>),
-        DType::Q8_0 => p16(matvec::<BlockQ8_0, 8>),
-        DType::Q2_K => p16(matvec::<BlockQ2K, 1>),
-        DType::Q3_K => p16(matvec::<BlockQ3K, 1>),
-        DType::Q4_K => p16(matvec::<BlockQ4K, 1>),
-        DType::Q5_K => p16(matvec::<BlockQ5K, 1>),
-        DType::Q6_K => p16(matvec::<BlockQ6K, 1>),
-        DType::IQ4_NL => p16(matvec::<BlockIq4Nl, 8>),
-        DType::IQ4_XS => p16(matvec::<BlockIq4Xs, 1>),
-        DType::MXFP4 => p16(matvec::<BlockMxfp4, 8>),
+        DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
+        DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
+        DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
+        DType::Q5_1 => q16(matvec::<BlockQ5_1, 8>),
+        DType::Q8_0 => q16(matvec::<BlockQ8_0, 8>),
+        DType::Q2_K => q16(matvec::<BlockQ2K, 1>),
+        DType::Q3_K => q16(matvec::<BlockQ3K, 1>),
+        DType::Q4_K => q16(matvec::<BlockQ4K, 1>),
+        DType::Q5_K => q16(matvec::<BlockQ5K, 1>),
+        DType::Q6_K => q16(matvec::<BlockQ6K, 1>),
+        DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
+        DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
+        DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
         _ => f32(matvec_any),
     }
 }
 
-/// A format whose `N` blocks hold 256 weights, `scale·(q − BIAS) + offset` with bytes `q ≥ 0`.
+/// 256 weights: `scale·w + offset`.
+struct Unpacked {
+    /// Byte `j % 16` of lane `b / 2` of register `2·(b % 2) + j / 16` is value `j` of block `b` of 32.
+    w: [__m512i; 4],
+    /// Of each 16 weights.
+    scale: __m512,
+    /// Of each 16 weights.
+    offset: __m512,
+}
+
+/// A format whose `N` blocks hold 256 weights.
 trait Weights<const N: usize>: Pod {
-    /// Factors of each 32 weights, or of each 16 in the order of [`BlockP16::lane`].
-    type Factors: Factors;
-    /// See above.
-    const BIAS: i32 = 0;
-    /// Whether there are offsets.
-    const OFFSETS: bool = false;
-    /// Whether memory is the limit with one row at a time, too, which it then reads faster than [`TILE`].
-    const SINGLE: bool = false;
+    /// Whether each 16 weights have a scale of their own; else each 32 share one.
+    const SCALE_PER_16: bool = false;
+    /// Whether the bytes are signed.
+    const SIGNED: bool = false;
 
-    /// The bytes, in the order of [`BlockP16`].
-    ///
     /// # Safety
     /// The CPU must have this level's features.
-    unsafe fn bytes(blocks: &[Self; N]) -> [__m512i; 4];
-
-    /// Scales and offsets.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn factors(blocks: &[Self; N]) -> [Self::Factors; 2];
+    unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
 }
 
-/// A register with a number for each scale of 256 weights.
-trait Factors: Copy {
-    /// Sums of products, given those of each lane of 16.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn of(lanes: __m512i) -> Self;
-
-    /// Scales of activations.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn scales(x: &BlockP16) -> Self;
-
-    /// What offsets of the weights are multiplied by.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn totals(x: &BlockP16) -> Self;
-
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn zero() -> Self;
-
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn add(self, other: Self) -> Self;
-
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn mul(self, other: Self) -> Self;
-
-    /// `self·b + c`.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-
-    /// The sum of all numbers.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn sum(self) -> f32;
-}
-
-macro_rules! factors {
-    ($register:ty, of: |$lanes:ident| $of:expr, scales: |$d:ident| $scales:expr, totals: |$s:ident| $totals:expr,
-     $zero:ident, $add:ident, $mul:ident, $mul_add:ident, sum: |$x:ident| $sum:expr) => {
-        impl Factors for $register {
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn of($lanes: __m512i) -> Self {
-                $of
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn scales($d: &BlockP16) -> Self {
-                $scales
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn totals($s: &BlockP16) -> Self {
-                $totals
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn zero() -> Self {
-                $zero()
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn add(self, other: Self) -> Self {
-                $add(self, other)
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn mul(self, other: Self) -> Self {
-                $mul(self, other)
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-                $mul_add(self, b, c)
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn sum(self) -> f32 {
-                let $x = self;
-                $sum
-            }
-        }
-    };
-}
-factors!(
-    __m256,
-    of: |lanes| {
-        let halves = [_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes)];
-        _mm256_cvtepi32_ps(_mm256_add_epi32(halves[0], halves[1]))
-    },
-    scales: |x| load_eight(&x.d),
-    totals: |x| load_eight(&x.s),
-    _mm256_setzero_ps, _mm256_add_ps, _mm256_mul_ps, _mm256_fmadd_ps,
-    sum: |x| _mm512_reduce_add_ps(_mm512_zextps256_ps512(x))
-);
-factors!(
-    __m512,
-    of: |lanes| _mm512_cvtepi32_ps(lanes),
-    scales: |x| _mm512_broadcast_f32x8(load_eight(&x.d)),
-    totals: |x| _mm512_mul_ps(_mm512_cvtepi32_ps(load_i32(&x.sums)), _mm512_broadcast_f32x8(load_eight(&x.d))),
-    _mm512_setzero_ps, _mm512_add_ps, _mm512_mul_ps, _mm512_fmadd_ps,
-    sum: |x| _mm512_reduce_add_ps(x)
-);
-
-/// Weight rows of blocks at a time: the steps of one wait for each other. From L2 (Zen 4) two at a time go 1.1 times
-/// as fast as one, four 1.1 to 1.3 times.
-const TILE: usize = 4;
 /// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
-/// How far ahead of their use weights are prefetched, in bytes, at least. Decoding with one thread (Zen 4) gains up to
-/// 4 % from 16 KiB instead of 8 KiB, and nothing from 32 KiB.
-const AHEAD: usize = 16 << 10;
+/// How far ahead of their use weights are prefetched, in bytes, at least. From memory, Q4_K reaches
+/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB.
+const AHEAD: usize = 8192;
+/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
+/// they leave the streams to the CPU's own prefetcher.
+const AHEAD_FLOAT: usize = 512;
 /// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
 /// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
 /// 2048 a fifth longer.
 const SHORT: usize = 2048;
 
-#[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::P16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockP16::VALUES);
-    for (i, x) in x.chunks_exact(BlockP16::per_row(n)).enumerate() {
-        for (w, y) in w.chunks(TILE * blocks).zip(y.row(i).chunks_mut(TILE)) {
-            if !B::SINGLE
-                && let Some(y) = y.first_chunk_mut()
-            {
-                rows::<B, N, TILE>(y, w, x);
-            } else {
-                for (w, y) in w.chunks_exact(blocks).zip(y) {
-                    rows::<B, N, 1>(std::array::from_mut(y), w, x);
-                }
+    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
+    for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
+        for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
+            let mut total = _mm512_setzero_ps();
+            let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
+            for (blocks, x) in row.chunks(N).zip(x) {
+                ahead = prefetch(ahead, N * size_of::<B>());
+                let sum = match blocks.first_chunk() {
+                    Some(blocks) => product(blocks, x),
+                    None => {
+                        let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
+                        product(&padded, x)
+                    }
+                };
+                total = _mm512_add_ps(total, sum);
             }
+            *y = _mm512_reduce_add_ps(total);
         }
     }
 }
 
-/// The products of `R` weight rows with an activation row.
+/// `Σ (scale·w + offset)·x`, the sum spread over the lanes.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn rows<B: Weights<N>, const N: usize, const R: usize>(y: &mut [f32; R], w: &[B], x: &[BlockP16]) {
-    let blocks = w.len() / R;
-    let w: [_; R] = std::array::from_fn(|r| w[r * blocks..][..blocks].as_chunks::<N>());
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn product<B: Weights<N>, const N: usize>(blocks: &[B; N], x: &BlockQ16) -> __m512 {
     // SAFETY: this function has the features.
-    let mut totals = [unsafe { B::Factors::zero() }; R];
-    let mut ahead = w[R - 1].0.as_ptr().cast::<i8>().wrapping_add(AHEAD);
-    for (k, x) in x.iter().enumerate() {
-        ahead = prefetch(ahead, R * N * size_of::<B>());
-        if k < blocks / N {
-            accumulate(&mut totals, std::array::from_fn(|r| &w[r].0[k]), x);
-        } else {
-            let padded: [[B; N]; R] =
-                std::array::from_fn(|r| std::array::from_fn(|b| w[r].1.get(b).copied().unwrap_or(B::zeroed())));
-            accumulate(&mut totals, padded.each_ref(), x);
-        }
-    }
-    for r in 0..R {
-        // SAFETY: this function has the features.
-        y[r] = unsafe { totals[r].sum() };
-    }
-}
-
-/// Adds the products of 256 weights of each row with as many activations.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn accumulate<B: Weights<N>, const N: usize, const R: usize>(
-    totals: &mut [B::Factors; R],
-    w: [&[B; N]; R],
-    x: &BlockP16,
-) {
-    // SAFETY: this function has the features.
-    unsafe {
-        let bias = _mm512_mullo_epi32(load_i32(&x.sums), _mm512_set1_epi32(-B::BIAS));
-        let mut q = [[bias; 4]; R];
-        for r in 0..R {
-            q[r] = B::bytes(w[r]);
-        }
-        // 16 products of |q| ≤ 255 and |x| ≤ 2¹⁵ in a lane, and 16·BIAS·2¹⁵: below 2²⁸.
-        let (mut high, mut low) = ([_mm512_setzero_si512(); R], [bias; R]);
-        for j in 0..4 {
-            for r in 0..R {
-                high[r] = dot_bytes(high[r], q[r][j], &x.high[j]);
-                low[r] = dot_bytes(low[r], q[r][j], &x.low[j]);
-            }
-        }
-        for r in 0..R {
-            let sums = B::Factors::of(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));
-            let [scale, offset] = B::factors(w[r]);
-            let scale = scale.mul(B::Factors::scales(x));
-            totals[r] = if B::OFFSETS {
-                totals[r].add(sums.mul_add(scale, offset.mul(B::Factors::totals(x))))
-            } else {
-                sums.mul_add(scale, totals[r])
-            };
-        }
-    }
-}
-
-/// `sum + Σ q·x` over the four bytes of each lane.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn dot_bytes(sum: __m512i, q: __m512i, x: &[[i8; 4]; 16]) -> __m512i {
-    _mm512_dpbusd_epi32(sum, q, load_64(bytemuck::cast_ref(x)))
-}
-
-/// Formats: their constants, their bytes, their scales and offsets.
-macro_rules! weights {
-    ($block:ident, $n:literal, $factors:ident, { $($const:ident: $type:ident = $value:expr),* },
-     |$w:pat_param| $bytes:expr, |$f:pat_param| $both:expr) => {
-        impl Weights<$n> for $block {
-            type Factors = $factors;
-            $(const $const: $type = $value;)*
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn bytes($w: &[Self; $n]) -> [__m512i; 4] {
-                $bytes
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni")]
-            unsafe fn factors($f: &[Self; $n]) -> [$factors; 2] {
-                $both
-            }
-        }
+    let weights = unsafe { B::unpack(blocks) };
+    let [a, b, c, d] = weights.w;
+    let w = if B::SIGNED {
+        [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
+    } else {
+        [words(a), words(b), words(c), words(d)]
     };
-}
-weights!(
-    BlockQ4_0, 8, __m256, { BIAS: i32 = 8 },
-    |blocks| nibbles(joined_16(each!(blocks.qs))),
-    |blocks| [halves(each!(blocks.d)), _mm256_setzero_ps()]
-);
-weights!(
-    BlockQ4_1, 8, __m256, { OFFSETS: bool = true },
-    |blocks| nibbles(joined_16(each!(blocks.qs))),
-    |blocks| [halves(each!(blocks.d)), halves(each!(blocks.m))]
-);
-weights!(
-    BlockQ5_0, 8, __m256, { BIAS: i32 = 16 },
-    |blocks| with_fifth_bits(nibbles(joined_16(each!(blocks.qs))), each!(blocks.qh)),
-    |blocks| [halves(each!(blocks.d)), _mm256_setzero_ps()]
-);
-weights!(
-    BlockQ5_1, 8, __m256, { OFFSETS: bool = true },
-    |blocks| with_fifth_bits(nibbles(joined_16(each!(blocks.qs))), each!(blocks.qh)),
-    |blocks| [halves(each!(blocks.d)), halves(each!(blocks.m))]
-);
-weights!(
-    BlockQ8_0, 8, __m256, { BIAS: i32 = 128, SINGLE: bool = true },
-    |blocks| whole_bytes(each!(blocks.qs)),
-    |blocks| [halves(each!(blocks.d)), _mm256_setzero_ps()]
-);
-weights!(
-    BlockIq4Nl, 8, __m256, { BIAS: i32 = 128 },
-    |blocks| look_up(&IQ4_VALUES, nibbles(joined_16(each!(blocks.qs)))),
-    |blocks| [halves(each!(blocks.d)), _mm256_setzero_ps()]
-);
-weights!(
-    BlockMxfp4, 8, __m256, { BIAS: i32 = 128 },
-    |blocks| look_up(&MXFP4_VALUES, nibbles(joined_16(each!(blocks.qs)))),
-    |blocks| {
-        // As [`BlockMxfp4::half_scale`].
-        let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(joined(each!(blocks.e)).cast_signed()));
-        let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
-        let small = _mm256_cmplt_epi32_mask(e, _mm256_set1_epi32(2));
-        let scale = _mm256_mask_sllv_epi32(normal, small, _mm256_set1_epi32(0x0020_0000), e);
-        [_mm256_castsi256_ps(scale), _mm256_setzero_ps()]
+    let zero = _mm512_setzero_si512();
+    // |w| ≤ 128, |x| ≤ 32767, eight products per lane: below 2²⁵.
+    let scale = _mm512_mul_ps(weights.scale, load_f32(&x.d));
+    let total = _mm512_mul_ps(weights.offset, load_f32(&x.s));
+    let first = dot_words::<1>(dot_words::<0>(zero, w[0][0], x), w[0][1], x);
+    let third = dot_words::<5>(dot_words::<4>(zero, w[2][0], x), w[2][1], x);
+    // Blocks that have one scale go on in the same sums.
+    let (second, fourth) = if B::SCALE_PER_16 { (zero, zero) } else { (first, third) };
+    let second = dot_words::<3>(dot_words::<2>(second, w[1][0], x), w[1][1], x);
+    let fourth = dot_words::<7>(dot_words::<6>(fourth, w[3][0], x), w[3][1], x);
+    if B::SCALE_PER_16 {
+        let total = scaled::<0b00_00_00_00>(total, first, scale);
+        let total = scaled::<0b01_01_01_01>(total, second, scale);
+        let total = scaled::<0b10_10_10_10>(total, third, scale);
+        scaled::<0b11_11_11_11>(total, fourth, scale)
+    } else {
+        let total = scaled::<0b00_00_00_00>(total, second, scale);
+        scaled::<0b10_10_10_10>(total, fourth, scale)
     }
-);
-weights!(
-    BlockQ2K, 1, __m512, { OFFSETS: bool = true },
-    |[block]| bit_pairs(&block.qs),
-    |[block]| {
-        let scales = evens_odds(load_16(&block.scales));
+}
+
+/// `sum + Σ w·x` over the two words of each lane, with `x.q[J]`.
+///
+/// In assembly, because LLVM takes the intrinsic apart into a multiplication and an addition.
+#[inline]
+#[target_feature(enable = "avx512vnni")]
+fn dot_words<const J: usize>(mut sum: __m512i, w: __m512i, x: &BlockQ16) -> __m512i {
+    // SAFETY: reads the 64 bytes of `x.q[J]`; the CPU has the instruction.
+    unsafe {
+        asm!("vpdpwssd {}, {}, [{} + {}]", inout(zmm_reg) sum, in(zmm_reg) w, in(reg) x, const J * 64,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// `total + sum·scale`, where each 128-bit lane uses the one of its scales that `WHICH` names four
+/// times.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn scaled<const WHICH: i32>(total: __m512, sum: __m512i, scale: __m512) -> __m512 {
+    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permute_ps::<WHICH>(scale), total)
+}
+
+/// Bytes 0, 2, 4… and bytes 1, 3, 5… as words.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn words(bytes: __m512i) -> [__m512i; 2] {
+    [_mm512_and_si512(bytes, _mm512_set1_epi16(0xFF)), _mm512_srli_epi16::<8>(bytes)]
+}
+
+/// As [`words`], signed.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn signed_words(bytes: __m512i) -> [__m512i; 2] {
+    [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
+}
+
+impl Weights<8> for BlockQ4_0 {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let scale = halves(each!(blocks.d));
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-8.0));
+        Unpacked { w: nibbles(each!(blocks.qs)), scale, offset }
+    }
+}
+
+impl Weights<8> for BlockQ4_1 {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = nibbles(each!(blocks.qs));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
+    }
+}
+
+impl Weights<8> for BlockQ5_0 {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let scale = halves(each!(blocks.d));
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-16.0));
+        let w = nibbles(each!(blocks.qs));
+        Unpacked { w: with_fifth_bits(w, each!(blocks.qh)), scale, offset }
+    }
+}
+
+impl Weights<8> for BlockQ5_1 {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
+    }
+}
+
+impl Weights<8> for BlockQ8_0 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        Unpacked {
+            w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
+            scale: halves(each!(blocks.d)),
+            offset: _mm512_setzero_ps(),
+        }
+    }
+}
+
+impl Weights<8> for BlockIq4Nl {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
+        Unpacked { w, scale: halves(each!(blocks.d)), offset: _mm512_setzero_ps() }
+    }
+}
+
+impl Weights<8> for BlockMxfp4 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+        let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
+        let e = _mm512_cvtepu8_epi32(twice(joined(each!(blocks.e))));
+        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+        let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+        let scale = _mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e);
+        Unpacked { w, scale: _mm512_castsi512_ps(scale), offset: _mm512_setzero_ps() }
+    }
+}
+
+impl Weights<1> for BlockQ2K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scales = load_16(&block.scales);
         let nibble = _mm_set1_epi8(15);
         let scale = _mm512_cvtepu8_epi32(_mm_and_si128(scales, nibble));
         let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
-        [
-            _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(block.d)),
-            _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(block.dmin))),
-        ]
+        Unpacked {
+            w: bit_pairs(&block.qs),
+            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(block.d)),
+            offset: _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(block.dmin))),
+        }
     }
-);
-weights!(
-    BlockQ3K, 1, __m512, { BIAS: i32 = 4 },
-    |[block]| merge(bit_pairs(&block.qs), block_bits::<2>(&block.hmask), _mm512_set1_epi8(4)),
-    |[block]| signed_scales(&unpack_scales_q3_k(&block.scales), block.d)
-);
-weights!(
-    BlockQ4K, 1, __m256, { OFFSETS: bool = true },
-    |[block]| nibble_pairs(&block.qs),
-    |[block]| scales_mins(block.d, block.dmin, &block.scales)
-);
-weights!(
-    BlockQ5K, 1, __m256, { OFFSETS: bool = true },
-    |[block]| merge(nibble_pairs(&block.qs), block_bits::<4>(&block.qh), _mm512_set1_epi8(16)),
-    |[block]| scales_mins(block.d, block.dmin, &block.scales)
-);
-weights!(
-    BlockQ6K, 1, __m512, { BIAS: i32 = 32 },
-    |[block]| {
+}
+
+impl Weights<1> for BlockQ3K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scales = unpack_scales_q3_k(&block.scales);
+        let scales = _mm512_cvtepi8_epi32(load_16(bytemuck::cast_ref(&scales)));
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d));
+        Unpacked {
+            w: merge(bit_pairs(&block.qs), block_bits::<2>(&block.hmask), _mm512_set1_epi8(4)),
+            scale,
+            offset: _mm512_mul_ps(scale, _mm512_set1_ps(-4.0)),
+        }
+    }
+}
+
+impl Weights<1> for BlockQ4K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
+        Unpacked { w: nibble_pairs(&block.qs), scale, offset }
+    }
+}
+
+impl Weights<1> for BlockQ5K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
+        let w = merge(nibble_pairs(&block.qs), block_bits::<4>(&block.qh), _mm512_set1_epi8(16));
+        Unpacked { w, scale, offset }
+    }
+}
+
+impl Weights<1> for BlockQ6K {
+    const SCALE_PER_16: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let scales = _mm512_cvtepi8_epi32(load_16(bytemuck::cast_ref(&block.scales)));
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d));
+        let [q0, q1] = load_128(&block.ql);
         // Blocks 0 and 2 of each four are the nibbles of the first 32 bytes, 1 and 3 of the next 32.
-        const WORDS: [[i32; 16]; 4] = registers(by_lane(4, [8, 0, 16]));
-        const SHIFT: [i32; 16] = by_lane(0, [0, 4, 0]);
-        let low = shifted(words(load_128(&block.ql), &WORDS), &SHIFT, 15);
-        merge(low, rotated_pairs::<4>(&block.qh), _mm512_set1_epi8(0x30))
-    },
-    |[block]| signed_scales(&block.scales, block.d)
-);
-weights!(
-    BlockIq4Xs, 1, __m256, { BIAS: i32 = 128 },
-    |[block]| look_up(&IQ4_VALUES, nibbles(load_128(&block.qs))),
-    |[block]| {
-        let b = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let low = _mm256_srlv_epi32(_mm256_set1_epi32(i32::from_le_bytes(block.scales_l)), _mm256_slli_epi32::<2>(b));
-        let high = _mm256_set1_epi32(u16::from_le_bytes(block.scales_h).into());
-        let high = _mm256_srlv_epi32(high, _mm256_slli_epi32::<1>(b));
-        let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
-        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
-        let scale = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
-        let d = _mm512_castps512_ps256(half(block.d));
-        [_mm256_mul_ps(_mm256_cvtepi32_ps(scale), d), _mm256_setzero_ps()]
+        let low = [
+            _mm512_shuffle_i64x2::<0b00_00_00_00>(q0, q1),
+            _mm512_shuffle_i64x2::<0b01_01_01_01>(q0, q1),
+            _mm512_shuffle_i64x2::<0b10_10_10_10>(q0, q1),
+            _mm512_shuffle_i64x2::<0b11_11_11_11>(q0, q1),
+        ];
+        let (by, nibble) = (each_lane(0, 4, 0, 4), _mm512_set1_epi8(15));
+        let low = [
+            shifted(low[0], by, nibble),
+            shifted(low[1], by, nibble),
+            shifted(low[2], by, nibble),
+            shifted(low[3], by, nibble),
+        ];
+        Unpacked {
+            w: merge(low, rotated_pairs::<4>(&block.qh), _mm512_set1_epi8(0x30)),
+            scale,
+            offset: _mm512_mul_ps(scale, _mm512_set1_ps(-32.0)),
+        }
     }
-);
-
-/// A number for each lane of [`BlockP16`]: `half` for the second half of a block, and what the bits of the block's
-/// index stand for.
-const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
-    let mut numbers = [0; 16];
-    let mut b = 0;
-    while b < 8 {
-        let first = block[0] * (b as i32 & 1) + block[1] * (b as i32 >> 1 & 1) + block[2] * (b as i32 >> 2);
-        numbers[BlockP16::lane(b, 0)] = first;
-        numbers[BlockP16::lane(b, 1)] = first + half;
-        b += 1;
-    }
-    numbers
 }
 
-const fn plus(numbers: [i32; 16], more: i32) -> [i32; 16] {
-    let mut numbers = numbers;
-    let mut i = 0;
-    while i < 16 {
-        numbers[i] += more;
-        i += 1;
+impl Weights<1> for BlockIq4Xs {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+        let block_of = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        let low = _mm512_set1_epi32(i32::from_le_bytes(block.scales_l));
+        let high = _mm512_set1_epi32(u16::from_le_bytes(block.scales_h).into());
+        let low = shifted(low, _mm512_slli_epi32::<2>(block_of), _mm512_set1_epi32(15));
+        let high = shifted(high, _mm512_slli_epi32::<1>(block_of), _mm512_set1_epi32(3));
+        let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
+        let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
+        let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(&block.qs);
+        Unpacked {
+            w: look_up(&IQ4_VALUES, nibbles(qs.each_ref())),
+            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d)),
+            offset: _mm512_setzero_ps(),
+        }
     }
-    numbers
 }
 
-/// Where the registers of [`BlockP16`] find their words of 32 bits, given where the first one does.
-const fn registers(first: [i32; 16]) -> [[i32; 16]; 4] {
-    [first, plus(first, 1), plus(first, 2), plus(first, 3)]
-}
-
-/// The words of two registers that `at` counts.
+/// The bytes of eight blocks; two times 16 each.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn words(q: [__m512i; 2], at: &[[i32; 16]; 4]) -> [__m512i; 4] {
-    let mut w = [_mm512_setzero_si512(); 4];
-    for (w, at) in w.iter_mut().zip(at) {
-        *w = _mm512_permutex2var_epi32(q[0], load_i32(at), q[1]);
-    }
-    w
+fn bytes(qs: [&[[u8; 16]; 2]; 8]) -> [__m512i; 4] {
+    [
+        lanes([&qs[0][0], &qs[2][0], &qs[4][0], &qs[6][0]]),
+        lanes([&qs[0][1], &qs[2][1], &qs[4][1], &qs[6][1]]),
+        lanes([&qs[1][0], &qs[3][0], &qs[5][0], &qs[7][0]]),
+        lanes([&qs[1][1], &qs[3][1], &qs[5][1], &qs[7][1]]),
+    ]
 }
 
-/// As [`words`], of one register.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
-    let mut w = [_mm512_setzero_si512(); 4];
-    for (w, at) in w.iter_mut().zip(at) {
-        *w = _mm512_permutexvar_epi32(load_i32(at), q);
-    }
-    w
-}
-
-/// `w >> by & mask`, where nothing that a byte gets from the next one is left by the mask.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
-    let mut w = w;
-    for w in &mut w {
-        *w = _mm512_and_si512(_mm512_srlv_epi32(*w, load_i32(by)), _mm512_set1_epi8(mask));
-    }
-    w
-}
-
-/// Bits of words turned to the right.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn rotated(w: [__m512i; 4], by: &[i32; 16]) -> [__m512i; 4] {
-    let mut w = w;
-    for w in &mut w {
-        *w = _mm512_rorv_epi32(*w, load_i32(by));
-    }
-    w
-}
-
-/// Nibbles of eight times 16 bytes: byte `j` has value `j` of a block in its low half and value `j + 16` in its high
+/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
 /// half.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn nibbles(qs: [__m512i; 2]) -> [__m512i; 4] {
-    const WORDS: [[i32; 16]; 4] = registers(by_lane(0, [4, 8, 16]));
-    const SHIFT: [i32; 16] = by_lane(4, [0; 3]);
-    shifted(words(qs, &WORDS), &SHIFT, 15)
+fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
+    let [a, b] = split_nibbles(lanes([qs[0], qs[2], qs[4], qs[6]]));
+    let [c, d] = split_nibbles(lanes([qs[1], qs[3], qs[5], qs[7]]));
+    [a, b, c, d]
 }
 
 /// Nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
-    const WORDS: [[i32; 16]; 4] = registers(by_lane(4, [0, 8, 16]));
-    const SHIFT: [i32; 16] = by_lane(0, [4, 0, 0]);
-    shifted(words(load_128(qs), &WORDS), &SHIFT, 15)
+    let [q0, q1] = load_128(qs);
+    let [a, c] = split_nibbles(_mm512_shuffle_i64x2::<0b10_00_10_00>(q0, q1));
+    let [b, d] = split_nibbles(_mm512_shuffle_i64x2::<0b11_01_11_01>(q0, q1));
+    [a, b, c, d]
+}
+
+/// Low and high nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn split_nibbles(x: __m512i) -> [__m512i; 2] {
+    let nibble = _mm512_set1_epi8(15);
+    [_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble)]
 }
 
 /// Bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
-    const SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
-    shifted(words_of_one(load_64(qs), &PAIR_WORDS), &SHIFT, 3)
+    let [a, b, c, d] = rotated_pairs::<0>(qs);
+    let mask = _mm512_set1_epi8(3);
+    [_mm512_and_si512(a, mask), _mm512_and_si512(b, mask), _mm512_and_si512(c, mask), _mm512_and_si512(d, mask)]
 }
-
-/// Which word of those `bit_pairs` and `rotated_pairs` read.
-const PAIR_WORDS: [[i32; 16]; 4] = registers(by_lane(4, [0, 0, 8]));
 
 /// As [`bit_pairs`], at bits `AT` and `AT + 1` of bytes whose other bits are anything.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn rotated_pairs<const AT: i32>(qs: &[u8; 64]) -> [__m512i; 4] {
-    let by = const { plus(by_lane(0, [2, 4, 0]), -AT) };
-    rotated(words_of_one(load_64(qs), &PAIR_WORDS), &by)
+    let q = load_64(qs);
+    let first = _mm512_shuffle_i64x2::<0b10_10_00_00>(q, q);
+    let second = _mm512_shuffle_i64x2::<0b11_11_01_01>(q, q);
+    let (even, odd) = (each_lane(-AT, 4 - AT, -AT, 4 - AT), each_lane(2 - AT, 6 - AT, 2 - AT, 6 - AT));
+    [
+        _mm512_rorv_epi32(first, even),
+        _mm512_rorv_epi32(second, even),
+        _mm512_rorv_epi32(first, odd),
+        _mm512_rorv_epi32(second, odd),
+    ]
 }
 
 /// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are anything.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
+#[target_feature(enable = "avx512bw")]
 fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
-    const WORDS: [[i32; 16]; 4] = registers(by_lane(4, [0; 3]));
-    let by = const { plus(by_lane(0, [1, 2, 4]), -AT) };
-    rotated(words_of_one(_mm512_castsi256_si512(load_32(qs)), &WORDS), &by)
+    let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(qs);
+    let (first, second) = (_mm512_broadcast_i32x4(load_16(first)), _mm512_broadcast_i32x4(load_16(second)));
+    let (even, odd) = (each_lane(-AT, 2 - AT, 4 - AT, 6 - AT), each_lane(1 - AT, 3 - AT, 5 - AT, 7 - AT));
+    [
+        _mm512_rorv_epi32(first, even),
+        _mm512_rorv_epi32(second, even),
+        _mm512_rorv_epi32(first, odd),
+        _mm512_rorv_epi32(second, odd),
+    ]
 }
 
-/// The signed bytes of eight blocks, 128 more.
+/// `x >> by & mask`.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn whole_bytes(qs: [&[i8; 32]; 8]) -> [__m512i; 4] {
-    // Words 0 and 1 of four times 16 bytes, or words 2 and 3; then one of them of twice as many.
-    const TWO: [i32; 16] = [0, 8, 16, 24, 4, 12, 20, 28, 1, 9, 17, 25, 5, 13, 21, 29];
-    const ONE: [i32; 16] = [0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23];
-    let (first, second) = (load_i32(&TWO), load_i32(const { &plus(TWO, 2) }));
-    let [a, b] = [pair(qs[0], qs[1]), pair(qs[2], qs[3])];
-    let [c, d] = [pair(qs[4], qs[5]), pair(qs[6], qs[7])];
-    let low = [_mm512_permutex2var_epi32(a, first, b), _mm512_permutex2var_epi32(c, first, d)];
-    let high = [_mm512_permutex2var_epi32(a, second, b), _mm512_permutex2var_epi32(c, second, d)];
-    let (first, second) = (load_i32(&ONE), load_i32(const { &plus(ONE, 8) }));
-    let mut w = [
-        _mm512_permutex2var_epi32(low[0], first, low[1]),
-        _mm512_permutex2var_epi32(low[0], second, low[1]),
-        _mm512_permutex2var_epi32(high[0], first, high[1]),
-        _mm512_permutex2var_epi32(high[0], second, high[1]),
-    ];
-    for w in &mut w {
-        *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
-    }
-    w
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn pair(a: &[i8; 32], b: &[i8; 32]) -> __m512i {
-    let a = _mm512_castsi256_si512(load_32(bytemuck::cast_ref(a)));
-    _mm512_inserti64x4::<1>(a, load_32(bytemuck::cast_ref(b)))
+fn shifted(x: __m512i, by: __m512i, mask: __m512i) -> __m512i {
+    _mm512_and_si512(_mm512_srlv_epi32(x, by), mask)
 }
 
 /// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn with_fifth_bits(low: [__m512i; 4], qh: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    const SHIFT: [i32; 16] = by_lane(16, [0; 3]);
-    let [a, b, c, d, e, f, g, h] = qh;
-    let word = |x: &[u8; 4]| i32::from_le_bytes(*x);
-    let bits = _mm256_setr_epi32(word(a), word(b), word(c), word(d), word(e), word(f), word(g), word(h));
-    let bits = _mm512_srlv_epi32(_mm512_broadcast_i64x4(bits), load_i32(&SHIFT));
-    // Byte 0 and byte 1 of each word, in all four of it.
-    let first = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
-    let second = _mm512_add_epi8(first, _mm512_set1_epi8(1));
-    let bits = [_mm512_shuffle_epi8(bits, first), _mm512_shuffle_epi8(bits, second)];
     let mut w = low;
     for (r, w) in w.iter_mut().enumerate() {
-        let four = _mm512_set1_epi32(if r % 2 == 0 { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
-        *w = _mm512_mask_add_epi8(*w, _mm512_test_epi8_mask(bits[r / 2], four), *w, _mm512_set1_epi8(16));
+        // Half `r % 2` of every second block.
+        let [a, b, c, d] = [qh[r / 2], qh[r / 2 + 2], qh[r / 2 + 4], qh[r / 2 + 6]];
+        let half = |qh: &[u8; 4]| [qh[r % 2 * 2], qh[r % 2 * 2 + 1]];
+        let has = four([half(a), half(b), half(c), half(d)]);
+        *w = _mm512_mask_add_epi8(*w, has, *w, _mm512_set1_epi8(16));
     }
     w
 }
 
-/// The value of each code, and 128.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn look_up(values: &[i8; 16], codes: [__m512i; 4]) -> [__m512i; 4] {
     let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(values)));
-    let values = _mm512_xor_si512(values, _mm512_set1_epi8(-128));
     let mut w = codes;
     for w in &mut w {
         *w = _mm512_shuffle_epi8(values, *w);
@@ -612,44 +490,40 @@ fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
 
 /// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512dq")]
-fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> [__m256; 2] {
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> (__m512, __m512) {
     let [a, b, c]: [[u8; 4]; 3] = bytemuck::cast(*packed);
-    // The low six bits are the first four scales and the first four minima, the rest is put together.
-    let ab = u64::from(u32::from_le_bytes(a)) | u64::from(u32::from_le_bytes(b)) << 32;
-    let c = u64::from(u32::from_le_bytes(c));
-    let first = ab & 0x3F3F_3F3F_3F3F_3F3F;
-    let second = (c | c << 28) & 0x0F0F_0F0F_0F0F_0F0F | ab >> 2 & 0x3030_3030_3030_3030;
-    let both = _mm_unpacklo_epi32(_mm_cvtsi64_si128(first.cast_signed()), _mm_cvtsi64_si128(second.cast_signed()));
-    let both = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(both));
-    let (scale, min) = (_mm512_castps512_ps256(both), _mm512_extractf32x8_ps::<1>(both));
-    let (d, dmin) = (_mm512_castps512_ps256(half(d)), _mm512_castps512_ps256(negated(half(dmin))));
-    [_mm256_mul_ps(scale, d), _mm256_mul_ps(min, dmin)]
+    let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
+    let scale = low_six_bits(a, c & 0x0F0F_0F0F | a >> 2 & 0x3030_3030);
+    let min = low_six_bits(b, c >> 4 & 0x0F0F_0F0F | b >> 2 & 0x3030_3030);
+    (_mm512_mul_ps(scale, half(d)), _mm512_mul_ps(min, negated(half(dmin))))
 }
 
-/// Scales of each 16 weights, and no offsets.
+/// The low six bits of four bytes, then four more bytes; each twice.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn signed_scales(scales: &[i8; 16], d: [u8; 2]) -> [__m512; 2] {
-    let scales = _mm512_cvtepi8_epi32(evens_odds(load_16(bytemuck::cast_ref(scales))));
-    [_mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(d)), _mm512_setzero_ps()]
+fn low_six_bits(low: u32, high: u32) -> __m512 {
+    let bytes = u64::from(low & 0x3F3F_3F3F) | u64::from(high) << 32;
+    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(twice(bytes)))
 }
 
-/// The bytes of the first halves of blocks, then those of the second.
+/// Each byte twice.
 #[inline]
-#[target_feature(enable = "ssse3")]
-fn evens_odds(x: __m128i) -> __m128i {
-    _mm_shuffle_epi8(x, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15))
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn twice(x: u64) -> __m128i {
+    let x = _mm_cvtsi64_si128(x.cast_signed());
+    _mm_unpacklo_epi8(x, x)
 }
 
-/// Eight numbers of half precision.
+/// Each f16 twice.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl,f16c")]
-fn halves(x: [&[u8; 2]; 8]) -> __m256 {
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn halves(x: [&[u8; 2]; 8]) -> __m512 {
     // Put together in general registers: vector ones are short of shuffles.
     let [a, b, c, d, e, f, g, h] = x;
     let x = _mm_set_epi64x(four([*e, *f, *g, *h]).cast_signed(), four([*a, *b, *c, *d]).cast_signed());
-    _mm256_cvtph_ps(x)
+    let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
 }
 
 /// Four words of 16 bits, the first one lowest.
@@ -672,11 +546,11 @@ fn negated(x: __m512) -> __m512 {
     _mm512_sub_ps(_mm512_setzero_ps(), x)
 }
 
-/// Eight times 16 bytes.
+/// A value for each 128-bit lane.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn joined_16([a, b, c, d, e, f, g, h]: [&[u8; 16]; 8]) -> [__m512i; 2] {
-    [lanes([a, b, c, d]), lanes([e, f, g, h])]
+fn each_lane(a: i32, b: i32, c: i32, d: i32) -> __m512i {
+    _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
 }
 
 #[inline]
@@ -713,19 +587,6 @@ fn load_128(x: &[u8; 128]) -> [__m512i; 2] {
 fn load_f32(x: &[f32; 16]) -> __m512 {
     // SAFETY: 64 readable bytes; the load asks for no alignment.
     unsafe { _mm512_loadu_ps(x.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_i32(x: &[i32; 16]) -> __m512i {
-    load_64(bytemuck::cast_ref(x))
-}
-
-#[inline]
-#[target_feature(enable = "avx")]
-fn load_eight(x: &[f32; 8]) -> __m256 {
-    // SAFETY: 32 readable bytes; the load asks for no alignment.
-    unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
 #[inline]
@@ -841,8 +702,11 @@ fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usi
     let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
     for k in 0..n / 32 {
         let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
-        // With one activation row nothing keeps the CPU's own prefetcher from being fast enough, or faster.
-        if M > 1 {
+        if M == 1 {
+            for w in w {
+                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
+            }
+        } else {
             ahead = prefetch(ahead, R * BYTES);
         }
         let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
@@ -919,12 +783,16 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
     let evens_odds = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    let magnitude = _mm512_set1_epi32(i32::MAX);
     let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
     for (b, x) in x.iter().enumerate() {
         let x = [load_f32(&x[0]), load_f32(&x[1])];
-        let (d, inverse) = BlockQ16::scale(largest_bits(x));
+        let first = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
+        let second = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
+        let (d, inverse) = BlockQ16::scale(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
         for (h, x) in x.into_iter().enumerate() {
-            let q = rounded(x, inverse);
+            let x = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
+            let q = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x);
             let words = _mm256_permutexvar_epi16(evens_odds, _mm512_cvtepi32_epi16(q));
             let (row, column) = BlockQ16::position(32 * b + 16 * h);
             store_i16(block.q[row][column..].first_chunk_mut().expect("8 of 32"), _mm256_castsi256_si128(words));
@@ -936,65 +804,4 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
             block.s[2 * b + h] = d * _mm512_reduce_add_epi32(q) as f32;
         }
     }
-}
-
-/// Rounds a row of activations, with the very results of the scalar level.
-#[target_feature(enable = "avx512bw,avx512vl")]
-pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
-    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
-        match x.first_chunk() {
-            Some(x) => planes_256(x, block),
-            None => planes_256(&padded(x), block),
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
-    let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
-    for (b, x) in x.iter().enumerate() {
-        let x = [load_f32(&x[0]), load_f32(&x[1])];
-        let (d, inverse) = BlockP16::scale(largest_bits(x));
-        for (h, x) in x.into_iter().enumerate() {
-            let (q, lane) = (rounded(x, inverse), BlockP16::lane(b, h));
-            let low = _mm512_cvtepi32_epi8(q);
-            let high = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
-            let (high, low) = (fours(high), fours(low));
-            for r in 0..4 {
-                block.high[r][lane] = high[r];
-                block.low[r][lane] = low[r];
-            }
-            block.sums[lane] = _mm512_reduce_add_epi32(q);
-        }
-        block.d[b] = d;
-        block.s[b] = d * (block.sums[BlockP16::lane(b, 0)] + block.sums[BlockP16::lane(b, 1)]) as f32;
-    }
-}
-
-/// The largest bits of magnitudes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn largest_bits(x: [__m512; 2]) -> u32 {
-    let magnitude = _mm512_set1_epi32(i32::MAX);
-    let first = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
-    let second = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
-    _mm512_reduce_max_epu32(_mm512_max_epu32(first, second))
-}
-
-/// `x·inverse` to the nearest integer; NaN becomes 0.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn rounded(x: __m512, inverse: f32) -> __m512i {
-    let x = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
-    _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x)
-}
-
-#[inline]
-#[target_feature(enable = "sse2")]
-fn fours(x: __m128i) -> [[i8; 4]; 4] {
-    let mut fours = [[0; 4]; 4];
-    // SAFETY: 16 writable bytes; the store asks for no alignment.
-    unsafe { _mm_storeu_si128(fours.as_mut_ptr().cast(), x) };
-    fours
 }

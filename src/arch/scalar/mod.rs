@@ -30,7 +30,6 @@ pub(crate) const KERNELS: Kernels = Kernels {
         kernel: matmul::transposed,
     },
     quantize_q16: matmul::quantize_q16,
-    quantize_p16: matmul::quantize_p16,
     quantize_q8: matmul::quantize_q8,
     peak: peak::peak,
     dot: elementwise::dot,
