@@ -56,6 +56,8 @@
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
+// `bench` is not there, nor what only it uses.
+#![cfg_attr(all(target_arch = "wasm32", target_os = "unknown"), allow(dead_code, unused_imports))]
 
 pub mod arch;
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // which has no clock
