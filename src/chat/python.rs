@@ -242,12 +242,15 @@ fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Argument `i` of a filter, which may be named; undefined if it is not given.
+fn argument(args: &[Value], kwargs: &Kwargs, i: usize, name: &str) -> Result<Value, Error> {
+    let named: Option<Value> = kwargs.get(name)?;
+    Ok(named.or_else(|| args.get(i).cloned()).unwrap_or_default())
+}
+
 /// `indent(width=4, first=False, blank=False)`; the width may be a text.
 fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
-    let argument = |i: usize, name: &str| -> Result<Value, Error> {
-        let named: Option<Value> = kwargs.get(name)?;
-        Ok(named.or_else(|| args.get(i).cloned()).unwrap_or_default())
-    };
+    let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
     let (width, first, blank) = (argument(0, "width")?, argument(1, "first")?, argument(2, "blank")?);
     kwargs.assert_all_used()?;
     let by = match (width.as_str(), width.as_usize()) {
@@ -335,10 +338,7 @@ struct Json {
 /// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
 /// transformers: not ASCII only, `", "` and `": "`, in the order of the keys.
 fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
-    let argument = |i: usize, name: &str| -> Result<Value, Error> {
-        let named: Option<Value> = kwargs.get(name)?;
-        Ok(named.or_else(|| args.get(i).cloned()).unwrap_or_default())
-    };
+    let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
     let indent = match argument(1, "indent")? {
         v if v.is_none() || v.is_undefined() => None,
         v => Some(match v.as_str() {

@@ -82,8 +82,9 @@ impl Candidates {
     /// `logit /= t` with `t > 0`, which keeps the order. Where that would be infinite, only distances from the best
     /// are divided, which gives the same probabilities.
     pub(super) fn divide(&mut self, t: f32) {
-        let Some(best) = self.best() else { return };
-        if best.logit.is_finite() && self.items.iter().any(|c| (c.logit / t).is_infinite()) {
+        if self.items.iter().any(|c| (c.logit / t).is_infinite())
+            && let Some(best) = self.best().filter(|best| best.logit.is_finite())
+        {
             self.items.iter_mut().for_each(|c| c.logit -= best.logit);
         }
         self.items.iter_mut().for_each(|c| c.logit /= t);

@@ -92,10 +92,8 @@ pub(super) unsafe fn attention_f16(
             for (i, pass) in passes.iter_mut().flatten().enumerate() {
                 if !pass.sees(&whole) {
                     let block = block..end.min(block + BLOCK);
-                    // SAFETY: these are the keys from the block on.
-                    unsafe { pass.add_scores(z, k, &block) };
-                    // SAFETY: these are the values from the block on, and its weights were just computed.
-                    unsafe { pass.add_values(z, v, &block) };
+                    // SAFETY: these are the keys and values from the block on.
+                    unsafe { pass.add_block(z, k, v, &block) };
                     continue;
                 }
                 if !packed {

@@ -142,10 +142,8 @@ pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ra
                     unsafe { add_block(parts, pass, p) };
                 } else {
                     let block = block..end.min(block + BLOCK);
-                    // SAFETY: these are the keys from the block on.
-                    unsafe { pass.add_scores(z, k, &block) };
-                    // SAFETY: these are the values from the block on, and its weights were just computed.
-                    unsafe { pass.add_values(z, v, &block) };
+                    // SAFETY: these are the keys and values from the block on.
+                    unsafe { pass.add_block(z, k, v, &block) };
                 }
             }
         }

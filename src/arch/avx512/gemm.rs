@@ -168,6 +168,40 @@ const fn row_words(bf16: bool) -> usize {
     if bf16 { BLOCK / 2 } else { BLOCK }
 }
 
+/// The sums of a tile so far: of `VECS` registers of activations and `ROWS` rows of a panel.
+///
+/// # Safety
+/// There must be the sums.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_sums<const VECS: usize, const ROWS: usize>(sums: *const f32, first: bool) -> [[__m512; VECS]; ROWS] {
+    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
+    if !first {
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                // SAFETY: the sums of register `v` and row `r`.
+                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
+            }
+        }
+    }
+    acc
+}
+
+/// Puts them back.
+///
+/// # Safety
+/// As [`load_sums`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_sums<const VECS: usize, const ROWS: usize>(sums: *mut f32, acc: [[__m512; VECS]; ROWS]) {
+    for r in 0..ROWS {
+        for v in 0..VECS {
+            // SAFETY: as in `load_sums`.
+            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
+        }
+    }
+}
+
 /// `VECS` registers of activations times `ROWS` weight rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
@@ -178,15 +212,8 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
     first: bool,
     ahead: *const u32,
 ) {
-    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
-    if !first {
-        for r in 0..ROWS {
-            for v in 0..VECS {
-                // SAFETY: the sums of register `v` and row `r`.
-                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
-            }
-        }
-    }
+    // SAFETY: the caller's promise.
+    let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     for i in 0..words {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
         let mut xs = [_mm512_setzero_si512(); VECS];
@@ -202,12 +229,8 @@ unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
             }
         }
     }
-    for r in 0..ROWS {
-        for v in 0..VECS {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
-        }
-    }
+    // SAFETY: as above.
+    unsafe { store_sums(sums, acc) };
 }
 
 /// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make. With
@@ -280,15 +303,8 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
     first: bool,
     ahead: *const u32,
 ) {
-    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
-    if !first {
-        for r in 0..ROWS {
-            for v in 0..VECS {
-                // SAFETY: the sums of register `v` and row `r`.
-                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
-            }
-        }
-    }
+    // SAFETY: the caller's promise.
+    let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     let (factors, words) = (int_words(BYTES), int_words(BYTES) * SPAN / 32);
     for i in 0..records {
         let x = x.wrapping_add(i * record(BYTES) * VECS * LANES);
@@ -343,12 +359,8 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
             }
         }
     }
-    for r in 0..ROWS {
-        for v in 0..VECS {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
-        }
-    }
+    // SAFETY: as above.
+    unsafe { store_sums(sums, acc) };
 }
 
 /// Panels of the transposed product: of columns, and of gradients, bytes with a scale for each 64.
@@ -432,15 +444,8 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
     first: bool,
     ahead: *const u32,
 ) {
-    let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
-    if !first {
-        for r in 0..ROWS {
-            for v in 0..VECS {
-                // SAFETY: the sums of register `v` and column `r`.
-                acc[r][v] = unsafe { _mm512_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
-            }
-        }
-    }
+    // SAFETY: the caller's promise.
+    let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     for i in 0..records {
         let start = i * Bytes::RECORD * VECS * LANES;
         for line in 0..7 {
@@ -478,12 +483,8 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
             }
         }
     }
-    for r in 0..ROWS {
-        for v in 0..VECS {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
-        }
-    }
+    // SAFETY: as above.
+    unsafe { store_sums(sums, acc) };
 }
 
 /// The scale of records, and its inverse, given their largest magnitudes: not a number if one is not finite,

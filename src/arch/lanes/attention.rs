@@ -156,10 +156,8 @@ pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
             let k = Rows { first: k[block * p.head_dim..end * p.head_dim].as_ptr(), dim: p.head_dim, n: rest };
             let v = Rows { first: v[block * p.head_dim_v..end * p.head_dim_v].as_ptr(), dim: p.head_dim_v, n: rest };
             let block = block..end.min(block + BLOCK);
-            // SAFETY: these are the keys from the block on.
-            unsafe { pass.add_scores(z, k, &block) };
-            // SAFETY: these are the values from the block on, and its weights were just computed.
-            unsafe { pass.add_values(z, v, &block) };
+            // SAFETY: these are the keys and values from the block on.
+            unsafe { pass.add_block(z, k, v, &block) };
         }
         pass.finish(z);
     }
@@ -209,17 +207,30 @@ impl<'a> Pass<'a> {
         (&mut self.max, &mut self.sum)
     }
 
+    /// Takes the rows through the keys `k` and values `v` of `block`.
+    ///
+    /// # Safety
+    /// They must be those from the block on.
+    #[inline(always)]
+    pub(in crate::arch) unsafe fn add_block<V: Lanes, T: Element<V>>(
+        &mut self,
+        z: V,
+        k: Rows<T>,
+        v: Rows<T>,
+        block: &Range<usize>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.add_scores(z, k, block) };
+        // SAFETY: the caller's promise, and the block's weights were just computed.
+        unsafe { self.add_values(z, v, block) };
+    }
+
     /// Turns the queries' products with the keys `k` of `block` into weights.
     ///
     /// # Safety
     /// `k` must hold the keys of the block.
     #[inline(always)]
-    pub(in crate::arch) unsafe fn add_scores<V: Lanes, E: Element<V>>(
-        &mut self,
-        z: V,
-        k: Rows<E>,
-        block: &Range<usize>,
-    ) {
+    unsafe fn add_scores<V: Lanes, E: Element<V>>(&mut self, z: V, k: Rows<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
             let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block)).filter(|s| !s.is_empty());
             let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
@@ -298,12 +309,7 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// `v` must hold the values of the block, and the weights must be those of the block.
     #[inline(always)]
-    pub(in crate::arch) unsafe fn add_values<V: Lanes, E: Element<V>>(
-        &mut self,
-        z: V,
-        v: Rows<E>,
-        block: &Range<usize>,
-    ) {
+    unsafe fn add_values<V: Lanes, E: Element<V>>(&mut self, z: V, v: Rows<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
             let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block));
             let shared = spans.fold(0..BLOCK, |a, b| a.start.max(b.start)..a.end.min(b.end));
