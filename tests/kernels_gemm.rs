@@ -122,6 +122,23 @@ fn step(f: &Format) -> usize {
     if f.block_elems == 1 { 37 } else { f.block_elems }
 }
 
+/// Blocks in and out of whole chunks; plain values also beyond the last group of 32.
+#[test]
+fn rows_expand_to_the_values_of_the_definition() {
+    let mut lcg = Lcg(9);
+    for f in FORMATS {
+        for blocks in [1, 2, 3, 7, 8, 9, 19] {
+            let w = Weights::random(&mut lcg, f, 1, blocks * step(f));
+            for arch in Arch::available() {
+                let mut x = vec![f32::NAN; w.k + 1];
+                arch.dequantize(f.dtype, w.bytes(), &mut x[..w.k]);
+                assert_eq!(x[..w.k], w.values, "{} {}: {blocks} blocks", arch.name(), f.name);
+                assert!(x[w.k].is_nan(), "{} {}: behind the row", arch.name(), f.name);
+            }
+        }
+    }
+}
+
 /// Times one-hot activations, a product is the weights themselves, in every place. Only 8-bit
 /// activations have a scale that is no power of two, so that three operations round.
 #[test]

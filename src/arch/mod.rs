@@ -195,6 +195,8 @@ pub(crate) struct Kernels {
     pub(crate) matvec: fn(DType, m: usize) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) transposed: fn(DType) -> Transposed,
+    /// Whole blocks to the very values of their format's own function, where those are finite.
+    pub(crate) dequantize: unsafe fn(DType, blocks: &[u8], x: &mut [f32]),
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
     pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
@@ -410,6 +412,16 @@ impl Arch {
     /// outputs to gradients by its inputs.
     pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
         TransposedProduct { table: (self.0.transposed)(dtype), dtype, n_in, n_out }
+    }
+
+    /// Expands whole blocks, finite ones to the very values of [`Format::dequantize`](crate::quant::Format::dequantize).
+    ///
+    /// # Panics
+    /// If the lengths disagree.
+    pub fn dequantize(self, dtype: DType, blocks: &[u8], x: &mut [f32]) {
+        assert_eq!(dtype.float_format().bytes_of(1, x.len()), Some(blocks.len()), "dequantize: {dtype:?} bytes");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.dequantize)(dtype, blocks, x) }
     }
 
     /// Rounds a row of activations.

@@ -44,6 +44,19 @@ pub(super) const fn transposed<P: Turn>() -> Transposed {
     }
 }
 
+/// Whole blocks by [`Turn::expand`], but for a last few values that are no group.
+pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
+    let format = dtype.float_format();
+    for (blocks, x) in blocks.chunks(BLOCK / format.block_elems * format.block_bytes).zip(x.chunks_mut(BLOCK)) {
+        if x.len().is_multiple_of(32) {
+            // SAFETY: the caller's promise of the CPU; `x` has room for all values.
+            unsafe { P::expand(dtype, blocks, 0..x.len(), x.as_mut_ptr()) };
+        } else {
+            (format.dequantize)(blocks, x);
+        }
+    }
+}
+
 unsafe fn transposed_kernel<P: Turn>(
     x: &mut ColumnsMut<'_>,
     first: usize,

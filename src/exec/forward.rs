@@ -239,10 +239,9 @@ pub(crate) fn forward<P: Probe + ?Sized>(
 /// Looks up and scales the embeddings of `tokens`.
 fn embed(ctx: Ctx<'_>, h: &Hparams, table: &Weight, tokens: &[u32], x: &mut [f32]) {
     let (data, row) = (table.data(ctx.gguf), table.row_bytes());
-    let format = table.dtype.float_format();
     ctx.crew.when(tokens.len() > 1).for_chunks(x, h.n_embd, |i, x| {
         let token = tokens[i] as usize;
-        (format.dequantize)(&data[token * row..][..row], x);
+        ctx.arch.dequantize(table.dtype, &data[token * row..][..row], x);
         // A product with a vector that is one at the token: of `A·x` one column is left.
         for (term, factor) in ctx.adapters.iter().filter_map(|a| a.term(table.site)) {
             for (a, b) in term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd)) {

@@ -323,7 +323,7 @@ impl Session<'_> {
             crew.for_chunks(&mut sums, rank * n, |i, sum| {
                 let mut values = vec![0.0; n];
                 for (token, u) in parts.iter().skip(i * share).take(share) {
-                    (w.dtype.float_format().dequantize)(&data[*token as usize * row..][..row], &mut values);
+                    arch.dequantize(w.dtype, &data[*token as usize * row..][..row], &mut values);
                     sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
                 }
             });
@@ -346,7 +346,7 @@ impl Session<'_> {
                 let (parts, rest) = &errors[i];
                 let mut values = vec![0.0; n];
                 for &(token, error) in parts {
-                    (w.dtype.float_format().dequantize)(&data[token as usize * row..][..row], &mut values);
+                    arch.dequantize(w.dtype, &data[token as usize * row..][..row], &mut values);
                     arch.add_scaled(g, &values, error);
                 }
                 arch.add_scaled(g, &rows.mean, *rest);
@@ -362,7 +362,7 @@ fn head_rows(ctx: Ctx<'_>, w: &Weight) -> HeadRows {
     let each = |part: usize, visit: &mut dyn FnMut(&[f32])| {
         let mut values = vec![0.0; n];
         for v in part * share..((part + 1) * share).min(w.n_out) {
-            (w.dtype.float_format().dequantize)(&data[v * row..][..row], &mut values);
+            ctx.arch.dequantize(w.dtype, &data[v * row..][..row], &mut values);
             visit(&values);
         }
     };

@@ -46,7 +46,7 @@ pub(super) fn transposed_for(_dtype: DType) -> Transposed {
 const LANES: usize = 8;
 
 /// Panels of `f32`.
-enum F32 {}
+pub(super) enum F32 {}
 
 impl Panels for F32 {
     const LANES: usize = LANES;

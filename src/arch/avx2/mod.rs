@@ -8,7 +8,7 @@ mod peak;
 pub(super) mod strip;
 pub(super) mod unpack;
 
-use super::{Element, Kernels};
+use super::{Element, Kernels, transposed};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -20,6 +20,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,
+    dequantize: transposed::dequantize::<gemm::F32>,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

@@ -88,7 +88,7 @@ fn fast_bf16() -> bool {
 enum Bf16 {}
 
 /// Panels of `f32`.
-enum F32 {}
+pub(super) enum F32 {}
 
 macro_rules! panels {
     ($name:ident, $bf16:literal, $per_word:literal) => {

@@ -8,7 +8,7 @@ mod matmul;
 pub(super) mod peak;
 mod strip;
 
-use super::{Element, Kernels, avx2};
+use super::{Element, Kernels, avx2, transposed};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
@@ -19,6 +19,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,
+    dequantize: transposed::dequantize::<gemm::F32>,
     dot: elementwise::dot,
     add: elementwise::add,
     add_scaled: elementwise::add_scaled,

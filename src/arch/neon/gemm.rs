@@ -47,7 +47,7 @@ pub(in crate::arch) const LANES: usize = 4;
 const ROWS: usize = 8;
 
 /// Panels of `f32`.
-enum F32 {}
+pub(super) enum F32 {}
 
 impl Panels for F32 {
     const LANES: usize = LANES;

@@ -8,7 +8,7 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::{Element, Kernels};
+use super::{Element, Kernels, transposed};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
@@ -18,6 +18,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     quantize_q8: matmul::quantize_q8,
     gemm: gemm::gemm_for,
     transposed: gemm::transposed_for,
+    dequantize: transposed::dequantize::<gemm::F32>,
     peak: peak::peak,
     dot: elementwise::dot,
     add: elementwise::add,

@@ -29,6 +29,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
         pack: matmul::pack,
         kernel: matmul::transposed,
     },
+    dequantize: |dtype, blocks, x| (dtype.float_format().dequantize)(blocks, x),
     quantize_q16: matmul::quantize_q16,
     quantize_q8: matmul::quantize_q8,
     peak: peak::peak,
