@@ -424,6 +424,13 @@ impl Arch {
         unsafe { (self.0.dequantize)(dtype, blocks, x) }
     }
 
+    /// Asks for `bytes` in the L2 cache, where a CPU can be asked.
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(unused_variables))]
+    pub fn prefetch(self, bytes: &[u8]) {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        gemm::prefetch(bytes);
+    }
+
     /// Rounds a row of activations.
     ///
     /// # Panics

@@ -317,13 +317,17 @@ impl Session<'_> {
         let n = self.model.hparams().n_embd;
         let w = &self.model.weights().output.w;
         let (arch, data, row) = (self.model.arch(), w.data(self.model.gguf()), w.row_bytes());
+        let bytes = |token: u32| &data[token as usize * row..][..row];
         let share = parts.len().div_ceil(PARTS).max(1);
         let mut sums = vec![0.0; PARTS * rank * n];
         self.team.enter(|crew| {
             crew.for_chunks(&mut sums, rank * n, |i, sum| {
                 let mut values = vec![0.0; n];
-                for (token, u) in parts.iter().skip(i * share).take(share) {
-                    arch.dequantize(w.dtype, &data[*token as usize * row..][..row], &mut values);
+                for (j, (token, u)) in parts.iter().enumerate().skip(i * share).take(share) {
+                    if let Some((next, _)) = parts.get(j + 1) {
+                        arch.prefetch(bytes(*next));
+                    }
+                    arch.dequantize(w.dtype, bytes(*token), &mut values);
                     sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
                 }
             });
