@@ -10,7 +10,7 @@
 use bytemuck::Zeroable;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
-use ruvllm::arch::{Arch, AttnParams, BlockQ16, KvElement};
+use ruvllm::arch::{Arch, AttnParams, BlockP16, BlockQ16, KvElement};
 
 const HEAD_DIM: usize = 128;
 
@@ -171,6 +171,8 @@ fn activations(c: &mut Criterion) {
     group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
     let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
     group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
+    let mut blocks = vec![BlockP16::zeroed(); BlockP16::per_row(n)];
+    group.bench_function("quantize_p16", |b| b.iter(|| arch.quantize_p16(&up, &mut blocks)));
 }
 
 criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations);

@@ -6,7 +6,7 @@
 //! weights, `L2` 256 KiB.
 
 use criterion::Criterion;
-use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS};
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -42,13 +42,14 @@ fn main() {
                 let w = &weights[..bytes / row * row];
                 for m in [1, 2, 4, 8, 16] {
                     let name = format!("{}/{}/{place}/m={m}", format.name, arch.name());
-                    let mut read = Duration::MAX;
+                    let (mut read, acts) = (Duration::MAX, Rows::new(arch, m));
+                    let x = acts.acts(arch.act_form(format.dtype, m));
                     let mut product = Duration::MAX;
                     criterion.bench_function(&name, |b| {
                         b.iter_custom(|iterations| {
                             let start = Instant::now();
                             for _ in 0..iterations {
-                                product = product.min(time(|| multiply(arch, format.dtype, w, m, threads)));
+                                product = product.min(time(|| multiply(arch, format.dtype, w, &x, threads)));
                             }
                             let elapsed = start.elapsed();
                             if m == 1 && bytes == MEMORY {
@@ -114,30 +115,47 @@ fn read_all(w: &[u8], threads: usize) {
     });
 }
 
-fn multiply(arch: Arch, dtype: DType, w: &[u8], m: usize, threads: usize) {
+/// Activation rows in the form that a product wants.
+struct Rows {
+    x: Vec<f32>,
+    q16: Vec<BlockQ16>,
+    p16: Vec<BlockP16>,
+    q8: Vec<BlockQ8>,
+}
+
+impl Rows {
+    fn new(arch: Arch, m: usize) -> Rows {
+        let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
+        let mut q16 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
+        let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(N)];
+        let mut q8 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(N)];
+        // A row of whole blocks.
+        arch.quantize_q16(&x, &mut q16);
+        arch.quantize_p16(&x, &mut p16);
+        arch.quantize_q8(&x, &mut q8);
+        Rows { x, q16, p16, q8 }
+    }
+
+    fn acts(&self, form: ActForm) -> Acts<'_> {
+        match form {
+            ActForm::F32 => Acts::F32 { x: &self.x, n: N },
+            ActForm::Q16 => Acts::Q16 { x: &self.q16, n: N },
+            ActForm::P16 => Acts::P16 { x: &self.p16, n: N },
+            ActForm::Q8 => Acts::Q8 { x: &self.q8, n: N },
+        }
+    }
+}
+
+fn multiply(arch: Arch, dtype: DType, w: &[u8], x: &Acts<'_>, threads: usize) {
     let format = dtype.float_format();
     let row = N / format.block_elems * format.block_bytes;
-    let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
-    let mut blocks = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
-    for (x, blocks) in x.chunks_exact(N).zip(blocks.chunks_exact_mut(BlockQ16::per_row(N))) {
-        arch.quantize_q16(x, blocks);
-    }
-    let mut bytes = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(N)];
-    for (x, bytes) in x.chunks_exact(N).zip(bytes.chunks_exact_mut(BlockQ8::per_row(N))) {
-        arch.quantize_q8(x, bytes);
-    }
     split(w, row, threads, |w| {
-        let acts = match arch.act_form(dtype, m) {
-            ActForm::F32 => Acts::F32 { x: &x, n: N },
-            ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
-            ActForm::Q8 => Acts::Q8 { x: &bytes, n: N },
-        };
         let task_rows = (TASK / row).next_multiple_of(16);
-        let mut y = vec![0.0; m * task_rows];
+        let mut y = vec![0.0; x.m() * task_rows];
         for w in w.chunks(task_rows * row) {
             let rows = w.len() / row;
-            let y = &mut y[..m * rows];
-            arch.matvec(dtype, &mut ColumnsMut::new(y, m, rows), w, &acts);
+            let y = &mut y[..x.m() * rows];
+            arch.matvec(dtype, &mut ColumnsMut::new(y, x.m(), rows), w, x);
             black_box(y);
         }
     });

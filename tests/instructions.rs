@@ -1,6 +1,6 @@
 //! Products whose executed instructions `tests/neon_instructions.py` counts.
 
-use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::FORMATS;
 
 /// `RUVLLM_PRODUCT` says how: `few` or `panels`, a format, rows of weights, values of each, activation
@@ -30,13 +30,16 @@ fn product() {
     }
     let mut q8: Vec<BlockQ8> = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(k)];
     let mut q16: Vec<BlockQ16> = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(k)];
+    let mut p16: Vec<BlockP16> = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(k)];
     for (i, x) in x.chunks(k).enumerate() {
+        arch.quantize_p16(x, &mut p16[i * BlockP16::per_row(k)..][..BlockP16::per_row(k)]);
         arch.quantize_q8(x, &mut q8[i * BlockQ8::per_row(k)..][..BlockQ8::per_row(k)]);
         arch.quantize_q16(x, &mut q16[i * BlockQ16::per_row(k)..][..BlockQ16::per_row(k)]);
     }
     let acts = match arch.act_form(dtype, m) {
         ActForm::F32 => Acts::F32 { x: &x, n: k },
         ActForm::Q16 => Acts::Q16 { x: &q16, n: k },
+        ActForm::P16 => Acts::P16 { x: &p16, n: k },
         ActForm::Q8 => Acts::Q8 { x: &q8, n: k },
     };
     for _ in 0..rounds {

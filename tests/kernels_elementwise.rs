@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use common::emulated;
 use half::f16;
 use proptest::prelude::*;
-use ruvllm::arch::{Arch, AttnParams, BlockQ16, ColumnsMut, MAX_HEAD_DIM};
+use ruvllm::arch::{Arch, AttnParams, BlockP16, BlockQ16, ColumnsMut, MAX_HEAD_DIM};
 use std::ops::Range;
 
 /// Unit roundoff of `f32`.
@@ -278,6 +278,30 @@ proptest! {
             arch.quantize_q16(x, &mut blocks);
             let bits = |x: f32| if x.is_nan() { 1 } else { x.to_bits() };
             let integers = |b: &BlockQ16| (0..BlockQ16::VALUES).map(|i| b.integer(i)).collect::<Vec<_>>();
+            blocks.iter().map(|b| (integers(b), b.d.map(bits), b.s.map(bits))).collect::<Vec<_>>()
+        };
+        let expected = bits(Arch::scalar());
+        for arch in Arch::available() {
+            prop_assert_eq!(&bits(arch), &expected, "{:?}", arch);
+        }
+    }
+
+    #[test]
+    fn p16_blocks_are_the_scalar_ones(blocks in 1usize..12, shift in 0usize..4, seed: u64, log in -50i32..38, odd in 0usize..12) {
+        let mut x: Vec<f32> = noise(32 * blocks, seed).iter().map(|x| x * 10f32.powi(log)).collect();
+        // One block of each kind that could go wrong.
+        let special = [0.0, -0.0, 1e-45, -1e-33, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        if let Some(&a) = special.get(odd) {
+            x[32 * (odd % blocks) + odd] = a;
+            x[32 * (odd % blocks) + 31] = -a;
+        }
+        let (x, range) = misaligned(&x, shift);
+        let x = &x[range];
+        let bits = |arch: Arch| {
+            let mut blocks = vec![BlockP16::zeroed(); BlockP16::per_row(x.len())];
+            arch.quantize_p16(x, &mut blocks);
+            let bits = |x: f32| if x.is_nan() { 1 } else { x.to_bits() };
+            let integers = |b: &BlockP16| (0..BlockP16::VALUES).map(|i| b.integer(i)).collect::<Vec<_>>();
             blocks.iter().map(|b| (integers(b), b.d.map(bits), b.s.map(bits))).collect::<Vec<_>>()
         };
         let expected = bits(Arch::scalar());

@@ -1,11 +1,13 @@
 //! Products of weights with few activation rows: every level and format against sums in `f64`.
 
 use half::f16;
-use ruvllm::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
-/// The largest integer of a rounded activation.
-const LARGEST: f32 = BlockQ16::MAX as f32;
+/// The largest integer of an activation rounded to 16 bits.
+fn largest(form: ActForm) -> f32 {
+    f32::from(if form == ActForm::P16 { BlockP16::MAX } else { BlockQ16::MAX })
+}
 
 /// xorshift64*: the tests need variety, not quality.
 struct Random(u64);
@@ -86,6 +88,7 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
     odd[1..].copy_from_slice(w);
     let mut y = vec![f32::NAN; m * rows];
     let mut blocks = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(n)];
+    let mut planes = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(n)];
     let mut bytes = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(n)];
     let acts = match arch.act_form(dtype, m) {
         ActForm::F32 => Acts::F32 { x, n },
@@ -94,6 +97,12 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
                 arch.quantize_q16(x, blocks);
             }
             Acts::Q16 { x: &blocks, n }
+        }
+        ActForm::P16 => {
+            for (x, planes) in x.chunks_exact(n).zip(planes.chunks_exact_mut(BlockP16::per_row(n))) {
+                arch.quantize_p16(x, planes);
+            }
+            Acts::P16 { x: &planes, n }
         }
         ActForm::Q8 => {
             for (x, bytes) in x.chunks_exact(n).zip(bytes.chunks_exact_mut(BlockQ8::per_row(n))) {
@@ -135,7 +144,7 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
     let additions = match (form, arch.name()) {
         (ActForm::F32, "scalar") => n,
         // One activation row is multiplied by a register of sums per block.
-        (ActForm::Q16, _) if x.len() == n => n.div_ceil(256),
+        (ActForm::Q16 | ActForm::P16, _) if x.len() == n => n.div_ceil(256),
         _ => n.div_ceil(8),
     };
     let y = product(arch, format.dtype, rows, w, n, x);
@@ -148,8 +157,10 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
                 let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
                 let rounding = match form {
                     ActForm::F32 => 0.0,
-                    ActForm::Q16 if max / f64::from(LARGEST) < 1.01 * f32::MIN_POSITIVE as f64 => max,
-                    ActForm::Q16 => 0.51 * max / f64::from(LARGEST),
+                    ActForm::Q16 | ActForm::P16 if max / f64::from(largest(form)) < 1.01 * f32::MIN_POSITIVE as f64 => {
+                        max
+                    }
+                    ActForm::Q16 | ActForm::P16 => 0.51 * max / f64::from(largest(form)),
                     ActForm::Q8 if max < 2f64.powi(-100) => max,
                     ActForm::Q8 => 0.51 * max / 127.0,
                 };
@@ -221,7 +232,11 @@ fn extreme_activations() {
 #[test]
 fn integers_are_exact() {
     for arch in Arch::available() {
-        for format in FORMATS.iter().filter(|f| arch.act_form(f.dtype, 1) == ActForm::Q16) {
+        for format in FORMATS {
+            let form = arch.act_form(format.dtype, 1);
+            if !matches!(form, ActForm::Q16 | ActForm::P16) {
+                continue;
+            }
             let mut random = Random(13 + format.dtype as u64);
             let (scales, _, sub_scales) = layout(format.dtype);
             let n = 256;
@@ -245,7 +260,8 @@ fn integers_are_exact() {
                 for x in &mut x[32 * block..][..32] {
                     *x = (random.bits() % 99) as f32 - 49.0;
                 }
-                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 { LARGEST } else { -LARGEST };
+                x[32 * block + random.bits() as usize % 32] =
+                    if block % 2 == 0 { largest(form) } else { -largest(form) };
                 let y = product(arch, format.dtype, 9, &w, n, &x);
                 for (r, row) in w.chunks_exact(w.len() / 9).enumerate() {
                     let (w, _) = expand(format, row, n);
@@ -356,7 +372,8 @@ fn activations_round_to_the_nearest_step() {
                     for (i, &x) in x.iter().enumerate() {
                         let q = block.integer(b % 16 * 16 + i);
                         sum += i32::from(q);
-                        let step = if d == 0.0 { LARGEST as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let step =
+                            if d == 0.0 { BlockQ16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }
@@ -365,6 +382,44 @@ fn activations_round_to_the_nearest_step() {
                 // One rounding for all levels: their results differ by the sums alone.
                 let mut reference = blocks.clone();
                 Arch::scalar().quantize_q16(&x[..n], &mut reference);
+                assert_eq!(
+                    bytemuck::cast_slice::<_, u8>(&blocks),
+                    bytemuck::cast_slice::<_, u8>(&reference),
+                    "{arch:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_round_to_the_nearest_step_in_planes() {
+    let mut random = Random(37);
+    for arch in Arch::available() {
+        for n in [1, 31, 32, 100, 256, 257, 800] {
+            for scale in [1.0, 1e30, 1e-30, 1e-34, 1e-40, 0.0] {
+                let mut x: Vec<f32> = (0..n).map(|_| random.value() * scale).collect();
+                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(n)];
+                bytemuck::cast_slice_mut::<BlockP16, u8>(&mut blocks).fill(99);
+                arch.quantize_p16(&x, &mut blocks);
+                x.resize(256 * blocks.len(), 0.0);
+                for (b, x) in x.chunks_exact(16).enumerate() {
+                    let (block, b): (&BlockP16, _) = (&blocks[b / 16], b % 16);
+                    let (d, s) = (block.d[b], block.s[b]);
+                    let mut sum = 0;
+                    for (i, &x) in x.iter().enumerate() {
+                        let q = block.integer(16 * b + i);
+                        sum += i32::from(q);
+                        let step =
+                            if d == 0.0 { BlockP16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let error = (x as f64 - d as f64 * f64::from(q)).abs();
+                        assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
+                    }
+                    assert_eq!(s, d * sum as f32, "{arch:?}");
+                }
+                // One rounding for all levels: their results differ by the sums alone.
+                let mut reference = blocks.clone();
+                Arch::scalar().quantize_p16(&x[..n], &mut reference);
                 assert_eq!(
                     bytemuck::cast_slice::<_, u8>(&blocks),
                     bytemuck::cast_slice::<_, u8>(&reference),

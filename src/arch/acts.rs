@@ -77,10 +77,70 @@ impl BlockQ16 {
     /// `(d, 1/d)` for 32 values, from the largest bits of their magnitudes: compared as integers,
     /// because NaN then is the largest, and must reach `d` and with it the result.
     pub(super) fn scale(max_bits: u32) -> (f32, f32) {
-        let max = f32::from_bits(max_bits);
-        let d = max / f32::from(Self::MAX);
-        // Below the normal numbers the inverse would overflow; so little is nothing.
-        if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(Self::MAX) / max) }
+        scale(max_bits, Self::MAX)
+    }
+}
+
+/// See [`BlockQ16::scale`]; `largest` is the largest integer.
+fn scale(max_bits: u32, largest: i16) -> (f32, f32) {
+    let max = f32::from_bits(max_bits);
+    let d = max / f32::from(largest);
+    // Below the normal numbers the inverse would overflow; so little is nothing.
+    if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(largest) / max) }
+}
+
+/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86's multiplications of bytes by bytes:
+/// `q = 256·high + low`.
+///
+/// Each 16 values have a lane of 32 bits in four registers of 512, so that their products end up in one sum. Value
+/// `i` is byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32 values registers 0 and 1, and 2
+/// and 3, change places, as they do where nibbles are unpacked.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub struct BlockP16 {
+    /// The high bytes, in four registers.
+    pub high: [[[i8; 4]; 16]; 4],
+    /// The low bytes, signed too.
+    pub low: [[[i8; 4]; 16]; 4],
+    /// As [`BlockQ16::d`].
+    pub d: [f32; 16],
+    /// As [`BlockQ16::s`].
+    pub s: [f32; 16],
+}
+
+impl BlockP16 {
+    /// Values of a block.
+    pub const VALUES: usize = 256;
+
+    /// The largest integer: one more has no high byte.
+    pub const MAX: i16 = 127 * 256 + 127;
+
+    /// Blocks of a row of `n` values.
+    pub const fn per_row(n: usize) -> usize {
+        n.div_ceil(Self::VALUES)
+    }
+
+    /// Register of value `i` of 256.
+    pub const fn register(i: usize) -> usize {
+        (i / 4 % 4) ^ (i / 32 % 2)
+    }
+
+    /// Integer `i` of 256.
+    pub fn integer(&self, i: usize) -> i16 {
+        let (r, lane, t) = (Self::register(i), i / 16, i % 4);
+        i16::from(self.high[r][lane][t]) * 256 + i16::from(self.low[r][lane][t])
+    }
+
+    /// Sets integer `i` of 256; `|q| ≤ MAX`.
+    pub(super) fn set_integer(&mut self, i: usize, q: i16) {
+        let (r, lane, t) = (Self::register(i), i / 16, i % 4);
+        self.low[r][lane][t] = q as i8;
+        self.high[r][lane][t] = ((q + 128) >> 8) as i8;
+    }
+
+    /// As [`BlockQ16::scale`].
+    pub(super) fn scale(max_bits: u32) -> (f32, f32) {
+        scale(max_bits, Self::MAX)
     }
 }
 
@@ -138,6 +198,13 @@ pub enum Acts<'a> {
         /// Values per row.
         n: usize,
     },
+    /// Rounded rows, made by [`super::Arch::quantize_p16`].
+    P16 {
+        /// `m` rows of [`BlockP16::per_row`] blocks.
+        x: &'a [BlockP16],
+        /// Values per row.
+        n: usize,
+    },
     /// Rounded rows, made by [`super::Arch::quantize_q8`].
     Q8 {
         /// `m` rows of [`BlockQ8::per_row`] blocks.
@@ -151,7 +218,7 @@ impl Acts<'_> {
     /// Values per row.
     pub fn n(&self) -> usize {
         match *self {
-            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::Q8 { n, .. } => n,
+            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::P16 { n, .. } | Acts::Q8 { n, .. } => n,
         }
     }
 
@@ -160,6 +227,7 @@ impl Acts<'_> {
         match *self {
             Acts::F32 { x, n } => x.len() / n,
             Acts::Q16 { x, n } => x.len() / BlockQ16::per_row(n),
+            Acts::P16 { x, n } => x.len() / BlockP16::per_row(n),
             Acts::Q8 { x, n } => x.len() / BlockQ8::per_row(n),
         }
     }
@@ -169,6 +237,7 @@ impl Acts<'_> {
         match self {
             Acts::F32 { .. } => ActForm::F32,
             Acts::Q16 { .. } => ActForm::Q16,
+            Acts::P16 { .. } => ActForm::P16,
             Acts::Q8 { .. } => ActForm::Q8,
         }
     }

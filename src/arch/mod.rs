@@ -37,7 +37,7 @@ mod view;
 use crate::quant::DType;
 use std::sync::OnceLock;
 
-pub use acts::{Acts, BlockQ8, BlockQ16};
+pub use acts::{Acts, BlockP16, BlockQ8, BlockQ16};
 pub use view::ColumnsMut;
 
 /// Activation form a product kernel reads.
@@ -47,6 +47,8 @@ pub enum ActForm {
     F32,
     /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
+    /// The same as two planes of bytes ([`BlockP16`]).
+    P16,
     /// Rows rounded to 8-bit integers with a scale per 32 values ([`BlockQ8`]).
     Q8,
 }
@@ -198,6 +200,7 @@ pub(crate) struct Kernels {
     /// Whole blocks to the very values of their format's own function, where those are finite.
     pub(crate) dequantize: unsafe fn(DType, blocks: &[u8], x: &mut [f32]),
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
+    pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
     pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
@@ -439,6 +442,16 @@ impl Arch {
         assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_q16)(x, blocks) }
+    }
+
+    /// Rounds a row of activations.
+    ///
+    /// # Panics
+    /// If `blocks` has another length than [`BlockP16::per_row`] says.
+    pub fn quantize_p16(self, x: &[f32], blocks: &mut [BlockP16]) {
+        assert_eq!(blocks.len(), BlockP16::per_row(x.len()), "quantize_p16: {} values", x.len());
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.quantize_p16)(x, blocks) }
     }
 
     /// Rounds a row of activations.

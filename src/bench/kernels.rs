@@ -1,7 +1,7 @@
 //! Every kernel of a level against what the machine allows it.
 
 use super::machine::{arithmetic_peak, read_bandwidth};
-use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockQ8, BlockQ16, ColumnsMut, Element};
+use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockP16, BlockQ8, BlockQ16, ColumnsMut, Element};
 use crate::quant::{DType, FORMATS};
 use half::f16;
 use std::hint::black_box;
@@ -66,11 +66,14 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let row_bytes = N / f.block_elems * f.block_bytes;
         let n_rows = FAR / row_bytes;
         let blocks = quantised(arch, &noise[..N]);
+        let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(N)];
+        arch.quantize_p16(&noise[..N], &mut planes);
         let mut bytes_of_x = vec![bytemuck::Zeroable::zeroed(); BlockQ8::per_row(N)];
         arch.quantize_q8(&noise[..N], &mut bytes_of_x);
         let x = match arch.act_form(f.dtype, 1) {
             ActForm::F32 => Acts::F32 { x: &noise[..N], n: N },
             ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
+            ActForm::P16 => Acts::P16 { x: &planes, n: N },
             ActForm::Q8 => Acts::Q8 { x: &bytes_of_x, n: N },
         };
         let mut out = vec![0.0; n_rows];
@@ -114,6 +117,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     let y = &mut y[..n];
     let mut half = vec![f16::ZERO; n];
     let mut blocks = quantised(arch, x);
+    let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(n)];
     let (cos, sin) = (&noise[..64], &noise[64..128]);
     let mut angles = vec![0.0; 128];
     let (cos_out, sin_out) = angles.split_at_mut(64);
@@ -134,6 +138,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     near_row("f32_to_f16", 6 * n, &mut || arch.f32_to_f16(x, &mut half));
     near_row("f16_to_f32", 6 * n, &mut || arch.f16_to_f32(&half, y));
     near_row("quantize_q16", 6 * n, &mut || arch.quantize_q16(x, &mut blocks));
+    near_row("quantize_p16", 6 * n, &mut || arch.quantize_p16(x, &mut planes));
     near_row("rope_norm, 32 heads of 128,", 8 * n, &mut || {
         y.chunks_exact_mut(128).for_each(|head| arch.rope_norm(head, cos, sin));
     });

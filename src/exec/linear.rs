@@ -1,7 +1,7 @@
 //! The only place where a weight is multiplied.
 
 use super::arena::Frame;
-use crate::arch::{ActForm, Acts, Arch, BlockQ8, BlockQ16, ColumnsMut};
+use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Gradients};
 use crate::model::{Linear, Model, Weight};
@@ -76,7 +76,8 @@ impl<'a> Scratch<'a> {
 /// Bytes that up to `m` rows of `n` values take in the form that products with weights of `dtype` read.
 fn prepared_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
     let gemm_min_rows = arch.gemm_min_rows(dtype);
-    // The 8-bit form is shorter than the 16-bit one.
+    // The 8-bit form is shorter than the 16-bit ones, which are of one size.
+    const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>());
     let rounded = m.min(gemm_min_rows.saturating_sub(1)) * BlockQ16::per_row(n) * size_of::<BlockQ16>();
     if m >= gemm_min_rows { rounded.max(arch.packed_len(dtype, m, n)) } else { rounded }
 }
@@ -190,6 +191,11 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
             let blocks = blocks(room, m * BlockQ16::per_row(n));
             workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
             Prepared::Acts(Acts::Q16 { x: blocks, n })
+        }
+        Path::Matvec(ActForm::P16) => {
+            let blocks = blocks(room, m * BlockP16::per_row(n));
+            workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
+            Prepared::Acts(Acts::P16 { x: blocks, n })
         }
         Path::Matvec(ActForm::Q8) => {
             let blocks = blocks(room, m * BlockQ8::per_row(n));

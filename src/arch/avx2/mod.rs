@@ -8,7 +8,7 @@ mod peak;
 pub(super) mod strip;
 pub(super) mod unpack;
 
-use super::{Element, Kernels, transposed};
+use super::{Element, Kernels, scalar, transposed};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -16,6 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    quantize_p16: scalar::KERNELS.quantize_p16,
     quantize_q8: strip::quantize_q8,
     gemm: gemm::gemm_for,
     peak: peak::peak,

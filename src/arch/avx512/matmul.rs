@@ -1,19 +1,19 @@
 //! Products of weights with an activation row, and with a few where a format has no strips.
 //!
-//! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
-//! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpdpwssd`
+//! A format of blocks of 32 only says how eight of them become bytes, scales and offsets ([`Weights::unpack`]); the
+//! product is the same for all (that of blocks of 256 is in `planes`). Its integers are 16-bit: `vpdpwssd`
 //! multiplies as many weights per second by 16-bit activations as `vpdpbusd` does in two passes over
 //! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
 //! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights.
 //!
-//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of
-//! weights from memory, in brackets from L2): Q4_K 28 (34), Q6_K 36 (43), Q8_0 31 (49), Q4_0 26 (29),
-//! F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide inside, from L2: Q4_K 19, Q6_K
-//! 21, Q8_0 33, Q4_0 21, Q5_0 18, IQ4_NL 17, and from memory on huge pages as much.
+//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of weights from memory,
+//! in brackets from L2): Q8_0 31 (49), Q4_0 26 (29), F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide
+//! inside, from L2: Q8_0 35, Q4_0 22, Q5_0 17, IQ4_NL 18, MXFP4 16, and from memory on huge pages as much.
 
+use super::planes;
 use super::strip::strip_for;
 use crate::arch::avx2::{each, joined, padded, prefetch};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockP16, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::asm;
@@ -26,24 +26,25 @@ pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
         return strips;
     }
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
+    let p16 = |kernel: MatvecFn| Matvec { form: ActForm::P16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
         DType::F32 => f32(matvec_float::<F32, 128>),
         DType::F16 => f32(matvec_float::<F16, 64>),
         DType::BF16 => f32(matvec_float::<Bf16, 64>),
-        DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
-        DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
-        DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
-        DType::Q5_1 => q16(matvec::<BlockQ5_1, 8>),
-        DType::Q8_0 => q16(matvec::<BlockQ8_0, 8>),
-        DType::Q2_K => q16(matvec::<BlockQ2K, 1>),
-        DType::Q3_K => q16(matvec::<BlockQ3K, 1>),
-        DType::Q4_K => q16(matvec::<BlockQ4K, 1>),
-        DType::Q5_K => q16(matvec::<BlockQ5K, 1>),
-        DType::Q6_K => q16(matvec::<BlockQ6K, 1>),
-        DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
-        DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
-        DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
+        DType::Q4_0 => q16(matvec::<BlockQ4_0>),
+        DType::Q4_1 => q16(matvec::<BlockQ4_1>),
+        DType::Q5_0 => q16(matvec::<BlockQ5_0>),
+        DType::Q5_1 => q16(matvec::<BlockQ5_1>),
+        DType::Q8_0 => q16(matvec::<BlockQ8_0>),
+        DType::Q2_K => p16(planes::matvec::<BlockQ2K>),
+        DType::Q3_K => p16(planes::matvec::<BlockQ3K>),
+        DType::Q4_K => p16(planes::matvec::<BlockQ4K>),
+        DType::Q5_K => p16(planes::matvec::<BlockQ5K>),
+        DType::Q6_K => p16(planes::matvec::<BlockQ6K>),
+        DType::IQ4_NL => q16(matvec::<BlockIq4Nl>),
+        DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
+        DType::MXFP4 => q16(matvec::<BlockMxfp4>),
         _ => f32(matvec_any),
     }
 }
@@ -52,30 +53,31 @@ pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
 struct Unpacked {
     /// Byte `j % 16` of lane `b / 2` of register `2·(b % 2) + j / 16` is value `j` of block `b` of 32.
     w: [__m512i; 4],
-    /// Of each 16 weights.
+    /// Of each 16 weights; the two halves of a block share one.
     scale: __m512,
-    /// Of each 16 weights.
+    /// The same.
     offset: __m512,
 }
 
-/// A format whose `N` blocks hold 256 weights.
-trait Weights<const N: usize>: Pod {
-    /// Whether each 16 weights have a scale of their own; else each 32 share one.
-    const SCALE_PER_16: bool = false;
+/// Blocks of 32 that hold 256 weights.
+const BLOCKS: usize = BlockQ16::VALUES / 32;
+
+/// A format of blocks of 32.
+trait Weights: Pod {
     /// Whether the bytes are signed.
     const SIGNED: bool = false;
 
     /// # Safety
     /// The CPU must have this level's features.
-    unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked;
 }
 
 /// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
-/// How far ahead of their use weights are prefetched, in bytes, at least. From memory, Q4_K reaches
-/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB.
+/// How far ahead of their use weights are prefetched, in bytes, at least. From memory, rows of 1152 bytes reach
+/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5).
 const AHEAD: usize = 8192;
 /// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
 /// they leave the streams to the CPU's own prefetcher.
@@ -86,15 +88,15 @@ const AHEAD_FLOAT: usize = 512;
 const SHORT: usize = 2048;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+fn matvec<B: Weights>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n / 32);
     for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
         for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
             let mut total = _mm512_setzero_ps();
             let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
-            for (blocks, x) in row.chunks(N).zip(x) {
-                ahead = prefetch(ahead, N * size_of::<B>());
+            for (blocks, x) in row.chunks(BLOCKS).zip(x) {
+                ahead = prefetch(ahead, BLOCKS * size_of::<B>());
                 let sum = match blocks.first_chunk() {
                     Some(blocks) => product(blocks, x),
                     None => {
@@ -112,7 +114,7 @@ fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[
 /// `Σ (scale·w + offset)·x`, the sum spread over the lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn product<B: Weights<N>, const N: usize>(blocks: &[B; N], x: &BlockQ16) -> __m512 {
+fn product<B: Weights>(blocks: &[B; BLOCKS], x: &BlockQ16) -> __m512 {
     // SAFETY: this function has the features.
     let weights = unsafe { B::unpack(blocks) };
     let [a, b, c, d] = weights.w;
@@ -125,21 +127,12 @@ fn product<B: Weights<N>, const N: usize>(blocks: &[B; N], x: &BlockQ16) -> __m5
     // |w| ≤ 128, |x| ≤ 32767, eight products per lane: below 2²⁵.
     let scale = _mm512_mul_ps(weights.scale, load_f32(&x.d));
     let total = _mm512_mul_ps(weights.offset, load_f32(&x.s));
-    let first = dot_words::<1>(dot_words::<0>(zero, w[0][0], x), w[0][1], x);
-    let third = dot_words::<5>(dot_words::<4>(zero, w[2][0], x), w[2][1], x);
-    // Blocks that have one scale go on in the same sums.
-    let (second, fourth) = if B::SCALE_PER_16 { (zero, zero) } else { (first, third) };
-    let second = dot_words::<3>(dot_words::<2>(second, w[1][0], x), w[1][1], x);
-    let fourth = dot_words::<7>(dot_words::<6>(fourth, w[3][0], x), w[3][1], x);
-    if B::SCALE_PER_16 {
-        let total = scaled::<0b00_00_00_00>(total, first, scale);
-        let total = scaled::<0b01_01_01_01>(total, second, scale);
-        let total = scaled::<0b10_10_10_10>(total, third, scale);
-        scaled::<0b11_11_11_11>(total, fourth, scale)
-    } else {
-        let total = scaled::<0b00_00_00_00>(total, second, scale);
-        scaled::<0b10_10_10_10>(total, fourth, scale)
-    }
+    let even = dot_words::<1>(dot_words::<0>(zero, w[0][0], x), w[0][1], x);
+    let odd = dot_words::<5>(dot_words::<4>(zero, w[2][0], x), w[2][1], x);
+    let even = dot_words::<3>(dot_words::<2>(even, w[1][0], x), w[1][1], x);
+    let odd = dot_words::<7>(dot_words::<6>(odd, w[3][0], x), w[3][1], x);
+    let total = scaled::<0b00_00_00_00>(total, even, scale);
+    scaled::<0b10_10_10_10>(total, odd, scale)
 }
 
 /// `sum + Σ w·x` over the two words of each lane, with `x.q[J]`.
@@ -178,29 +171,29 @@ fn signed_words(bytes: __m512i) -> [__m512i; 2] {
     [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
 }
 
-impl Weights<8> for BlockQ4_0 {
+impl Weights for BlockQ4_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let scale = halves(each!(blocks.d));
         let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-8.0));
         Unpacked { w: nibbles(each!(blocks.qs)), scale, offset }
     }
 }
 
-impl Weights<8> for BlockQ4_1 {
+impl Weights for BlockQ4_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let w = nibbles(each!(blocks.qs));
         Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
     }
 }
 
-impl Weights<8> for BlockQ5_0 {
+impl Weights for BlockQ5_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let scale = halves(each!(blocks.d));
         let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-16.0));
         let w = nibbles(each!(blocks.qs));
@@ -208,21 +201,21 @@ impl Weights<8> for BlockQ5_0 {
     }
 }
 
-impl Weights<8> for BlockQ5_1 {
+impl Weights for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
         Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
     }
 }
 
-impl Weights<8> for BlockQ8_0 {
+impl Weights for BlockQ8_0 {
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         Unpacked {
             w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
             scale: halves(each!(blocks.d)),
@@ -231,136 +224,29 @@ impl Weights<8> for BlockQ8_0 {
     }
 }
 
-impl Weights<8> for BlockIq4Nl {
+impl Weights for BlockIq4Nl {
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let w = look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
         Unpacked { w, scale: halves(each!(blocks.d)), offset: _mm512_setzero_ps() }
     }
 }
 
-impl Weights<8> for BlockMxfp4 {
+impl Weights for BlockMxfp4 {
     const SIGNED: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
         let e = _mm512_cvtepu8_epi32(twice(joined(each!(blocks.e))));
         let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
         let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
         let scale = _mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e);
         Unpacked { w, scale: _mm512_castsi512_ps(scale), offset: _mm512_setzero_ps() }
-    }
-}
-
-impl Weights<1> for BlockQ2K {
-    const SCALE_PER_16: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let scales = load_16(&block.scales);
-        let nibble = _mm_set1_epi8(15);
-        let scale = _mm512_cvtepu8_epi32(_mm_and_si128(scales, nibble));
-        let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
-        Unpacked {
-            w: bit_pairs(&block.qs),
-            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(block.d)),
-            offset: _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(block.dmin))),
-        }
-    }
-}
-
-impl Weights<1> for BlockQ3K {
-    const SCALE_PER_16: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let scales = unpack_scales_q3_k(&block.scales);
-        let scales = _mm512_cvtepi8_epi32(load_16(bytemuck::cast_ref(&scales)));
-        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d));
-        Unpacked {
-            w: merge(bit_pairs(&block.qs), block_bits::<2>(&block.hmask), _mm512_set1_epi8(4)),
-            scale,
-            offset: _mm512_mul_ps(scale, _mm512_set1_ps(-4.0)),
-        }
-    }
-}
-
-impl Weights<1> for BlockQ4K {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
-        Unpacked { w: nibble_pairs(&block.qs), scale, offset }
-    }
-}
-
-impl Weights<1> for BlockQ5K {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let (scale, offset) = scales_mins(block.d, block.dmin, &block.scales);
-        let w = merge(nibble_pairs(&block.qs), block_bits::<4>(&block.qh), _mm512_set1_epi8(16));
-        Unpacked { w, scale, offset }
-    }
-}
-
-impl Weights<1> for BlockQ6K {
-    const SCALE_PER_16: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let scales = _mm512_cvtepi8_epi32(load_16(bytemuck::cast_ref(&block.scales)));
-        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d));
-        let [q0, q1] = load_128(&block.ql);
-        // Blocks 0 and 2 of each four are the nibbles of the first 32 bytes, 1 and 3 of the next 32.
-        let low = [
-            _mm512_shuffle_i64x2::<0b00_00_00_00>(q0, q1),
-            _mm512_shuffle_i64x2::<0b01_01_01_01>(q0, q1),
-            _mm512_shuffle_i64x2::<0b10_10_10_10>(q0, q1),
-            _mm512_shuffle_i64x2::<0b11_11_11_11>(q0, q1),
-        ];
-        let (by, nibble) = (each_lane(0, 4, 0, 4), _mm512_set1_epi8(15));
-        let low = [
-            shifted(low[0], by, nibble),
-            shifted(low[1], by, nibble),
-            shifted(low[2], by, nibble),
-            shifted(low[3], by, nibble),
-        ];
-        Unpacked {
-            w: merge(low, rotated_pairs::<4>(&block.qh), _mm512_set1_epi8(0x30)),
-            scale,
-            offset: _mm512_mul_ps(scale, _mm512_set1_ps(-32.0)),
-        }
-    }
-}
-
-impl Weights<1> for BlockIq4Xs {
-    const SIGNED: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
-        let block_of = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-        let low = _mm512_set1_epi32(i32::from_le_bytes(block.scales_l));
-        let high = _mm512_set1_epi32(u16::from_le_bytes(block.scales_h).into());
-        let low = shifted(low, _mm512_slli_epi32::<2>(block_of), _mm512_set1_epi32(15));
-        let high = shifted(high, _mm512_slli_epi32::<1>(block_of), _mm512_set1_epi32(3));
-        let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
-        let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
-        let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(&block.qs);
-        Unpacked {
-            w: look_up(&IQ4_VALUES, nibbles(qs.each_ref())),
-            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(block.d)),
-            offset: _mm512_setzero_ps(),
-        }
     }
 }
 
@@ -386,69 +272,12 @@ fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
     [a, b, c, d]
 }
 
-/// Nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
-    let [q0, q1] = load_128(qs);
-    let [a, c] = split_nibbles(_mm512_shuffle_i64x2::<0b10_00_10_00>(q0, q1));
-    let [b, d] = split_nibbles(_mm512_shuffle_i64x2::<0b11_01_11_01>(q0, q1));
-    [a, b, c, d]
-}
-
 /// Low and high nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn split_nibbles(x: __m512i) -> [__m512i; 2] {
     let nibble = _mm512_set1_epi8(15);
     [_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble)]
-}
-
-/// Bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
-    let [a, b, c, d] = rotated_pairs::<0>(qs);
-    let mask = _mm512_set1_epi8(3);
-    [_mm512_and_si512(a, mask), _mm512_and_si512(b, mask), _mm512_and_si512(c, mask), _mm512_and_si512(d, mask)]
-}
-
-/// As [`bit_pairs`], at bits `AT` and `AT + 1` of bytes whose other bits are anything.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn rotated_pairs<const AT: i32>(qs: &[u8; 64]) -> [__m512i; 4] {
-    let q = load_64(qs);
-    let first = _mm512_shuffle_i64x2::<0b10_10_00_00>(q, q);
-    let second = _mm512_shuffle_i64x2::<0b11_11_01_01>(q, q);
-    let (even, odd) = (each_lane(-AT, 4 - AT, -AT, 4 - AT), each_lane(2 - AT, 6 - AT, 2 - AT, 6 - AT));
-    [
-        _mm512_rorv_epi32(first, even),
-        _mm512_rorv_epi32(second, even),
-        _mm512_rorv_epi32(first, odd),
-        _mm512_rorv_epi32(second, odd),
-    ]
-}
-
-/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are anything.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
-    let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(qs);
-    let (first, second) = (_mm512_broadcast_i32x4(load_16(first)), _mm512_broadcast_i32x4(load_16(second)));
-    let (even, odd) = (each_lane(-AT, 2 - AT, 4 - AT, 6 - AT), each_lane(1 - AT, 3 - AT, 5 - AT, 7 - AT));
-    [
-        _mm512_rorv_epi32(first, even),
-        _mm512_rorv_epi32(second, even),
-        _mm512_rorv_epi32(first, odd),
-        _mm512_rorv_epi32(second, odd),
-    ]
-}
-
-/// `x >> by & mask`.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn shifted(x: __m512i, by: __m512i, mask: __m512i) -> __m512i {
-    _mm512_and_si512(_mm512_srlv_epi32(x, by), mask)
 }
 
 /// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
@@ -475,36 +304,6 @@ fn look_up(values: &[i8; 16], codes: [__m512i; 4]) -> [__m512i; 4] {
         *w = _mm512_shuffle_epi8(values, *w);
     }
     w
-}
-
-/// `low | high & mask`.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
-    let mut w = low;
-    for (w, high) in w.iter_mut().zip(high) {
-        *w = _mm512_ternarylogic_epi32::<0b1111_1000>(*w, high, mask);
-    }
-    w
-}
-
-/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> (__m512, __m512) {
-    let [a, b, c]: [[u8; 4]; 3] = bytemuck::cast(*packed);
-    let (a, b, c) = (u32::from_le_bytes(a), u32::from_le_bytes(b), u32::from_le_bytes(c));
-    let scale = low_six_bits(a, c & 0x0F0F_0F0F | a >> 2 & 0x3030_3030);
-    let min = low_six_bits(b, c >> 4 & 0x0F0F_0F0F | b >> 2 & 0x3030_3030);
-    (_mm512_mul_ps(scale, half(d)), _mm512_mul_ps(min, negated(half(dmin))))
-}
-
-/// The low six bits of four bytes, then four more bytes; each twice.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn low_six_bits(low: u32, high: u32) -> __m512 {
-    let bytes = u64::from(low & 0x3F3F_3F3F) | u64::from(high) << 32;
-    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(twice(bytes)))
 }
 
 /// Each byte twice.
@@ -536,21 +335,14 @@ fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
 /// An f16 in all lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn half(x: [u8; 2]) -> __m512 {
+pub(super) fn half(x: [u8; 2]) -> __m512 {
     _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(x).into())))
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn negated(x: __m512) -> __m512 {
+pub(super) fn negated(x: __m512) -> __m512 {
     _mm512_sub_ps(_mm512_setzero_ps(), x)
-}
-
-/// A value for each 128-bit lane.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn each_lane(a: i32, b: i32, c: i32, d: i32) -> __m512i {
-    _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
 }
 
 #[inline]
@@ -563,35 +355,35 @@ fn lanes(x: [&[u8; 16]; 4]) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "sse2")]
-fn load_16(x: &[u8; 16]) -> __m128i {
+pub(super) fn load_16(x: &[u8; 16]) -> __m128i {
     // SAFETY: 16 readable bytes; the load asks for no alignment.
     unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_64(x: &[u8; 64]) -> __m512i {
+pub(super) fn load_64(x: &[u8; 64]) -> __m512i {
     // SAFETY: 64 readable bytes; the load asks for no alignment.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_128(x: &[u8; 128]) -> [__m512i; 2] {
+pub(super) fn load_128(x: &[u8; 128]) -> [__m512i; 2] {
     let [a, b]: &[[u8; 64]; 2] = bytemuck::cast_ref(x);
     [load_64(a), load_64(b)]
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_f32(x: &[f32; 16]) -> __m512 {
+pub(super) fn load_f32(x: &[f32; 16]) -> __m512 {
     // SAFETY: 64 readable bytes; the load asks for no alignment.
     unsafe { _mm512_loadu_ps(x.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx")]
-fn load_32(x: &[u8; 32]) -> __m256i {
+pub(super) fn load_32(x: &[u8; 32]) -> __m256i {
     // SAFETY: 32 readable bytes; the load asks for no alignment.
     unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
 }
@@ -783,16 +575,12 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
     let evens_odds = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    let magnitude = _mm512_set1_epi32(i32::MAX);
     let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
     for (b, x) in x.iter().enumerate() {
         let x = [load_f32(&x[0]), load_f32(&x[1])];
-        let first = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
-        let second = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
-        let (d, inverse) = BlockQ16::scale(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
+        let (d, inverse) = BlockQ16::scale(largest_bits(x));
         for (h, x) in x.into_iter().enumerate() {
-            let x = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
-            let q = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x);
+            let q = rounded(x, inverse);
             let words = _mm256_permutexvar_epi16(evens_odds, _mm512_cvtepi32_epi16(q));
             let (row, column) = BlockQ16::position(32 * b + 16 * h);
             store_i16(block.q[row][column..].first_chunk_mut().expect("8 of 32"), _mm256_castsi256_si128(words));
@@ -804,4 +592,64 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
             block.s[2 * b + h] = d * _mm512_reduce_add_epi32(q) as f32;
         }
     }
+}
+
+/// As [`quantize_q16`], in planes.
+#[target_feature(enable = "avx512bw,avx512vl")]
+pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
+        match x.first_chunk() {
+            Some(x) => planes_256(x, block),
+            None => planes_256(&padded(x), block),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
+    let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
+    for (b, x) in x.iter().enumerate() {
+        let x = [load_f32(&x[0]), load_f32(&x[1])];
+        let (d, inverse) = BlockP16::scale(largest_bits(x));
+        for (h, x) in x.into_iter().enumerate() {
+            let (q, lane) = (rounded(x, inverse), 2 * b + h);
+            let high = _mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128)));
+            let (high, low) = (fours(_mm512_cvtepi32_epi8(high)), fours(_mm512_cvtepi32_epi8(q)));
+            for i in 0..4 {
+                let r = BlockP16::register(16 * lane + 4 * i);
+                block.high[r][lane] = high[i];
+                block.low[r][lane] = low[i];
+            }
+            block.d[lane] = d;
+            block.s[lane] = d * _mm512_reduce_add_epi32(q) as f32;
+        }
+    }
+}
+
+/// The largest bits of magnitudes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn largest_bits(x: [__m512; 2]) -> u32 {
+    let magnitude = _mm512_set1_epi32(i32::MAX);
+    let first = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
+    let second = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
+    _mm512_reduce_max_epu32(_mm512_max_epu32(first, second))
+}
+
+/// `x·inverse` to the nearest integer; NaN becomes 0.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn rounded(x: __m512, inverse: f32) -> __m512i {
+    let x = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
+    _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x)
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn fours(x: __m128i) -> [[i8; 4]; 4] {
+    let mut fours = [[0; 4]; 4];
+    // SAFETY: 16 writable bytes; the store asks for no alignment.
+    unsafe { _mm_storeu_si128(fours.as_mut_ptr().cast(), x) };
+    fours
 }

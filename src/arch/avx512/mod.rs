@@ -6,6 +6,7 @@ pub(super) mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 pub(super) mod peak;
+mod planes;
 mod strip;
 
 use super::{Element, Kernels, avx2, transposed};
@@ -15,6 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    quantize_p16: matmul::quantize_p16,
     quantize_q8: avx2::strip::quantize_q8,
     gemm: gemm::gemm_for,
     peak: peak::peak,

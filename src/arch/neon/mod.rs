@@ -8,13 +8,14 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::{Element, Kernels, transposed};
+use super::{Element, Kernels, scalar, transposed};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
     supported: || std::arch::is_aarch64_feature_detected!("neon"),
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
+    quantize_p16: scalar::KERNELS.quantize_p16,
     quantize_q8: matmul::quantize_q8,
     gemm: gemm::gemm_for,
     transposed: gemm::transposed_for,

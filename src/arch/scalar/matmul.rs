@@ -1,7 +1,7 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by them.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::{Acts, BlockQ8, BlockQ16, ColumnsMut};
+use crate::arch::{Acts, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
 
@@ -73,6 +73,25 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
         *block = BlockQ16::zeroed();
         for (b, x) in x.chunks(32).enumerate() {
             let (d, inverse) = BlockQ16::scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
+            block.d[2 * b..][..2].fill(d);
+            for (h, x) in x.chunks(16).enumerate() {
+                let mut sum = 0;
+                for (i, x) in x.iter().enumerate() {
+                    let q = (x * inverse).round_ties_even() as i32;
+                    block.set_integer(32 * b + 16 * h + i, q as i16);
+                    sum += q;
+                }
+                block.s[2 * b + h] = d * sum as f32;
+            }
+        }
+    }
+}
+
+pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
+        *block = BlockP16::zeroed();
+        for (b, x) in x.chunks(32).enumerate() {
+            let (d, inverse) = BlockP16::scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
             block.d[2 * b..][..2].fill(d);
             for (h, x) in x.chunks(16).enumerate() {
                 let mut sum = 0;

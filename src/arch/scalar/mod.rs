@@ -31,6 +31,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     },
     dequantize: |dtype, blocks, x| (dtype.float_format().dequantize)(blocks, x),
     quantize_q16: matmul::quantize_q16,
+    quantize_p16: matmul::quantize_p16,
     quantize_q8: matmul::quantize_q8,
     peak: peak::peak,
     dot: elementwise::dot,

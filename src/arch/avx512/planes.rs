@@ -1,0 +1,346 @@
+//! Products of weights in blocks of 256 with an activation row.
+//!
+//! A format only says how its weights become unsigned bytes, 16 scales and 16 offsets ([`Weights::unpack`]); the
+//! product is the same for all. Activations are 16-bit integers in two planes of bytes ([`BlockP16`]): `vpdpbusd`
+//! multiplies as many weights by both planes as `vpdpwssd` by words, but takes bytes as they are. The order of
+//! weights and activations is such that a lane of 32 bits sums the products of 16 values that share a scale.
+//!
+//! Measured by `benches/matvec.rs` on one Zen 4 thread (rows of 2,048, GB/s of weights from L2, in brackets what words
+//! instead of bytes reach): Q4_K 22 (19), Q5_K 20, Q6_K 26 (21), Q3_K 11, Q2_K 13, IQ4_XS 17.
+
+use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
+use crate::arch::avx2::prefetch;
+use crate::arch::{Acts, BlockP16, ColumnsMut};
+use crate::quant::*;
+use bytemuck::Pod;
+use std::arch::x86_64::*;
+
+/// 256 weights: `scale·w + offset`.
+#[derive(Clone, Copy)]
+pub(super) struct Unpacked {
+    /// Bytes in the order of [`BlockP16`].
+    w: [__m512i; 4],
+    /// Of each 16 weights.
+    scale: __m512,
+    /// Of each 16 weights.
+    offset: __m512,
+}
+
+/// A format.
+pub(super) trait Weights: Pod {
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn unpack(&self) -> Unpacked;
+}
+
+/// Weight rows at a time: the steps of one wait for each other. From L2 (Zen 4) two at a time go 1.1 times as fast as
+/// one, four little faster than two, and no longer as fast from memory with two threads.
+const TILE: usize = 2;
+/// How far ahead of their use weights are prefetched, in bytes; without that, decoding takes three times as long where
+/// the CPU's own prefetcher is off, as in some virtual machines.
+const AHEAD: usize = 8192;
+
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn matvec<B: Weights>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+    let Acts::P16 { x, n } = *x else { unreachable!("the form this level asks for") };
+    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), BlockP16::per_row(n));
+    for (i, x) in x.chunks_exact(blocks).enumerate() {
+        let (tiles, last) = y.row(i).as_chunks_mut::<TILE>();
+        let (w, w_last) = w.split_at(tiles.len() * TILE * blocks);
+        for (w, y) in w.chunks_exact(TILE * blocks).zip(tiles) {
+            *y = rows(w, x);
+        }
+        for (w, y) in w_last.chunks_exact(blocks).zip(last) {
+            [*y] = rows(w, x);
+        }
+    }
+}
+
+/// The products of `R` weight rows with an activation row.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn rows<B: Weights, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
+    let w: [_; R] = std::array::from_fn(|r| &w[r * x.len()..][..x.len()]);
+    let mut totals = [_mm512_setzero_ps(); R];
+    let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
+    for (k, x) in x.iter().enumerate() {
+        ahead = prefetch(ahead, R * size_of::<B>());
+        accumulate(&mut totals, std::array::from_fn(|r| &w[r][k]), x);
+    }
+    let mut y = [0.0; R];
+    for r in 0..R {
+        y[r] = _mm512_reduce_add_ps(totals[r]);
+    }
+    y
+}
+
+/// Adds the products of 256 weights of each row with as many activations.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn accumulate<B: Weights, const R: usize>(totals: &mut [__m512; R], w: [&B; R], x: &BlockP16) {
+    let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+    let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; R];
+    for r in 0..R {
+        // SAFETY: this function has the features.
+        weights[r] = unsafe { w[r].unpack() };
+    }
+    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷.
+    let (mut high, mut low) = ([zero; R], [zero; R]);
+    for j in 0..4 {
+        for r in 0..R {
+            high[r] = _mm512_dpbusd_epi32(high[r], weights[r].w[j], load_64(bytemuck::cast_ref(&x.high[j])));
+            low[r] = _mm512_dpbusd_epi32(low[r], weights[r].w[j], load_64(bytemuck::cast_ref(&x.low[j])));
+        }
+    }
+    for r in 0..R {
+        let sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));
+        let total = _mm512_fmadd_ps(weights[r].offset, load_f32(&x.s), totals[r]);
+        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(weights[r].scale, load_f32(&x.d)), total);
+    }
+}
+
+impl Weights for BlockQ2K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        const SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
+        let scales = load_16(&self.scales);
+        let nibble = _mm_set1_epi8(15);
+        let scale = _mm512_cvtepu8_epi32(_mm_and_si128(scales, nibble));
+        let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
+        Unpacked {
+            w: shifted(bit_pairs(&self.qs), &SHIFT, 3),
+            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(self.d)),
+            offset: _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(self.dmin))),
+        }
+    }
+}
+
+impl Weights for BlockQ3K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        const SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
+        let low = shifted(bit_pairs(&self.qs), &SHIFT, 3);
+        let w = merge(low, block_bits::<2>(&self.hmask), _mm512_set1_epi8(4));
+        let scale = signed_scales(&unpack_scales_q3_k(&self.scales), self.d);
+        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-4.0)) }
+    }
+}
+
+impl Weights for BlockQ4K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [scale, offset] = scales_mins(bytemuck::bytes_of(self).first_chunk().expect("16 bytes"));
+        Unpacked { w: nibble_pairs(&self.qs), scale, offset }
+    }
+}
+
+impl Weights for BlockQ5K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [scale, offset] = scales_mins(bytemuck::bytes_of(self).first_chunk().expect("16 bytes"));
+        let w = merge(nibble_pairs(&self.qs), block_bits::<4>(&self.qh), _mm512_set1_epi8(16));
+        Unpacked { w, scale, offset }
+    }
+}
+
+impl Weights for BlockQ6K {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        // Of each four blocks, the first two are the low halves of the bytes that the others are the high halves of.
+        const WORDS: [[i32; 16]; 4] = words_of(4, [8, 0, 16]);
+        const LOW: [i32; 16] = by_lane(0, [0, 4, 0]);
+        const HIGH: [i32; 16] = plus(by_lane(0, [2, 4, 0]), -4);
+        let low = shifted(words(load_128(&self.ql), &WORDS), &LOW, 15);
+        let w = merge(low, rotated(bit_pairs(&self.qh), &HIGH), _mm512_set1_epi8(0x30));
+        let scale = signed_scales(&self.scales, self.d);
+        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-32.0)) }
+    }
+}
+
+impl Weights for BlockIq4Xs {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        const WORDS: [[i32; 16]; 4] = words_of(0, [4, 8, 16]);
+        const SHIFT: [i32; 16] = by_lane(4, [0; 3]);
+        const SCALES_LOW: [i32; 16] = by_lane(0, [4, 8, 16]);
+        const SCALES_HIGH: [i32; 16] = by_lane(0, [2, 4, 8]);
+        let low = _mm512_set1_epi32(i32::from_le_bytes(self.scales_l));
+        let low = _mm512_and_si512(_mm512_srlv_epi32(low, load_i32(&SCALES_LOW)), _mm512_set1_epi32(15));
+        let high = _mm512_set1_epi32(u16::from_le_bytes(self.scales_h).into());
+        let high = _mm512_and_si512(_mm512_srlv_epi32(high, load_i32(&SCALES_HIGH)), _mm512_set1_epi32(3));
+        let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
+        let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(self.d));
+        // Their values, and 128.
+        let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(&IQ4_VALUES)));
+        let values = _mm512_xor_si512(values, _mm512_set1_epi8(-128));
+        let mut w = shifted(words(load_128(&self.qs), &WORDS), &SHIFT, 15);
+        for w in &mut w {
+            *w = _mm512_shuffle_epi8(values, *w);
+        }
+        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)) }
+    }
+}
+
+/// A number for each lane of [`BlockP16`]: `half` for the second half of a block of 32, and what the bits of the
+/// block's index stand for.
+const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
+    let mut numbers = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        let (b, h) = (i as i32 / 2, i as i32 % 2);
+        numbers[i] = half * h + block[0] * (b & 1) + block[1] * (b >> 1 & 1) + block[2] * (b >> 2);
+        i += 1;
+    }
+    numbers
+}
+
+const fn plus(numbers: [i32; 16], more: i32) -> [i32; 16] {
+    let mut numbers = numbers;
+    let mut i = 0;
+    while i < 16 {
+        numbers[i] += more;
+        i += 1;
+    }
+    numbers
+}
+
+/// Where the registers of [`BlockP16`] find their words of 32 bits, given as in [`by_lane`] where each 16 values begin.
+const fn words_of(half: i32, block: [i32; 3]) -> [[i32; 16]; 4] {
+    let mut at = [by_lane(half, block); 4];
+    let mut i = 0;
+    while i < 64 {
+        at[BlockP16::register(4 * i)][i / 4] += i as i32 % 4;
+        i += 1;
+    }
+    at
+}
+
+/// The words of two registers that `at` counts.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words(q: [__m512i; 2], at: &[[i32; 16]; 4]) -> [__m512i; 4] {
+    let mut w = [_mm512_setzero_si512(); 4];
+    for (w, at) in w.iter_mut().zip(at) {
+        *w = _mm512_permutex2var_epi32(q[0], load_i32(at), q[1]);
+    }
+    w
+}
+
+/// As [`words`], of one register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
+    let mut w = [_mm512_setzero_si512(); 4];
+    for (w, at) in w.iter_mut().zip(at) {
+        *w = _mm512_permutexvar_epi32(load_i32(at), q);
+    }
+    w
+}
+
+/// `w >> by & mask`, where nothing that a byte gets from the next one is left by the mask.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
+    let mut w = w;
+    for w in &mut w {
+        *w = _mm512_and_si512(_mm512_srlv_epi32(*w, load_i32(by)), _mm512_set1_epi8(mask));
+    }
+    w
+}
+
+/// Bits of words turned to the right.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn rotated(w: [__m512i; 4], by: &[i32; 16]) -> [__m512i; 4] {
+    let mut w = w;
+    for w in &mut w {
+        *w = _mm512_rorv_epi32(*w, load_i32(by));
+    }
+    w
+}
+
+/// Nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
+    const SHIFT: [i32; 16] = by_lane(0, [4, 0, 0]);
+    // Half the bytes have values 0 to 16 of blocks, the others 16 to 32. Shuffles within lanes of 128 bits, unlike those
+    // of two registers, take no time from multiplications.
+    let [q0, q1] = load_128(qs);
+    let first = _mm512_shuffle_i64x2::<0b10_00_10_00>(q0, q1);
+    let second = _mm512_shuffle_i64x2::<0b11_01_11_01>(q0, q1);
+    let (a, b) = (_mm512_unpacklo_epi32(first, second), _mm512_unpackhi_epi32(first, second));
+    let (c, d) = (_mm512_shuffle_epi32::<0b01_00_11_10>(a), _mm512_shuffle_epi32::<0b01_00_11_10>(b));
+    shifted([a, c, b, d], &SHIFT, 15)
+}
+
+/// The words whose bytes have bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
+    const WORDS: [[i32; 16]; 4] = words_of(4, [0, 0, 8]);
+    words_of_one(load_64(qs), &WORDS)
+}
+
+/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are anything.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
+    const WORDS: [[i32; 16]; 4] = words_of(4, [0; 3]);
+    let by = const { plus(by_lane(0, [1, 2, 4]), -AT) };
+    rotated(words_of_one(_mm512_castsi256_si512(load_32(qs)), &WORDS), &by)
+}
+
+/// `low | high & mask`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
+    let mut w = low;
+    for (w, high) in w.iter_mut().zip(high) {
+        *w = _mm512_ternarylogic_epi32::<0b1111_1000>(*w, high, mask);
+    }
+    w
+}
+
+/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them, given the bytes that both begin with.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn scales_mins(begin: &[u8; 16]) -> [__m512; 2] {
+    const EACH_TWICE: [i32; 16] = by_lane(0, [1, 2, 4]);
+    // `d` and `dmin`, then the words a, b, c: the low six bits of `a` are the first scales, those of `b` the first
+    // minima; the last scales and minima are half a byte of `c`, and two bits of `a` or `b`.
+    let begin = load_16(begin);
+    let low = _mm_srlv_epi32(_mm_shuffle_epi32::<0b11_10_11_01>(begin), _mm_setr_epi32(0, 0, 0, 4));
+    let low = _mm_and_si128(low, _mm_setr_epi32(0x3F3F_3F3F, 0x0F0F_0F0F, 0x3F3F_3F3F, 0x0F0F_0F0F));
+    let high = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0b10_10_01_01>(begin));
+    let both = _mm_ternarylogic_epi32::<0b1111_1000>(low, high, _mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030));
+    let both = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(both));
+    let factors = _mm_mul_ps(_mm_cvtph_ps(begin), _mm_setr_ps(1.0, -1.0, 0.0, 0.0));
+    let factor = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    let both = _mm512_mul_ps(both, _mm512_permutexvar_ps(factor, _mm512_castps128_ps512(factors)));
+    [
+        _mm512_permutexvar_ps(load_i32(&EACH_TWICE), both),
+        _mm512_permutexvar_ps(load_i32(const { &plus(EACH_TWICE, 8) }), both),
+    ]
+}
+
+/// Scales of each 16 weights.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn signed_scales(scales: &[i8; 16], d: [u8; 2]) -> __m512 {
+    let scales = _mm512_cvtepi8_epi32(load_16(bytemuck::cast_ref(scales)));
+    _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(d))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_i32(x: &[i32; 16]) -> __m512i {
+    load_64(bytemuck::cast_ref(x))
+}
