@@ -11,9 +11,16 @@
 //! A template comes with a file from anywhere, so it is hostile input. It can reach nothing but
 //! its inputs: no files, no other templates, no attributes of host objects (the published attack
 //! is CVE-2024-34359). Its length, steps, recursion and output are limited, and so is what each filter and method
-//! makes. Two things are not, since the engine has no hook for them: a text that a template doubles again and again
-//! takes memory before it is printed, and a step may copy up to 100 MB. Render a template that you do not trust in a
-//! process whose memory and time are limited, or not at all.
+//! makes; parsing and rendering end with an error after ten seconds, or when they are cancelled.
+//!
+//! **What is not limited**, since the engine has no hook for its operators, is what they make on the way:
+//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` of texts or lists, `a * n`, or text gathered by
+//!   `{% set %}…{% endset %}`, take more than there is, within a second or two; the process then aborts, or the system
+//!   ends it.
+//! - Work that has begun. Lists that hold the same list twice, forty deep, take for ever to compare (`==`, `in`, as
+//!   keys). The call ends in time, but its thread cannot be ended and keeps a core busy until the process ends.
+//!
+//! So render a template that you do not trust in a process of its own, with a limit of memory, or not at all.
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {
@@ -33,6 +40,8 @@ mod time;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
@@ -44,6 +53,10 @@ pub use time::LocalTime;
 const MAX_SOURCE: usize = 256 << 10;
 /// Most virtual-machine steps of one rendering. A message costs a template some hundred.
 const MAX_STEPS: u64 = 2_000_000;
+/// Longest time to parse or render. A long conversation takes some ten milliseconds.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// Time between questions whether to go on.
+const LOOK: Duration = Duration::from_millis(20);
 /// Longest rendering, bytes.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Deepest recursion of macros and loops.
@@ -132,25 +145,28 @@ impl ChatTemplate {
     /// Parses a template, as in the metadata `tokenizer.chat_template`.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`] with the line, [`ChatError::TooLong`].
+    /// [`ChatError::Syntax`] with the line, [`ChatError::TooLong`], [`ChatError::OutOfTime`].
     pub fn parse(source: &str) -> Result<Self, ChatError> {
         if source.len() > MAX_SOURCE {
             return Err(ChatError::TooLong { len: source.len(), limit: MAX_SOURCE });
         }
         let source = prepare(source);
-        let env = on_own_stack(move || {
-            let mut env = Environment::new();
-            python::add_to(&mut env);
-            env.set_trim_blocks(true);
-            env.set_lstrip_blocks(true);
-            env.set_recursion_limit(MAX_RECURSION);
-            env.set_fuel(Some(MAX_STEPS));
-            env.add_template_owned(NAME, source).map_err(|e| ChatError::Syntax {
-                line: e.line().unwrap_or(0),
-                message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
-            })?;
-            Ok(env)
-        })?;
+        let env = on_own_thread(
+            || false,
+            move || {
+                let mut env = Environment::new();
+                python::add_to(&mut env);
+                env.set_trim_blocks(true);
+                env.set_lstrip_blocks(true);
+                env.set_recursion_limit(MAX_RECURSION);
+                env.set_fuel(Some(MAX_STEPS));
+                env.add_template_owned(NAME, source).map_err(|e| ChatError::Syntax {
+                    line: e.line().unwrap_or(0),
+                    message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
+                })?;
+                Ok(env)
+            },
+        )?;
         Ok(Self { env })
     }
 
@@ -158,8 +174,17 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatError::Raised`] when the template refuses it, [`ChatError::Render`] when the
-    /// template fails, [`ChatError::OutOfSteps`] and [`ChatError::OutputTooLong`] at the limits.
+    /// template fails, [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and [`ChatError::OutputTooLong`] at the
+    /// limits.
     pub fn render(&self, inputs: &ChatInputs) -> Result<String, ChatError> {
+        self.render_unless(inputs, || false)
+    }
+
+    /// [`ChatTemplate::render`] that ends once `cancelled`, which is asked every few milliseconds.
+    ///
+    /// # Errors
+    /// As there, and [`ChatError::Cancelled`].
+    pub fn render_unless(&self, inputs: &ChatInputs, cancelled: impl Fn() -> bool) -> Result<String, ChatError> {
         let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
         let mut env = self.env.clone();
         env.add_function("strftime_now", move |format: &str| now.strftime(format));
@@ -173,7 +198,7 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
-        on_own_stack(move || {
+        on_own_thread(cancelled, move || {
             let mut out = Bounded { bytes: Vec::new(), exceeded: false };
             let variables = python::from_json(serde_json::Value::Object(variables));
             let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
@@ -187,16 +212,32 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `f` on a thread with [`STACK`], and turns what the engine cannot do into an error.
-fn on_own_stack<T: Send + 'static>(f: impl FnOnce() -> Result<T, ChatError> + Send + 'static) -> Result<T, ChatError> {
+/// Runs `f` on a thread with [`STACK`], which is left behind when it takes too long or is `cancelled`, and turns what
+/// the engine cannot do into an error.
+fn on_own_thread<T: Send + 'static>(
+    cancelled: impl Fn() -> bool,
+    f: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
+) -> Result<T, ChatError> {
     let failed = |message: String| ChatError::Render { line: 0, message };
+    let (send, receive) = sync_channel(1);
     std::thread::Builder::new()
         .name("chat template".into())
         .stack_size(STACK)
-        .spawn(f)
-        .map_err(|e| failed(format!("no thread for the template: {e}")))?
-        .join()
-        .unwrap_or_else(|_| Err(failed("the template engine panicked".into())))
+        // Nobody listens any more to a thread that was left behind.
+        .spawn(move || drop(send.send(f())))
+        .map_err(|e| failed(format!("no thread for the template: {e}")))?;
+    let start = Instant::now();
+    loop {
+        match receive.recv_timeout(LOOK) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => return Err(failed("the template engine panicked".into())),
+            Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ChatError::Cancelled),
+            Err(RecvTimeoutError::Timeout) if start.elapsed() > MAX_TIME => {
+                return Err(ChatError::OutOfTime { seconds: MAX_TIME.as_secs() });
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
 }
 
 /// What Jinja2 does to a source that `minijinja` does not: line ends become `\n`, and Hugging

@@ -694,9 +694,11 @@ pub enum SessionError {
     /// The cancel token was set.
     #[error("cancelled")]
     Cancelled,
-    /// Not enough memory for the key/value cache.
-    #[error("no memory for a key/value cache of {bytes} bytes; use a smaller context")]
+    /// Not enough memory.
+    #[error("no memory for {what} of {bytes} bytes; use a smaller context, or compute fewer tokens at a time")]
     OutOfMemory {
+        /// What it was for.
+        what: &'static str,
         /// Bytes asked for.
         bytes: u64,
     },
@@ -978,6 +980,9 @@ pub enum SampleError {
         /// Number of logits.
         n_vocab: usize,
     },
+    /// There are no logits to choose from.
+    #[error("no logits were given: there is nothing to choose from")]
+    NoLogits,
     /// No token can be chosen.
     #[error(
         "none of {n_vocab} tokens can be chosen ({n_nan} logits are not a number, the others are \
@@ -1029,6 +1034,15 @@ pub enum ChatError {
         /// The limit.
         steps: u64,
     },
+    /// The template took longer than any honest one would.
+    #[error("the chat template did not end within {seconds} seconds")]
+    OutOfTime {
+        /// The limit.
+        seconds: u64,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
     /// The template wrote more than any honest one would.
     #[error("the chat template wrote more than {limit} bytes")]
     OutputTooLong {

@@ -1049,9 +1049,62 @@ fn words_after_a_slash_are_not_answered() {
 /// In less memory than the measurement of the read bandwidth needs, which is left out then.
 #[cfg(target_os = "linux")]
 fn run_in_little_memory(args: &[&str]) -> Output {
+    run_in_kilobytes("1000000", args)
+}
+
+#[cfg(target_os = "linux")]
+fn run_in_kilobytes(n: &str, args: &[&str]) -> Output {
     let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -v 1000000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ruvllm")]).args(args);
+    shell.args(["-c", &format!("ulimit -v {n}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_ruvllm")]).args(args);
     shell.output().unwrap()
+}
+
+/// Where a pass takes more than there is, for logits and for what lies between, it says so.
+#[cfg(target_os = "linux")]
+#[test]
+fn passes_without_memory() {
+    let folder = Folder::new();
+    let (tokens, out) = (vec!["1"; 20_000].join(","), folder.name("out"));
+    let flags = ["logits", "-c", "20000", "-b", "20000", "-ub", "20000", "-t", "1", "-o", &out, "--tokens", &tokens];
+    for (more, what) in [(&[][..], "no memory for logits"), (&["--last", "1"], "no memory for buffers")] {
+        let out = run_in_kilobytes("300000", &[&flags[..], more].concat());
+        assert!(out.status.code() == Some(1) && stderr(&out).contains(what), "{:?} {}", out.status, stderr(&out));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn inputs_are_bounded_and_templates_are_files() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    for name in ["generate", "perplexity", "tokenize"] {
+        fails(&[name, "-m", &model, "-f", "/dev/zero"], 1, &["/dev/zero", "more than 1024 MiB"]);
+    }
+    let fifo = folder.name("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fails(&["chat", "-m", &model, "--template", &fifo], 1, &[&fifo, "not a regular file"]);
+    let messages = folder.file("messages.json", "[]");
+    fails(&["template", "--template", &fifo, "--messages", &messages], 1, &[&fifo, "not a regular file"]);
+    // A prompt may come through a pipe with a name.
+    let line = "printf the | \"$0\" generate -m \"$1\" -f /dev/fd/0 -n 1 --temp 0";
+    let piped = Command::new("sh").args(["-c", line, env!("CARGO_BIN_EXE_ruvllm"), &model]).output().unwrap();
+    assert!(!text(&piped).is_empty());
+}
+
+/// A template that computes for ever does not keep a conversation from ending.
+#[cfg(unix)]
+#[test]
+fn an_endless_template_can_be_interrupted() {
+    let folder = Folder::new();
+    let endless = "{% set ns=namespace(s=[1],t=[1]) %}{% for i in range(60) %}{% set ns.s=[ns.s,ns.s] %}\
+                   {% set ns.t=[ns.t,ns.t] %}{% endfor %}{{ ns.s == ns.t }}";
+    tiny_model(Some(endless)).write(folder.path("endless.gguf")).unwrap();
+    let model = folder.name("endless.gguf");
+    let mut child =
+        command(&["chat", "-m", &model, "-p", "the"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(child.stderr.as_mut().unwrap(), "> the");
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[cfg(target_os = "linux")]

@@ -812,3 +812,24 @@ fn times_on_a_1b_shape() {
     let [alone, with] = times.map(median);
     println!("decode: {alone:.2} ms alone, {with:.2} ms with a learner: {:+.2} %", 100.0 * (with / alone - 1.0));
 }
+
+#[test]
+fn a_panic_of_the_caller_loses_nothing_learnt() {
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let mut session = model.session().unwrap();
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    let panics = std::panic::AssertUnwindSafe(|| session.prefill_each(&[1, 2, 3], 0, |_, _| panic!("on purpose")));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert!(session.learner().is_some());
+    session.observe(&[1, 2, 3]).unwrap();
+}
+
+#[test]
+fn nothing_to_observe_is_no_tokens() {
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let mut session = model.session().unwrap();
+    let nothing = |outcome| matches!(outcome, Err(Error::Session(ruvllm::SessionError::NoTokens)));
+    assert!(nothing(session.observe(&[])));
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    assert!(nothing(session.observe(&[])));
+}

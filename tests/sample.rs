@@ -197,7 +197,7 @@ fn logprobs_are_those_of_the_model() {
 fn nothing_to_choose_from_is_an_error() {
     let mut sampler = Sampler::builder().build().unwrap();
     let nothing = |n_vocab, n_nan| Err(SampleError::NoCandidates { n_vocab, n_nan });
-    assert_eq!(sampler.sample(&[], &[]), nothing(0, 0));
+    assert_eq!(sampler.sample(&[], &[]), Err(SampleError::NoLogits));
     assert_eq!(sampler.sample(&[f32::NAN; 3], &[]), nothing(3, 3));
     assert_eq!(sampler.sample(&[f32::NEG_INFINITY, f32::NAN], &[]), nothing(2, 1));
     let mut forbidden = Sampler::builder().logit_bias([(0, f32::NEG_INFINITY)]).build().unwrap();

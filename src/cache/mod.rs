@@ -83,7 +83,7 @@ struct KvLayer<T> {
 impl KvCache {
     /// An empty cache.
     pub(crate) fn new(kind: KvType, shape: KvShape) -> Result<KvCache, SessionError> {
-        let error = || SessionError::OutOfMemory { bytes: shape.bytes(kind) };
+        let error = || SessionError::OutOfMemory { what: "a key/value cache", bytes: shape.bytes(kind) };
         Ok(match kind {
             KvType::F32 => KvCache::F32(Store::new(shape).ok_or_else(error)?),
             KvType::F16 => KvCache::F16(Store::new(shape).ok_or_else(error)?),
@@ -96,7 +96,7 @@ impl KvCache {
             KvCache::F32(s) => s.fork(n).map(KvCache::F32).ok_or(KvType::F32),
             KvCache::F16(s) => s.fork(n).map(KvCache::F16).ok_or(KvType::F16),
         }
-        .map_err(|kind| SessionError::OutOfMemory { bytes: self.shape().bytes(kind) })
+        .map_err(|kind| SessionError::OutOfMemory { what: "a key/value cache", bytes: self.shape().bytes(kind) })
     }
 
     fn shape(&self) -> KvShape {

@@ -4,8 +4,8 @@
 //!
 //! Known differences that remain, for lack of a hook: tuples are lists and print as such, a list
 //! or dictionary *written in the template* prints strings in double quotes after `~`, `%` does
-//! not format strings (`format` does), and a string built by doubling is not limited before it
-//! is printed.
+//! not format strings (`format` does), and what operators make is not limited before it is
+//! printed.
 
 use std::collections::HashMap;
 use std::fmt::Write;

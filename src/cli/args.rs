@@ -21,6 +21,7 @@ const LEAVE_OUT: &str = "there is nothing to switch here; leave it out";
 const FROM_FILE: &str = "this comes from the model file; leave it out";
 const NOT_YET: &str = "this is not supported";
 const CHAT: &str = "use the subcommand: ruvllm chat";
+const CHAT_ALONE: &str = "only `ruvllm chat` has it";
 const MAPPED: &str = "model files are always memory-mapped; leave it out";
 const AFFINITY: &str = "the threads follow the process; start it under `taskset` or `numactl`";
 const DOWNLOAD: &str = "nothing is downloaded; fetch the GGUF file and give it with -m FILE";
@@ -44,6 +45,7 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["-i", "--interactive", "-if", "--interactive-first", "-ins", "--instruct"], CHAT),
     (&["-cnv", "--conversation", "-cml", "--chatml", "-st", "--single-turn"], CHAT),
     (&["-no-cnv", "--no-conversation"], "`generate` never begins a conversation; leave it out"),
+    (&["--system-prompt", "--system-prompt-file"], CHAT_ALONE),
     (&["--in-prefix", "--in-suffix", "--in-prefix-bos"], "use `ruvllm chat` and a chat template"),
     (&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token"], DOWNLOAD),
     (&["-mu", "--model-url", "-dr", "--docker-repo", "--offline"], DOWNLOAD),
@@ -203,5 +205,6 @@ mod tests {
         assert!(prepared(&["-p", "x", "--n_gpu_layers=99"]).unwrap_err().contains("--n-gpu-layers"));
         assert!(prepared(&["-m", "x", "chat"]).unwrap_err().contains("ruvllm chat"));
         assert!(prepared(&["-cnv"]).unwrap_err().contains("ruvllm chat"));
+        assert!(prepared(&["-p", "x", "-sys", "y"]).unwrap_err().contains("only `ruvllm chat`"));
     }
 }

@@ -5,7 +5,7 @@
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
 use super::generate::{begin, no_tokenizer, per_second};
-use super::input::{on_interrupt, read_text, stdin_is_terminal, without_last_newline};
+use super::input::{on_interrupt, read_regular, read_text, stdin_is_terminal, without_last_newline};
 use super::learning::{Learning, LearningArgs};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use super::output::{Failure, note, paint, print, printable};
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let sampler = args.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut stop = args.reverse_prompt.clone();
     let template = match (&args.template, model.chat_template()) {
-        (Some(path), _) => ChatTemplate::parse(&read_text(path)?)?,
+        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
         (None, Some(source)) => ChatTemplate::parse(source)?,
         (None, None) => {
             note(paint(
@@ -358,9 +358,7 @@ impl Chat<'_> {
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
         let ids = self.prompt()?;
-        // The session may hold a beginning of it; at least one token has to be computed.
-        let kept = self.session.tokens().iter().zip(&ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
-        self.session.rewind(kept)?;
+        let kept = self.session.keep(&ids);
 
         let start = Instant::now();
         let limit = usize::try_from(self.args.n_predict).unwrap_or(usize::MAX);
@@ -415,7 +413,7 @@ impl Chat<'_> {
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&self.messages)
             };
-            let text = self.template.render(&inputs)?;
+            let text = self.template.render_unless(&inputs, || self.cancel.is_cancelled())?;
             let mut ids = self.tokenizer.encode(&text, false, true);
             // Some templates begin with it, some leave it to the tokenizer.
             if self.tokenizer.add_bos() && ids.first().copied() != self.tokenizer.bos() {
@@ -474,7 +472,10 @@ impl From<SessionError> for Stop {
 
 impl From<ruvllm::ChatError> for Stop {
     fn from(error: ruvllm::ChatError) -> Stop {
-        Error::from(error).into()
+        match error {
+            ruvllm::ChatError::Cancelled => Stop::Cancelled,
+            error => Error::from(error).into(),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What comes into the program: files, stdin, lists of tokens.
 
 use super::output::Failure;
+use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
@@ -15,14 +16,32 @@ pub(super) fn on_interrupt(then: impl FnMut() + Send + 'static) -> Result<(), Fa
     Ok(ctrlc::set_handler(then)?)
 }
 
-/// The bytes of a file; `-` is stdin.
+/// Most bytes of an input that is held in memory.
+const MAX_INPUT: u64 = 1 << 30;
+
+/// The bytes of a file, a pipe or a device; `-` is stdin.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        io::stdin().lock().read_to_end(&mut bytes).map_err(Failure::file(Path::new("standard input")))?;
-        return Ok(bytes);
+        read_all(io::stdin().lock(), Path::new("standard input"))
+    } else {
+        read_all(File::open(path).map_err(Failure::file(path))?, path)
     }
-    std::fs::read(path).map_err(Failure::file(path))
+}
+
+fn read_all(input: impl Read, path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    input.take(MAX_INPUT + 1).read_to_end(&mut bytes).map_err(Failure::file(path))?;
+    if bytes.len() as u64 > MAX_INPUT {
+        let message = format!("{}: more than {} MiB, the most that is read", path.display(), MAX_INPUT >> 20);
+        return Err(Failure::Work(message));
+    }
+    Ok(bytes)
+}
+
+/// The text of a regular file, which does not wait for someone to write it; `-` is stdin.
+pub(super) fn read_regular(path: &Path) -> Result<String, Failure> {
+    let is_regular = path == Path::new("-") || std::fs::metadata(path).map_err(Failure::file(path))?.is_file();
+    if is_regular { read_text(path) } else { Err(Failure::Work(format!("{}: not a regular file", path.display()))) }
 }
 
 /// What messages call a file.

@@ -1,6 +1,6 @@
 //! `ruvllm template`: messages to the prompt that a model sees.
 
-use super::input::{read_json, read_text};
+use super::input::{read_json, read_regular};
 use super::model::ModelArgs;
 use super::output::{Failure, print};
 use ruvllm::chat::{ChatInputs, ChatTemplate, LocalTime};
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (_, Some(_)) => Some(args.model.header()?.metadata),
     };
     let source = match (&args.template, &metadata) {
-        (Some(path), _) => read_text(path)?,
+        (Some(path), _) => read_regular(path)?,
         (None, Some(metadata)) => metadata.opt_str("tokenizer.chat_template")?.map(str::to_owned).ok_or_else(|| {
             Failure::Work(format!(
                 "{}: the model has no chat template; give one with --template FILE",

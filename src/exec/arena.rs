@@ -3,6 +3,7 @@
 //! A pass opens a [`Frame`] and takes its buffers in its first lines, which therefore are the memory
 //! plan. The block only ever grows, so a second pass of the same size allocates nothing.
 
+use crate::error::SessionError;
 use bytemuck::{Pod, Zeroable};
 
 /// Buffers begin at multiples of this: a cache line, and the widest vector.
@@ -32,18 +33,19 @@ fn footprint<T>(n: usize) -> usize {
 
 impl Arena {
     /// A frame with room for `bytes`, growing the block if it is too small.
-    fn frame(&mut self, bytes: usize) -> Frame<'_> {
+    fn frame(&mut self, bytes: usize) -> Result<Frame<'_>, SessionError> {
         let n = bytes.div_ceil(ALIGN);
         if self.lines.len() < n {
             self.lines = Vec::new();
-            self.lines = bytemuck::zeroed_vec(n);
+            self.lines = bytemuck::allocation::try_zeroed_vec(n)
+                .map_err(|()| SessionError::OutOfMemory { what: "buffers", bytes: bytes as u64 })?;
         }
-        Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None }
+        Ok(Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None })
     }
 
     /// What `take` takes from a frame, which is made large enough by letting `take` try first.
-    pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> T {
-        take(&mut self.frame(counted(&take)))
+    pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> Result<T, SessionError> {
+        Ok(take(&mut self.frame(counted(&take))?))
     }
 }
 

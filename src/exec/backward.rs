@@ -13,6 +13,7 @@ use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, line
 use super::probe::Probe;
 use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
 use crate::cache::KvCache;
+use crate::error::SessionError;
 use crate::lora::{Attached, Gradients};
 use crate::model::{
     Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
@@ -345,13 +346,13 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// Runs a pass after its forward pass, adds to `gradients`, and returns the loss, unless cancelled.
+/// Runs a pass after its forward pass, adds to `gradients`, and returns the loss.
 pub(crate) fn backward(
     pass: BackwardPass<'_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
     gradients: &mut Gradients,
-) -> Option<f64> {
+) -> Result<f64, SessionError> {
     let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, objective, cancelled } =
         pass;
     let (h, w) = (model.hparams(), model.weights());
@@ -361,17 +362,18 @@ pub(crate) fn backward(
     let (lowest, lowest_stage) = lowest(gradients, h.n_layer);
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
         (Buffers::take(frame, model, m, pos, n_outputs), Tape::scratch(frame, model, adapters, m, n_outputs))
-    });
+    })?;
     let wanted = Wanted { adapter: target, gradients };
     let mut tape = Tape { ctx, h, pos, m, wanted, scratch, scratch_backward };
     rotations(ctx, h, rope, pos, &mut b.rope);
 
     let head_alone = lowest == h.n_layer;
     let loss =
-        head(&mut tape, &w.output_norm, &w.output, saved, first_output, objective, cancelled, &mut b, !head_alone)?;
+        head(&mut tape, &w.output_norm, &w.output, saved, first_output, objective, cancelled, &mut b, !head_alone)
+            .ok_or(SessionError::Cancelled)?;
     for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
         if cancelled() {
-            return None;
+            return Err(SessionError::Cancelled);
         }
         let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
         let stage = if i == lowest { lowest_stage } else { Stage::Below };
@@ -380,7 +382,7 @@ pub(crate) fn backward(
     if !head_alone {
         embed_backward(&mut tape, &w.token_embd, tokens, b.dx);
     }
-    Some(loss)
+    Ok(loss)
 }
 
 /// Cosines and sines of the pass's positions, and the sines that rotate back.

@@ -7,6 +7,7 @@ use super::linear::{Ctx, Product, Scratch, linear};
 use super::probe::Probe;
 use crate::arch::{Arch, AttnParams};
 use crate::cache::KvCache;
+use crate::error::SessionError;
 use crate::lora::Attached;
 use crate::model::{
     Activation, Experts, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
@@ -129,8 +130,14 @@ pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
 }
 
 /// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
-pub(crate) fn with_scratch(model: &Model, arena: &mut Arena, m: usize, f: impl FnOnce(&mut Scratch<'_>)) {
-    f(&mut arena.plan(|frame| Scratch::take(frame, model, m, 0)));
+pub(crate) fn with_scratch(
+    model: &Model,
+    arena: &mut Arena,
+    m: usize,
+    f: impl FnOnce(&mut Scratch<'_>),
+) -> Result<(), SessionError> {
+    f(&mut arena.plan(|frame| Scratch::take(frame, model, m, 0))?);
+    Ok(())
 }
 
 impl<'a> Buffers<'a> {
@@ -166,20 +173,20 @@ impl<'a> Buffers<'a> {
 }
 
 /// Runs a pass and writes the logits of tokens `first_output..` into `logits`, `(n, n_vocab)`.
-/// Returns whether it ran to its end; if not, the cache holds nothing new of value.
+/// After an error the cache holds nothing new of value.
 pub(crate) fn forward<P: Probe + ?Sized>(
     pass: Pass<'_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
     logits: &mut [f32],
     probe: &mut P,
-) -> bool {
+) -> Result<(), SessionError> {
     let Pass { model, adapters, rope, kv, tokens, pos, first_output, states, cancelled } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
     let m = tokens.len();
     let n_outputs = m - first_output;
-    let mut b = arena.plan(|frame| Buffers::take(frame, model, adapters, m, n_outputs));
+    let mut b = arena.plan(|frame| Buffers::take(frame, model, adapters, m, n_outputs))?;
 
     embed(ctx, h, &w.token_embd, tokens, b.x);
     probe.tensor("inp_embd", 0, b.x);
@@ -187,7 +194,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
 
     for (i, layer) in w.layers.iter().enumerate() {
         if cancelled() {
-            return false;
+            return Err(SessionError::Cancelled);
         }
         norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
         probe.tensor("attn_norm", i, b.normed);
@@ -196,7 +203,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
         let n_rows = m - first;
         if n_rows == 0 {
-            return true;
+            return Ok(());
         }
         b.drop_rows(first, h.n_embd);
         add_branch(ctx, h, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
@@ -233,7 +240,7 @@ pub(crate) fn forward<P: Probe + ?Sized>(
         }
         probe.tensor("result_output", 0, logits);
     }
-    true
+    Ok(())
 }
 
 /// Looks up and scales the embeddings of `tokens`.

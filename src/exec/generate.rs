@@ -15,28 +15,29 @@ pub enum StopReason {
     StopString,
     /// The limit of [`Generation::max_tokens`] was reached.
     MaxTokens,
-    /// The context is full.
+    /// The context is full; the session does not hold the last token.
     ContextFull,
 }
 
 /// Text as it is generated, piece by piece; each piece is whole UTF-8. Nothing follows an error.
 ///
-/// The last token is not in the session, as its logits were not needed, but for those of a stop string: to go on
-/// from a text that ended by [`StopReason::MaxTokens`], begin with the last of [`Generation::tokens`]:
+/// Whenever it ends, or is dropped, the session holds the prompt and the tokens of the text that was handed out; the
+/// last of them is computed by the next call. So the next [`Session::generate`] goes on from there:
 ///
 /// ```
 /// # fn main() -> Result<(), ruvllm::Error> {
 /// # let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// # let (mut session, mut sampler) = (model.session()?, ruvllm::Sampler::builder().temperature(0.0).build()?);
-/// let mut generation = session.generate("Ownership is", &mut sampler)?.max_tokens(4);
-/// let begun: String = generation.by_ref().collect::<Result<_, _>>()?;
-/// let last = generation.tokens()[3];
-/// let rest: String = session.generate_from(&[last], &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
-/// # session.clear();
-/// # let whole: String = session.generate("Ownership is", &mut sampler)?.max_tokens(8).collect::<Result<_, _>>()?;
-/// # assert_eq!(begun + &rest, whole);
+/// let begun: String = session.generate("Ownership is", &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
+/// let more: String = session.generate(" and borrowing", &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
+/// # let text = model.tokenizer().unwrap().decode(session.tokens());
+/// # assert_eq!(text.unwrap().trim_start(), format!("Ownership is{begun} and borrowing{more}"));
 /// # Ok(()) }
 /// ```
+///
+/// Three exceptions: a token that ends the text ([`StopReason::EndOfGeneration`]) has none and is not held, so that the
+/// prompt of the next turn brings it; of a full context the last token is missing; and where a stop string begins
+/// inside a token, that token is not held, and [`Generation::rest`] tells which text is missing.
 #[derive(Debug)]
 pub struct Generation<'s, 'm> {
     session: &'s mut Session<'m>,
@@ -46,8 +47,15 @@ pub struct Generation<'s, 'm> {
     /// Text that may be the beginning of a stop string.
     held: String,
     max_tokens: usize,
+    /// Position of the first token generated.
+    start: usize,
     /// Tokens generated.
     tokens: Vec<u32>,
+    /// Length of their text after each of them; nothing inside a character.
+    ends: Vec<Option<usize>>,
+    /// Length of the text so far, what is held back included.
+    len: usize,
+    rest: String,
     /// Sampled, not yet in the session.
     pending: Option<u32>,
     reason: Option<StopReason>,
@@ -81,6 +89,7 @@ impl<'m> Session<'m> {
         let tokenizer = self.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
         self.prefill(tokens)?;
         let mut generation = Generation {
+            start: self.position(),
             session: self,
             sampler,
             stream: TextStream::new(tokenizer, false),
@@ -88,6 +97,9 @@ impl<'m> Session<'m> {
             held: String::new(),
             max_tokens: usize::MAX,
             tokens: Vec::new(),
+            ends: Vec::new(),
+            len: 0,
+            rest: String::new(),
             pending: None,
             reason: None,
             failed: false,
@@ -112,7 +124,7 @@ impl Generation<'_, '_> {
         self
     }
 
-    /// Tokens generated so far.
+    /// Tokens generated so far, those of a stop string included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -122,24 +134,26 @@ impl Generation<'_, '_> {
         self.reason
     }
 
+    /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
+    /// begins inside its token; mostly empty. A next prompt begins with it.
+    pub fn rest(&self) -> &str {
+        &self.rest
+    }
+
     fn sample(&mut self) -> Result<(), Error> {
         let token = self.sampler.sample(&self.session.logits, &self.session.tokens)?;
         self.pending = Some(token);
         Ok(())
     }
 
-    /// The next token, after putting the last one into the session.
+    /// The next token, after computing the last one.
     fn advance(&mut self) -> Result<Option<u32>, Error> {
         if self.pending.is_none() {
-            let Some(&last) = self.tokens.last() else { return Ok(None) };
-            match self.session.decode(last) {
-                Ok(_) => {}
-                Err(SessionError::ContextFull { .. }) => {
-                    self.reason = Some(StopReason::ContextFull);
-                    return Ok(None);
-                }
-                Err(e) => return Err(e.into()),
+            if !self.session.ahead {
+                self.reason = Some(StopReason::ContextFull);
+                return Ok(None);
             }
+            self.session.catch_up()?;
             self.sample()?;
         }
         let Some(token) = self.pending.take() else { return Ok(None) };
@@ -149,13 +163,27 @@ impl Generation<'_, '_> {
             return Ok(None);
         }
         self.tokens.push(token);
+        self.session.push_ahead(token);
         Ok(Some(token))
+    }
+
+    /// Takes out of the session the tokens that are not part of the first `len` bytes of text.
+    fn cut(&mut self, len: usize) {
+        let kept = self.ends.iter().rposition(|end| end.is_some_and(|end| end <= len)).map_or(0, |last| last + 1);
+        let end = kept.checked_sub(1).and_then(|last| self.ends[last]).unwrap_or(0);
+        self.session.cut_answer(self.start + kept);
+        if let Some(tokenizer) = self.session.model().tokenizer() {
+            let mut stream = TextStream::new(tokenizer, false);
+            self.tokens[kept..].iter().for_each(|&token| self.rest.push_str(stream.push(token).unwrap_or_default()));
+        }
+        self.rest.truncate(len - end);
     }
 
     /// Adds `text` to what is held back and releases what cannot be part of a stop string.
     fn release(&mut self, text: &str) -> String {
         self.held.push_str(text);
         if let Some(at) = self.stop.iter().filter_map(|s| self.held.find(s.as_str())).min() {
+            self.cut(self.len - self.held.len() + at);
             self.held.truncate(at);
             self.reason = Some(StopReason::StopString);
             return std::mem::take(&mut self.held);
@@ -185,6 +213,8 @@ impl Iterator for Generation<'_, '_> {
                             return Some(Err(e.into()));
                         }
                     };
+                    self.len += text.len();
+                    self.ends.push(self.stream.is_whole().then_some(self.len));
                     let text = self.release(&text);
                     if !text.is_empty() {
                         return Some(Ok(text));

@@ -44,7 +44,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// As [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
-    /// is cancelled on its way back, the tokens are in the session and `gradients` hold a part.
+    /// fails on its way back, the tokens are in the session and `gradients` hold a part.
     pub fn gradient(
         &mut self,
         id: AdapterId,
@@ -76,7 +76,7 @@ impl Session<'_> {
             cancelled: &|| cancel.is_cancelled(),
         };
         let loss = team.enter(|crew| backward(pass, crew, arena, gradients));
-        Ok(loss.ok_or(SessionError::Cancelled)?)
+        Ok(loss?)
     }
 
     /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` should follow `tokens[i]`; a

@@ -25,6 +25,25 @@ const FISHER_DECAY: f32 = 0.9;
 /// Sees a token's index, and the hidden state and the head's product that predicted it.
 type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
 
+/// A session and its learner side by side. They are one again when this ends, be it by a panic.
+pub(super) struct Apart<'s, 'm> {
+    pub(super) session: &'s mut Session<'m>,
+    pub(super) learner: Option<Box<Learner>>,
+}
+
+impl Drop for Apart<'_, '_> {
+    fn drop(&mut self) {
+        self.session.learner = self.learner.take();
+    }
+}
+
+impl<'m> Session<'m> {
+    pub(super) fn apart(&mut self) -> Apart<'_, 'm> {
+        let learner = self.learner.take();
+        Apart { session: self, learner }
+    }
+}
+
 impl Session<'_> {
     /// Lets the session learn with `learner`, new or as it was saved, in place of one it has. The bound on forgetting
     /// holds from the first token on, whatever a file said.
@@ -89,6 +108,9 @@ impl Session<'_> {
     /// # Errors
     /// As [`Session::observe`].
     pub fn record(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+        if tokens.is_empty() {
+            return Err(SessionError::NoTokens.into());
+        }
         if self.learner.is_none() {
             return Err(LearnError::NotLearning.into());
         }
@@ -107,50 +129,50 @@ impl Session<'_> {
     /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor
     /// enough observed text to tell what is special about the answer.
     pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
-        let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning) };
-        let outcome = if !reward.is_finite() {
-            Err(LearnError::Reward { value: reward })
-        } else if learner.adapter.answer.len() == 0 {
-            Err(LearnError::NoAnswer)
-        } else if learner.adapter.is_undecided() && !learner.adapter.is_due() && learner.adapter.control.len() == 0 {
-            Err(LearnError::NothingToCompare)
-        } else {
-            let advantage = learner.advantage(reward);
-            if let Some(rows) = learner.rows.as_ref().filter(|_| advantage != 0.0) {
-                let lesson = Lesson::Answer(advantage);
-                self.prepare(&mut learner.adapter, rows, Lesson::Text);
-                if learner.adapter.is_undecided() {
-                    self.choose(&mut learner.adapter, rows, lesson);
-                }
-                if self.teach(&mut learner.adapter, rows, lesson) {
-                    self.settle(&mut learner.adapter, lesson);
-                }
+        let mut apart = self.apart();
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning) };
+        if !reward.is_finite() {
+            return Err(LearnError::Reward { value: reward });
+        }
+        if learner.adapter.answer.len() == 0 {
+            return Err(LearnError::NoAnswer);
+        }
+        if learner.adapter.is_undecided() && !learner.adapter.is_due() && learner.adapter.control.len() == 0 {
+            return Err(LearnError::NothingToCompare);
+        }
+        let advantage = learner.advantage(reward);
+        let Learner { rows, adapter, .. } = &mut **learner;
+        if let Some(rows) = rows.as_ref().filter(|_| advantage != 0.0) {
+            let lesson = Lesson::Answer(advantage);
+            session.prepare(adapter, rows, Lesson::Text);
+            if adapter.is_undecided() {
+                session.choose(adapter, rows, lesson);
             }
-            learner.adapter.answer.clear();
-            Ok(advantage)
-        };
-        self.learner = Some(learner);
-        outcome
+            if session.teach(adapter, rows, lesson) {
+                session.settle(adapter, lesson);
+            }
+        }
+        adapter.answer.clear();
+        Ok(advantage)
     }
 
     /// Learns from what was [recorded](Session::record) and is not learnt from yet; a token alone waits for another.
     pub fn update(&mut self) {
-        let Some(mut learner) = self.learner.take() else { return };
-        if let Some(rows) = &learner.rows {
-            let start = Instant::now();
-            self.prepare(&mut learner.adapter, rows, Lesson::Text);
-            let chosen = start.elapsed().as_secs_f64();
-            let (start, mut n) = (Instant::now(), 0);
-            while self.teach(&mut learner.adapter, rows, Lesson::Text) {
-                n += 1;
-            }
-            if n > 0 {
-                let taught = start.elapsed().as_secs_f64();
-                self.settle(&mut learner.adapter, Lesson::Text);
-                learner.times = [chosen, taught / f64::from(n), start.elapsed().as_secs_f64() - taught];
-            }
+        let mut apart = self.apart();
+        let Apart { session, learner: Some(learner) } = &mut apart else { return };
+        let Learner { rows: Some(rows), adapter, times, .. } = &mut **learner else { return };
+        let start = Instant::now();
+        session.prepare(adapter, rows, Lesson::Text);
+        let chosen = start.elapsed().as_secs_f64();
+        let (start, mut n) = (Instant::now(), 0);
+        while session.teach(adapter, rows, Lesson::Text) {
+            n += 1;
         }
-        self.learner = Some(learner);
+        if n > 0 {
+            let taught = start.elapsed().as_secs_f64();
+            session.settle(adapter, Lesson::Text);
+            *times = [chosen, taught / f64::from(n), start.elapsed().as_secs_f64() - taught];
+        }
     }
 
     /// Reads control text: what the adapter must not change. Keeps moments of it, and the Fisher
@@ -168,10 +190,10 @@ impl Session<'_> {
         if let Some(&token) = tokens.last().filter(|&&token| token as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
         }
-        let Some(mut learner) = self.learner.take() else { return Err(LearnError::NotLearning.into()) };
-        let outcome = self.read_control(&mut learner, tokens);
-        learner.interrupt();
-        self.learner = Some(learner);
+        let mut apart = self.apart();
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning.into()) };
+        let outcome = session.read_control(learner, tokens);
+        drop(apart);
         self.clear();
         Ok(outcome?)
     }
@@ -302,13 +324,14 @@ impl Session<'_> {
     pub(crate) fn refresh(&mut self, adapter: &mut HeadLearner) {
         let Session { model, team, arena, .. } = self;
         let head = &mut adapter.head;
-        team.enter(|crew| {
+        let room = team.enter(|crew| {
             let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters: &[] };
             with_scratch(model, arena, head.rank, |scratch| {
                 let w = &model.weights().output.w;
                 linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(w, &mut head.wb, head.rank)]);
-            });
+            })
         });
+        room.expect("memory for four rows");
         head.measure();
     }
 

@@ -19,6 +19,7 @@ use adapters::Adapters;
 use arena::Arena;
 use backward::Saved;
 use forward::{Pass, RopeTables, forward};
+use learn::Apart;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,7 +147,54 @@ fn kv_shape(h: &Hparams, options: &SessionOptions) -> KvShape {
     KvShape { n_layer: h.n_layer, n_ctx, n_head_kv: h.n_head_kv, head_dim: h.head_dim, head_dim_v: h.head_dim_v }
 }
 
+/// What memory is for, in [`SessionError::OutOfMemory`].
+const LOGITS: &str = "logits";
+const TOKENS: &str = "tokens";
+const STATES: &str = "hidden states";
+
+/// Makes room for `n` values in all.
+fn reserve<T>(values: &mut Vec<T>, n: usize, what: &'static str) -> Result<(), SessionError> {
+    let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
+    let more = n.saturating_sub(values.len());
+    values.try_reserve_exact(more).map_err(|_| SessionError::OutOfMemory { what, bytes })
+}
+
 /// One stream of tokens through a model: its cache, its position, its adapters, its buffers.
+///
+/// It borrows its model, which any number of sessions share. A thread that outlives the caller owns the model by an
+/// `Arc` and makes its session itself:
+///
+/// ```
+/// # use ruvllm::{Model, SessionError};
+/// # use std::sync::Arc;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Arc::new(Model::open("models/ruvllm-rust-6m-q8_0.gguf")?);
+/// let shared = Arc::clone(&model);
+/// let worker = std::thread::spawn(move || -> Result<usize, SessionError> {
+///     let mut session = shared.session()?;
+///     session.prefill(&[1, 2, 3])?; // requests would come through a channel
+///     Ok(session.position())
+/// });
+/// assert_eq!(worker.join().map_err(|_| "the worker panicked")??, 3);
+/// # Ok(()) }
+/// ```
+///
+/// A struct cannot own a model and a session that borrows it. Where both have to live in one, either keep the model
+/// there and make a session per request (it takes its cache from the system, but computes nothing), give the session a
+/// thread as above, or, for a model that is used until the program ends, make it `'static`:
+///
+/// ```
+/// # use ruvllm::{Model, Session};
+/// struct Assistant {
+///     session: Session<'static>,
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model: &'static Model = Box::leak(Box::new(Model::open("models/ruvllm-rust-6m-q8_0.gguf")?));
+/// let assistant = Assistant { session: model.session()? };
+/// # assert_eq!(assistant.session.position(), 0);
+/// # Ok(()) }
+/// ```
 pub struct Session<'m> {
     model: &'m Model,
     team: Arc<Team>,
@@ -159,8 +207,10 @@ pub struct Session<'m> {
     learner: Option<Box<Learner>>,
     /// Hidden states of a pass, for those who learn from them.
     states: Vec<f32>,
-    /// Tokens in the cache.
+    /// Tokens it holds; all but perhaps the last are in the cache.
     tokens: Vec<u32>,
+    /// Whether the last token was generated and waits for the next pass to be computed.
+    ahead: bool,
     n_ctx: usize,
     n_batch: usize,
     cancel: CancelToken,
@@ -211,7 +261,9 @@ impl Model {
             }
         };
         let mut logits = Vec::new();
-        logits.reserve_exact(h.n_vocab);
+        reserve(&mut logits, h.n_vocab, LOGITS)?;
+        let mut tokens = Vec::new();
+        reserve(&mut tokens, shape.n_ctx, TOKENS)?;
         Ok(Session {
             model: self,
             team,
@@ -223,7 +275,8 @@ impl Model {
             logits,
             learner: None,
             states: Vec::new(),
-            tokens: Vec::with_capacity(shape.n_ctx),
+            tokens,
+            ahead: false,
             n_ctx: shape.n_ctx,
             n_batch: options.n_batch.min(shape.n_ctx),
             cancel: CancelToken::default(),
@@ -286,8 +339,9 @@ impl<'m> Session<'m> {
     /// Appends `tokens`; the logits of what follows the last of them, `(n_vocab)`.
     ///
     /// # Errors
-    /// If they do not fit, are not in the vocabulary, or the call is cancelled. A cancelled call
-    /// keeps the batches that were finished: [`Session::position`] tells how many.
+    /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled, or there is no
+    /// memory for its buffers. These two keep the batches that were finished: [`Session::position`] tells how
+    /// many.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32], SessionError> {
         let last = tokens.len().saturating_sub(1);
         self.run(Source::Prompt, tokens, last, &mut NoProbe, &mut |_, _| ())?;
@@ -334,7 +388,7 @@ impl<'m> Session<'m> {
     }
 
     /// Appends `tokens`, hands over the logits from `first` on, and lets the learner, if there is one,
-    /// follow; its losses where it learns.
+    /// follow; its losses where it learns. Begins with the token that waits, if there is one.
     fn run<P: Probe>(
         &mut self,
         source: Source,
@@ -343,19 +397,50 @@ impl<'m> Session<'m> {
         probe: &mut P,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Losses, SessionError> {
+        self.catch_up()?;
+        self.follow(source, tokens, first, probe, each)
+    }
+
+    /// Computes the token that waits, if there is one: the logits are then those of what follows it.
+    fn catch_up(&mut self) -> Result<(), SessionError> {
+        let Some(token) = self.tokens.pop_if(|_| self.ahead) else { return Ok(()) };
+        let outcome = self.follow(Source::Answer, &[token], 0, &mut NoProbe, &mut |_, _| ());
+        if outcome.is_err() {
+            self.tokens.push(token);
+        }
+        self.ahead = outcome.is_err();
+        outcome.map(drop)
+    }
+
+    /// Appends `token`, to be computed by the next pass, if there is room.
+    fn push_ahead(&mut self, token: u32) {
+        if self.tokens.len() < self.n_ctx {
+            self.tokens.push(token);
+            self.ahead = true;
+        }
+    }
+
+    fn follow<P: Probe>(
+        &mut self,
+        source: Source,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut P,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Losses, SessionError> {
         let (arch, n_vocab) = (self.model.arch(), self.model.hparams().n_vocab);
-        let mut learner = self.learner.take();
         let mut losses = Losses::default();
-        let outcome = self.passes(tokens, first, learner.is_some(), probe, &mut |rows| {
-            if let Some(learner) = &mut learner {
+        let mut apart = self.apart();
+        let Apart { session, learner } = &mut apart;
+        session.passes(tokens, first, learner.is_some(), probe, &mut |rows| {
+            if let Some(learner) = learner {
                 losses += learner.follow(arch, source, rows.tokens, rows.start..rows.first, rows.states, rows.logits);
             }
             for (j, logits) in rows.logits.chunks_exact(n_vocab).enumerate() {
                 each(rows.offset + j, logits);
             }
-        });
-        self.learner = learner;
-        outcome.map(|()| losses)
+        })?;
+        Ok(losses)
     }
 
     /// Appends `tokens`, batch by batch, and hands over the rows from `first` on. With `raw` these are the
@@ -379,6 +464,12 @@ impl<'m> Session<'m> {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab });
         }
+        // Of all batches, so that memory does not run out between them.
+        let n_rows = tokens.len().saturating_sub(first).min(self.n_batch);
+        reserve(&mut self.logits, n_rows.saturating_mul(n_vocab), LOGITS)?;
+        if raw {
+            reserve(&mut self.states, n_rows.saturating_mul(self.model.hparams().n_embd), STATES)?;
+        }
         let Session { model, team, rope, kv, adapters, arena, logits, states, cancel, .. } = self;
         let adapters = &adapters.attached;
         let cancelled = || cancel.is_cancelled();
@@ -391,9 +482,7 @@ impl<'m> Session<'m> {
             let kept = raw.then_some(&mut *states);
             let cancelled = &cancelled;
             let pass = Pass { model, adapters, rope, kv, tokens: batch, pos, first_output, states: kept, cancelled };
-            if !team.enter(|crew| forward(pass, crew, arena, logits, probe)) {
-                return Err(SessionError::Cancelled);
-            }
+            team.enter(|crew| forward(pass, crew, arena, logits, probe))?;
             self.tokens.extend_from_slice(batch);
             if batch.len() == 1 {
                 model.decoded();
@@ -413,14 +502,36 @@ impl<'m> Session<'m> {
         if position > self.tokens.len() {
             return Err(SessionError::RewindAhead { position, n_past: self.tokens.len() });
         }
-        self.tokens.truncate(position);
+        self.truncate(position);
         self.learner.iter_mut().for_each(|learner| learner.interrupt());
         Ok(())
     }
 
+    /// Keeps what it holds of the beginning of `tokens` and forgets the rest; returns how many tokens that is. At least
+    /// the last of `tokens` is not kept, so that there is something to compute: a conversation that is written anew
+    /// for each turn goes on with `generate_from(&tokens[kept..], …)`.
+    pub fn keep(&mut self, tokens: &[u32]) -> usize {
+        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let kept = same.min(tokens.len().saturating_sub(1));
+        self.truncate(kept);
+        self.learner.iter_mut().for_each(|learner| learner.interrupt());
+        kept
+    }
+
+    /// Forgets the end of an answer, which can still be rated.
+    fn cut_answer(&mut self, position: usize) {
+        self.truncate(position);
+        self.learner.iter_mut().for_each(|learner| learner.end_text());
+    }
+
+    fn truncate(&mut self, position: usize) {
+        self.ahead &= position >= self.tokens.len();
+        self.tokens.truncate(position);
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.tokens.clear();
+        self.truncate(0);
         self.learner.iter_mut().for_each(|learner| learner.interrupt());
     }
 
@@ -430,8 +541,12 @@ impl<'m> Session<'m> {
     /// # Errors
     /// If there is no memory for a second cache.
     pub fn fork(&self) -> Result<Session<'m>, SessionError> {
-        let mut tokens = Vec::with_capacity(self.n_ctx);
+        let mut tokens = Vec::new();
+        reserve(&mut tokens, self.n_ctx, TOKENS)?;
         tokens.extend_from_slice(&self.tokens);
+        let mut logits = Vec::new();
+        reserve(&mut logits, self.logits.len(), LOGITS)?;
+        logits.extend_from_slice(&self.logits);
         Ok(Session {
             model: self.model,
             team: Arc::clone(&self.team),
@@ -440,10 +555,11 @@ impl<'m> Session<'m> {
             adapters: self.adapters.clone(),
             arena: Arena::default(),
             saved: Saved::default(),
-            logits: self.logits.clone(),
+            logits,
             learner: self.learner.clone(),
             states: Vec::new(),
             tokens,
+            ahead: self.ahead,
             n_ctx: self.n_ctx,
             n_batch: self.n_batch,
             cancel: CancelToken::default(),

@@ -143,11 +143,14 @@ impl Sampler {
     /// oldest first) as what the penalties look at.
     ///
     /// # Errors
-    /// [`SampleError::NoCandidates`] when no token can be chosen: every logit is NaN or −∞, or
-    /// `logits` is empty. [`SampleError::BiasOutsideVocabulary`] when a biased token is not in
+    /// [`SampleError::NoLogits`] when `logits` is empty, [`SampleError::NoCandidates`] when no token can be
+    /// chosen: every logit is NaN or −∞. [`SampleError::BiasOutsideVocabulary`] when a biased token is not in
     /// the vocabulary.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
         let n_vocab = logits.len();
+        if n_vocab == 0 {
+            return Err(SampleError::NoLogits);
+        }
         let bias = &self.params.logit_bias;
         if let Some(&(token, _)) = bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
             return Err(SampleError::BiasOutsideVocabulary { token, n_vocab });

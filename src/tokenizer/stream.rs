@@ -52,6 +52,11 @@ impl<'a> TextStream<'a> {
         Ok(&self.text)
     }
 
+    /// Whether nothing is held back.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.held.is_empty()
+    }
+
     /// The text of the bytes held back, when no more tokens come. The stream begins anew.
     pub fn finish(&mut self) -> &str {
         self.text = String::from_utf8_lossy(&self.held).into_owned();

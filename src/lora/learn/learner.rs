@@ -276,8 +276,13 @@ impl Learner {
 
     /// Forgets what it was about to learn from: the text does not go on.
     pub(crate) fn interrupt(&mut self) {
-        self.pending = None;
+        self.end_text();
         self.adapter.answer.clear();
+    }
+
+    /// The same, but the answer can still be rated.
+    pub(crate) fn end_text(&mut self) {
+        self.pending = None;
     }
 
     /// Follows a pass over `tokens[new.start..]`: learns from what came, and turns the head's products,
