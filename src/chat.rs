@@ -34,6 +34,45 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A conversation, printed as it comes. The template writes all of it anew for each turn, and the session computes what
+//! it does not hold yet:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+//! use ruvllm::{Model, Sampler};
+//!
+//! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+//! let tokenizer = model.tokenizer().ok_or("this model has no tokenizer")?;
+//! // For models that have none.
+//! let transcript = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+//! let template = ChatTemplate::parse(model.chat_template().unwrap_or(transcript))?;
+//! let text = |token: Option<u32>| {
+//!     token.and_then(|t| tokenizer.token_text(t)).map_or_else(String::new, |t| String::from_utf8_lossy(t).into_owned())
+//! };
+//! let (mut session, mut sampler) = (model.session()?, Sampler::builder().seed(1).build()?);
+//! let mut messages = vec![];
+//! for question in ["What is a borrow?", "And a move?"] {
+//!     messages.push(Message::user(question));
+//!     let inputs = ChatInputs {
+//!         bos_token: text(tokenizer.bos()),
+//!         eos_token: text(tokenizer.eos()),
+//!         ..ChatInputs::new(&messages)
+//!     };
+//!     let prompt = tokenizer.encode_prompt(&template.render(&inputs)?);
+//!     let kept = session.keep(&prompt);
+//!     let mut answer = String::new();
+//!     for piece in session.generate_from(&prompt[kept..], &mut sampler)?.stop(["\nuser:"]).max_tokens(16) {
+//!         let piece = piece?;
+//!         print!("{piece}");
+//!         answer += &piece;
+//!     }
+//!     messages.push(Message::assistant(answer));
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod python;
 mod time;

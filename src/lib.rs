@@ -43,15 +43,19 @@
 //!
 //! # Promise
 //!
-//! No file, prompt, template or token id causes undefined behaviour, a panic or an abort; memory is
-//! bounded by the size of the file and the context asked for. What is not understood is an error, never
-//! ignored. A chat template that doubles a text can take more ([`chat`]). One exception the operating system makes: a mapped file that someone truncates while it is
-//! in use ends the process ([`gguf`] tells how to avoid it).
+//! No file, prompt or token id causes undefined behaviour, a panic or an abort; memory is
+//! bounded by the size of the file and the context asked for, and where there is none for cache, logits or buffers of a
+//! pass, that is an error and the session is as before. What is not understood is an error, never ignored.
+//!
+//! Three exceptions. A chat template can take any amount of memory for texts *and lists* that it never prints, until
+//! the process aborts, and leave a thread behind that computes for ever, though the call itself ends (the module `chat` has
+//! the details). Small allocations that fail, and those of gradients and learning, abort as everywhere in Rust. And a
+//! mapped file that someone truncates while it is in use ends the process ([`gguf`] tells how to avoid it).
 //!
 //! # Reading order
 //!
 //! [`model`] (what is run), [`exec`] (how), [`lora`] (what changes it), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
-//! kernels), [`tokenizer`], [`sample`]. In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
+//! kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
 //! has the map.
 
 #![deny(unsafe_code)]

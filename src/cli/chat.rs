@@ -414,11 +414,7 @@ impl Chat<'_> {
                 ..ChatInputs::new(&self.messages)
             };
             let text = self.template.render_unless(&inputs, || self.cancel.is_cancelled())?;
-            let mut ids = self.tokenizer.encode(&text, false, true);
-            // Some templates begin with it, some leave it to the tokenizer.
-            if self.tokenizer.add_bos() && ids.first().copied() != self.tokenizer.bos() {
-                ids.splice(0..0, self.tokenizer.bos());
-            }
+            let ids = self.tokenizer.encode_prompt(&text);
             if ids.is_empty() {
                 return Err(Stop::Failed(Failure::Work("the chat template made no text of the message".into())));
             }

@@ -3,7 +3,7 @@
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
-use super::model::{ModelArgs, ResidenceArgs};
+use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs};
 use super::output::{Failure, note, print, print_json};
 use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use ruvllm::lora::LearnerOptions;
@@ -39,9 +39,10 @@ pub(super) struct Args {
     /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at most 1024]
     #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     ctx_size: usize,
-    /// Threads; 0 is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = 0, env = "LLAMA_ARG_THREADS")]
-    threads: usize,
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
+    threads: i32,
     /// Most mean KL divergence over control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
     max_divergence: f64,
@@ -67,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokens = |text: &str| tokenizer.encode(text, true, false);
     let options = LearningOptions {
         n_ctx: args.ctx_size,
-        n_threads: args.threads,
+        n_threads: usize::try_from(args.threads).unwrap_or(0),
         learner: LearnerOptions { max_divergence: args.max_divergence, ..Default::default() },
         deep_rate: args.deep_rate,
         deep_controls: !args.quick,

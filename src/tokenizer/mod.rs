@@ -216,9 +216,13 @@ impl Tokenizer {
     }
 
     /// The tokens of the beginning of a text, which is to be continued: [`encode`](Self::encode) with special
-    /// tokens, without the one at the end.
+    /// tokens, without the one at the end. The one at the beginning is not added to a text that begins with it, as
+    /// some chat templates make them.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let mut ids = self.encode(text, true, true);
+        if self.add_bos && self.bos.is_some() && ids.get(1).copied() == self.bos {
+            ids.remove(0);
+        }
         if self.add_eos {
             ids.pop_if(|id| Some(*id) == self.eos);
         }
