@@ -30,7 +30,7 @@ pub enum StopReason {
 /// # let (mut session, mut sampler) = (model.session()?, ruvllm::Sampler::builder().temperature(0.0).build()?);
 /// let begun: String = session.generate("Ownership is", &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
 /// let more: String = session.generate(" and borrowing", &mut sampler)?.max_tokens(4).collect::<Result<_, _>>()?;
-/// # let text = model.tokenizer().unwrap().decode(session.tokens());
+/// # let text = model.tokenizer().unwrap().decode_lossy(session.tokens(), false);
 /// # assert_eq!(text.unwrap().trim_start(), format!("Ownership is{begun} and borrowing{more}"));
 /// # Ok(()) }
 /// ```

@@ -420,6 +420,7 @@ impl<'m> Session<'m> {
         }
     }
 
+    /// [`Session::run`] where no token waits.
     fn follow<P: Probe>(
         &mut self,
         source: Source,
