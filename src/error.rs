@@ -186,6 +186,14 @@ pub enum GgufError {
         /// Bytes left in the file.
         left: u64,
     },
+    /// More metadata entries than any model has.
+    #[error("the file has {count} metadata entries; at most {max} are allowed")]
+    TooManyEntries {
+        /// How many.
+        count: usize,
+        /// How many are read.
+        max: usize,
+    },
 
     /// A key or tensor name is empty or too long.
     #[error("{item} at byte {offset} has {found} bytes; 1 to {max} are allowed")]
@@ -599,6 +607,14 @@ pub enum ModelError {
         /// What would make sense.
         expected: String,
     },
+    /// The file holds a hyper-parameter that this build would ignore.
+    #[error("metadata key {key:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The architecture.
+        arch: String,
+    },
     /// A hyper-parameter differs between layers, which no supported family does.
     #[error("metadata key {key:?} differs between layers, which this build does not support")]
     VariesByLayer {
@@ -616,6 +632,26 @@ pub enum ModelError {
     MissingTensor {
         /// The tensor.
         name: String,
+    },
+    /// A weight is missing in one layer and there in another.
+    #[error("tensor {name:?} is missing, though {present:?} is there; layers have to be alike")]
+    MissingInLayer {
+        /// The tensor.
+        name: String,
+        /// The same of another layer.
+        present: String,
+    },
+    /// A tensor holds a number that cannot be computed with.
+    #[error("tensor {name:?} holds {value} at index {index}, expected {expected}")]
+    TensorValue {
+        /// The tensor.
+        name: String,
+        /// Which of its elements.
+        index: usize,
+        /// The element.
+        value: f32,
+        /// What would make sense.
+        expected: &'static str,
     },
     /// A weight has the wrong shape.
     #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}")]

@@ -6,12 +6,12 @@ mod tiny;
 use ruvllm::arch::Arch;
 use ruvllm::bench;
 use ruvllm::exec::{CancelToken, KvType, MemoryEstimate, Session, SessionOptions, Team};
-use ruvllm::gguf::Gguf;
+use ruvllm::gguf::{Gguf, StringArray, Value};
 use ruvllm::model::{Model, supported_architectures};
 use ruvllm::quant::DType;
 use ruvllm::{ModelError, SessionError};
 use std::sync::Arc;
-use tiny::{N_VOCAB, TOKENS, Tiny};
+use tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 
 fn options(n_batch: usize, n_threads: usize) -> SessionOptions {
     SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, n_threads, ..Default::default() }
@@ -308,6 +308,158 @@ fn what_cannot_run_is_refused_by_name() {
     assert!(matches!(refuse(&|p| p.set("general.type", "adapter")), ModelError::NotAModel { .. }));
     let e = Model::from_gguf(Tiny::Llama.parts(DType::F32).gguf(), &mut |_| false).map(|_| ()).unwrap_err();
     assert!(matches!(e, ModelError::Cancelled));
+}
+
+fn open(parts: tiny::Parts) -> Result<Model, ModelError> {
+    Model::from_gguf(parts.gguf(), &mut |_| true)
+}
+
+/// Of every family's file every tensor is needed, but for a head that the embedding table can replace.
+#[test]
+fn a_missing_tensor_is_named() {
+    for tiny in Tiny::SHAPES {
+        for name in tiny.parts(DType::F32).tensor_names() {
+            let mut parts = tiny.parts(DType::F32);
+            parts.remove_tensor(&name);
+            let result = open(parts);
+            if name == "output.weight" && matches!(tiny, Tiny::Llama | Tiny::Qwen3Moe | Tiny::Phi3) {
+                assert!(result.is_ok(), "{tiny:?}");
+                continue;
+            }
+            // A layer without its fused matrix should have three.
+            let expected = name.replace("attn_qkv.weight", "attn_q.weight");
+            match result.map(|_| ()).unwrap_err() {
+                ModelError::MissingTensor { name: found } => assert_eq!(found, expected, "{tiny:?}"),
+                ModelError::MissingInLayer { name: found, present } => {
+                    assert_eq!(found, name, "{tiny:?}");
+                    assert_eq!(present.replace("blk.1", "blk.0"), name.replace("blk.1", "blk.0"), "{tiny:?}");
+                }
+                other => panic!("{tiny:?} without {name}: {other}"),
+            }
+        }
+    }
+}
+
+/// Parts that some families have do not count in others, even if all layers have them.
+#[test]
+fn tensors_of_other_families_are_refused() {
+    let mut parts = Tiny::Llama.parts(DType::F32);
+    for i in 0..2 {
+        parts.copy_tensor(&format!("blk.{i}.ffn_norm.weight"), &format!("blk.{i}.post_ffw_norm.weight"));
+    }
+    assert!(matches!(open(parts), Err(ModelError::UnknownTensor { name, .. }) if name.contains("post_ffw_norm")));
+    let mut parts = Tiny::Phi2.parts(DType::F32);
+    for i in 0..2 {
+        parts.copy_tensor(&format!("blk.{i}.ffn_up.weight"), &format!("blk.{i}.ffn_gate.weight"));
+    }
+    assert!(matches!(open(parts), Err(ModelError::UnknownTensor { name, .. }) if name.contains("ffn_gate")));
+}
+
+#[test]
+fn keys_are_understood_or_refused() {
+    let with = |tiny: Tiny, key: &str, value: Value| {
+        let mut parts = tiny.parts(DType::F32);
+        parts.set(&format!("{}.{key}", tiny.name()), value);
+        open(parts).map(|_| ())
+    };
+    for (key, value) in [
+        ("attention.causal", Value::Bool(false)),
+        ("rope.scaling.yarn_attn_factor", Value::F32(3.0)),
+        ("rope.scaling.yarn_ext_factor", Value::F32(0.5)),
+        ("attention.clamp_kqv", Value::F32(f32::NAN)),
+        ("expert_gating_func", Value::U32(2)),
+        ("expert_gating_func", Value::String("softmax".into())),
+    ] {
+        let refused = with(Tiny::Qwen2Moe, key, value.clone()).unwrap_err();
+        assert!(matches!(&refused, ModelError::OutOfRange { key: k, .. } if k.ends_with(key)), "{key} {value:?}");
+    }
+    for (key, value) in [
+        ("attention.causal", Value::Bool(true)),
+        ("rope.scaling.yarn_attn_factor", Value::F32(1.0)),
+        ("rope.scaling.yarn_beta_fast", Value::F32(16.0)),
+        ("expert_gating_func", Value::U32(1)),
+        ("vocab_size", Value::U32(7)),
+        ("attention.layer_norm_epsilon", Value::F32(1e-5)),
+    ] {
+        with(Tiny::Qwen2Moe, key, value).unwrap_or_else(|e| panic!("{key}: {e}"));
+    }
+    for key in ["rope.dimension_sections", "logit_scale", "something"] {
+        let refused = with(Tiny::Llama, key, Value::F32(2.0));
+        assert!(matches!(refused, Err(ModelError::UnknownKey { key: k, .. }) if k == format!("llama.{key}")));
+    }
+    // Other architectures' keys mean nothing here.
+    let mut parts = Tiny::Llama.parts(DType::F32);
+    parts.set("llamas.attention.causal", false);
+    open(parts).unwrap();
+}
+
+#[test]
+fn windows_are_those_of_the_file() {
+    let logits_with = |keys: &[(&str, Value)]| {
+        let mut parts = Tiny::Gemma2.parts(DType::F32);
+        for (key, value) in keys {
+            parts.set(&format!("gemma2.attention.{key}"), value.clone());
+        }
+        open(parts).map(|model| logits(&mut model.session_with(&options(64, 1)).unwrap(), &TOKENS))
+    };
+    let (size, pattern) = ("sliding_window", "sliding_window_pattern");
+    let by_layer = |layers: [bool; 2]| Value::from(layers.to_vec());
+    let plain = logits_with(&[]).unwrap();
+    let none = logits_with(&[(size, 1000u32.into())]).unwrap();
+    assert_ne!(plain, none);
+    assert_eq!(logits_with(&[(size, 0u32.into())]).unwrap(), none);
+    assert_eq!(logits_with(&[(pattern, 1u32.into())]).unwrap(), none);
+    assert_eq!(logits_with(&[(pattern, 2u32.into())]).unwrap(), plain);
+    assert_eq!(logits_with(&[(pattern, by_layer([true, false]))]).unwrap(), plain);
+    assert_ne!(logits_with(&[(pattern, 0u32.into())]).unwrap(), plain);
+    let turned = logits_with(&[(pattern, by_layer([false, true]))]);
+    assert!(matches!(turned, Err(ModelError::VariesByLayer { .. })));
+}
+
+#[test]
+fn rope_factors_that_give_no_angles_are_refused() {
+    for value in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-30] {
+        for names in [&["rope_freqs"][..], &["rope_factors_short", "rope_factors_long"]] {
+            let mut parts = Tiny::Llama.parts(DType::F32);
+            for name in names {
+                parts.vector(&format!("{name}.weight"), &[1.0, 1.0, 1.0, value, 1.0, 1.0, 1.0, 1.0]);
+            }
+            assert!(matches!(open(parts), Err(ModelError::TensorValue { index: 3, .. })), "{value} in {names:?}");
+        }
+    }
+}
+
+#[test]
+fn an_embedding_table_may_have_a_third_dimension_of_one() {
+    let table = |dims: &[u64]| {
+        let mut parts = Tiny::Llama.parts(DType::F32);
+        parts.reshape("token_embd.weight", dims);
+        open(parts)
+    };
+    let (n, n_embd) = (N_VOCAB as u64, N_EMBD as u64);
+    assert_eq!(table(&[n_embd, n, 1]).unwrap().hparams().n_vocab, N_VOCAB);
+    let Err(ModelError::TensorShape { expected, .. }) = table(&[n_embd, n / 2, 2]) else { panic!() };
+    assert_eq!(expected, [n_embd, n / 2]);
+}
+
+/// Rows of a padded embedding table are never generated.
+#[test]
+fn only_tokens_are_generated() {
+    let mut parts = Tiny::Llama.parts(DType::F32);
+    let tokens = ["<unk>", "<s>", "</s>", "a", "b", "c"];
+    parts.set("tokenizer.ggml.model", "llama");
+    parts.set("tokenizer.ggml.tokens", tokens.iter().collect::<StringArray>());
+    parts.set("tokenizer.ggml.scores", vec![0.0f32; tokens.len()]);
+    parts.set("tokenizer.ggml.token_type", vec![2, 3, 3, 1, 1, 1]);
+    let model = open(parts).unwrap();
+    let mut sampler = ruvllm::Sampler::builder().temperature(100.0).seed(1).build().unwrap();
+    for _ in 0..20 {
+        let mut session = model.session_with(&options(64, 1)).unwrap();
+        // A history may hold the others.
+        let mut generation = session.generate_from(&TOKENS, &mut sampler).unwrap().max_tokens(16);
+        generation.by_ref().try_for_each(|piece| piece.map(drop)).unwrap();
+        assert!(generation.tokens().iter().all(|&t| (t as usize) < tokens.len()));
+    }
 }
 
 /// What nobody could mean is estimated as large, or refused, but never as small.

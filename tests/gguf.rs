@@ -358,6 +358,9 @@ fn counts() {
                 if *c == count && item.contains("`tokens`"));
         }
     }
+    let many = (0..1 << 16).fold(Raw::new(), |file, i| file.entry(format!("k{i}"), BOOL, [1]));
+    assert_eq!(Gguf::from_bytes(many.bytes()).unwrap().metadata().len(), 1 << 16);
+    refused!(many.entry("k", BOOL, [1]), GgufError::TooManyEntries { count: 65537, max: 65536 });
     // One more than there is: what follows is read as what it is not.
     refused!(Raw { n_entries: Some(18), ..valid() }, GgufError::NameLength { item, .. } if item.contains("tensor 0"));
     refused!(Raw { n_tensors: Some(4), ..valid() }, GgufError::NameLength { item, .. } if item.contains("tensor 3"));

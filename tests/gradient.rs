@@ -82,7 +82,7 @@ const FAMILIES: &[Family] = &[
             ("expert_feed_forward_length", N_FF as f32),
             ("expert_shared_feed_forward_length", 56.0),
         ],
-        parts: &[Experts, SharedExpert, Biases],
+        parts: &[Experts, SharedExpert, Biases, Head],
     },
     Family { arch: "qwen3", keys: &[], parts: &[HeadNorms] },
     Family { arch: "qwen3moe", keys: MOE, parts: &[HeadNorms, Experts, Head] },
@@ -168,6 +168,9 @@ impl Family {
         norm(&mut put, "output_norm", N_EMBD);
         if self.has(Head) {
             put("output.weight", &[N_EMBD, N_VOCAB], matrix_scale(N_EMBD), 0.0);
+        }
+        if self.has(LayerNorms) {
+            put("output.bias", &[N_VOCAB], 0.3, 0.0);
         }
         for i in 0..n_layer {
             let name = |part: &str| format!("blk.{i}.{part}");
@@ -268,7 +271,7 @@ impl<'a> Reference<'a> {
     fn change(&mut self, site: usize, term: &Term64, factor: f64) {
         let site = &self.sites[site];
         let (n_in, n_out) = (site.n_in, site.n_out);
-        let w = self.tensors.get_mut(&site.tensor).unwrap();
+        let w = self.tensors.get_mut(&*site.tensor).unwrap();
         let first = site.expert.unwrap_or(0) * n_out * n_in;
         for r in 0..n_out {
             for c in 0..n_in {
@@ -564,11 +567,11 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
                     shifted
                 };
                 let mut at = |step: f64| {
-                    let kept = reference.tensors[&model.sites()[site].tensor].clone();
+                    let kept = reference.tensors[&*model.sites()[site].tensor].clone();
                     reference.change(site, term, -factor);
                     reference.change(site, &shifted(step), *factor);
                     let loss = loss(&reference);
-                    *reference.tensors.get_mut(&model.sites()[site].tensor).unwrap() = kept;
+                    *reference.tensors.get_mut(&*model.sites()[site].tensor).unwrap() = kept;
                     loss
                 };
                 let truth = (at(STEP) - at(-STEP)) / (2.0 * STEP);

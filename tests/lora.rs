@@ -86,7 +86,7 @@ fn dense(tiny: Tiny, adapters: &[(&Adapter, f32)]) -> Model {
                 for row in 0..*n_out {
                     for col in 0..*n_in {
                         // The embedding table has its inputs in rows.
-                        let at = match tensor.as_str() {
+                        let at = match &**tensor {
                             "token_embd.weight" => col * n_out + row,
                             _ => (expert.unwrap_or(0) * n_out + row) * n_in + col,
                         };
@@ -116,10 +116,10 @@ fn every_matrix_of_every_shape_changes_as_its_weights_would() {
     for tiny in Tiny::SHAPES {
         let model = tiny.model(DType::F32);
         let base = logits(&mut session(&model));
-        let mut tensors: Vec<&str> = model.sites().iter().map(|s| s.tensor.as_str()).collect();
+        let mut tensors: Vec<&str> = model.sites().iter().map(|s| &*s.tensor).collect();
         tensors.dedup();
         for (i, tensor) in tensors.iter().enumerate() {
-            let adapter = adapter(&model, 1 + i % 3, i as u64, |site| site.tensor == *tensor);
+            let adapter = adapter(&model, 1 + i % 3, i as u64, |site| &*site.tensor == *tensor);
             let adapted = with(&model, &[(&adapter, 0.7)]);
             eprintln!("{tiny:?} {tensor}: {}", differ(&adapted, &base));
             assert!(differ(&adapted, &base) > 1e-2, "{tiny:?} {tensor}: nothing has changed");
@@ -403,7 +403,7 @@ impl File {
 fn values_lie_where_llama_cpp_puts_them() {
     let adapter = File::sound().open().unwrap();
     let (i, term) = adapter.terms().next().unwrap();
-    assert_eq!((adapter.sites()[i].tensor.as_str(), term.rank(), adapter.scale(term)), (Q, 2, 2.0));
+    assert_eq!((&*adapter.sites()[i].tensor, term.rank(), adapter.scale(term)), (Q, 2, 2.0));
     // A is stored by rows, B too: two values for each output.
     assert_eq!(term.a()[..3], [0.0, 1.0 / 64.0, 2.0 / 64.0]);
     assert_eq!(term.b()[..3], [1.0, 1.0 - 2.0 / 64.0, 1.0 - 4.0 / 64.0]);

@@ -147,6 +147,16 @@ pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
             matrix(format!("blk.{i}.{part}.weight"), n_in, n_out);
         }
     }
+    // All of the family have biases.
+    if arch == "qwen2" {
+        for i in 0..n_layer {
+            for (part, n_out) in
+                [("attn_q", n_embd), ("attn_k", n_head_kv * head_dim), ("attn_v", n_head_kv * head_dim)]
+            {
+                file.tensor(format!("blk.{i}.{part}.bias"), &[n_out as u64], DType::F32, vec![0; 4 * n_out]);
+            }
+        }
+    }
     let ones: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), n_embd).flatten().collect();
     file.tensor("output_norm.weight", &[n_embd as u64], DType::F32, ones.clone());
     for i in 0..n_layer {

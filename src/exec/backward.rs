@@ -702,7 +702,7 @@ struct FfnBuffers<'b> {
     kept: bool,
 }
 
-/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
+/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(gelu(up(x)))`.
 fn feed_forward_backward(
     tape: &mut Tape<'_>,
     activation: Activation,
@@ -727,9 +727,9 @@ fn feed_forward_backward(
         let (gate, up) = (&gate[i * n_ff..][..n_ff], &up[i * n_ff..][..n_ff]);
         inner.copy_from_slice(if gated { gate } else { up });
         match activation {
+            _ if !gated => arch.gelu(inner),
             Activation::Silu => arch.silu_mul(inner, up),
-            Activation::Gelu if gated => arch.gelu_mul(inner, up),
-            Activation::Gelu => arch.gelu(inner),
+            Activation::Gelu => arch.gelu_mul(inner, up),
         }
     });
     if let Some(y) = b.y {
@@ -759,7 +759,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     tape.linear(b.normed, m, &mut [Product::of_weight(&moe.router, e.router, m)]);
     choose_experts(tape.ctx, x, e.router, e.chosen, e.weights);
     b.dnormed.fill(0.0);
-    for (index, expert) in moe.experts.iter().enumerate() {
+    for index in 0..x.n_expert {
         let slots = e.chosen.iter().enumerate().filter(|&(_, &chosen)| chosen == index as u32).map(|(slot, _)| slot);
         let mut n_rows = 0;
         for slot in slots {
@@ -777,7 +777,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
         let y = Some(&mut e.y[..values]);
         let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: false };
         let dx = Some(&mut e.dx[..values]);
-        feed_forward_backward(tape, activation, expert, &e.x[..values], n_rows, &e.dy[..values], dx, io);
+        feed_forward_backward(tape, activation, &moe.expert(index), &e.x[..values], n_rows, &e.dy[..values], dx, io);
         for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
             let token = slot as usize / x.n_used;
             e.dweights[slot as usize] = arch.dot(&e.y[j * n..][..n], &b.dbranch[token * n..][..n]);

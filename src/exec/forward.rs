@@ -422,7 +422,7 @@ pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32],
     }
 }
 
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
+/// `y = down(act(gate(x))·up(x))`, or `down(gelu(up(x)))`; `show` is given `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -449,10 +449,7 @@ fn feed_forward(
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
         show("ffn_up", up);
-        workers.for_chunks(up, n_ff, |_, up| match activation {
-            Activation::Silu => unreachable!("no family has an ungated SiLU"),
-            Activation::Gelu => ctx.arch.gelu(up),
-        });
+        workers.for_chunks(up, n_ff, |_, up| ctx.arch.gelu(up));
         &*up
     };
     linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
@@ -468,7 +465,7 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
     linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, router, m)]);
     choose_experts(ctx, x, router, chosen, weights);
     b.branch.fill(0.0);
-    for (e, expert) in moe.experts.iter().enumerate() {
+    for e in 0..x.n_expert {
         let mut n_rows = 0;
         for (token, chosen) in chosen.chunks_exact(x.n_used).enumerate() {
             if chosen.contains(&(e as u32)) {
@@ -480,9 +477,10 @@ fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) 
         if n_rows == 0 {
             continue;
         }
+        let expert = moe.expert(e);
         let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
         let (rows, y) = (&b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
-        feed_forward(ctx, &mut b.scratch, h.activation, expert, rows, n_rows, inner, y, |_, _| ());
+        feed_forward(ctx, &mut b.scratch, h.activation, &expert, rows, n_rows, inner, y, |_, _| ());
         for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
             let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
             for slot in slots.filter(|&slot| chosen[slot] == e as u32) {

@@ -3,7 +3,7 @@
 use super::Session;
 use crate::error::{Error, SessionError};
 use crate::sample::Sampler;
-use crate::tokenizer::TextStream;
+use crate::tokenizer::{TextStream, Tokenizer};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +141,10 @@ impl Generation<'_, '_> {
     }
 
     fn sample(&mut self) -> Result<(), Error> {
-        let token = self.sampler.sample(&self.session.logits, &self.session.tokens)?;
+        // Embedding tables are padded; rows behind the vocabulary are no tokens.
+        let n_vocab = self.session.model().tokenizer().map_or(usize::MAX, Tokenizer::n_vocab);
+        let logits = &self.session.logits;
+        let token = self.sampler.sample(&logits[..n_vocab.min(logits.len())], &self.session.tokens)?;
         self.pending = Some(token);
         Ok(())
     }

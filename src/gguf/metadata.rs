@@ -234,7 +234,7 @@ impl Value {
         }
     }
 
-    pub(super) fn integer(&self) -> Option<i128> {
+    pub(crate) fn integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
             Value::I8(v) => v.into(),

@@ -115,9 +115,14 @@ impl Header {
 
     /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        let tensor = |i: u32| &self.tensors[i as usize];
-        let found = self.tensor_index.binary_search_by(|&i| tensor(i).name.as_str().cmp(name)).ok()?;
-        Some(tensor(self.tensor_index[found]))
+        self.position(name).map(|i| &self.tensors[i])
+    }
+
+    /// The index in `tensors` of the tensor of that name.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        let name_of = |i: u32| self.tensors[i as usize].name.as_str();
+        let found = self.tensor_index.binary_search_by(|&i| name_of(i).cmp(name)).ok()?;
+        Some(self.tensor_index[found] as usize)
     }
 
     fn parse_owned(prefix: Vec<u8>, file_size: u64) -> Result<Header, GgufError> {

@@ -1,6 +1,8 @@
 //! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the
 //! file, and every count is held against the bytes that are left before anything is allocated for
-//! it: memory is bounded by a small multiple of the header, whatever the file says.
+//! it. Memory is bounded by a small multiple of the header, whatever the file says: a vocabulary takes half of its
+//! bytes again, a tensor five times its least description, and at worst an array of empty arrays of strings ten
+//! times its own. Metadata entries, whose values take a hundred bytes where a short key takes 17, are few.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +17,8 @@ use crate::quant::DType;
 pub(super) const MAX_NAME: u64 = 65535;
 /// Deepest nesting of arrays.
 pub(super) const MAX_ARRAY_DEPTH: usize = 4;
+/// Most metadata entries; models have some dozens.
+pub(super) const MAX_ENTRIES: usize = 1 << 16;
 /// Most dimensions of a tensor.
 pub(super) const MAX_DIMS: u32 = 4;
 /// Largest `general.alignment`.
@@ -325,6 +329,9 @@ pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufErr
     // of its key, type, a value of one byte.
     let n_tensors = reader.count(Item::TensorCount, 8 + 4 + 4 + 8)?;
     let n_entries = reader.count(Item::EntryCount, 8 + 4 + 1)?;
+    if n_entries > MAX_ENTRIES {
+        return Err(GgufError::TooManyEntries { count: n_entries, max: MAX_ENTRIES });
+    }
 
     let mut entries = Vec::new();
     for i in 0..n_entries as u64 {

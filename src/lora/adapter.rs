@@ -78,7 +78,7 @@ impl Adapter {
         let mut rng = seed;
         for (site, term) in adapter.sites.iter().zip(&mut adapter.terms).filter(|(site, _)| targets(site)) {
             if rank == 0 || rank > max_rank(site) {
-                return Err(AdapterError::Rank { tensor: site.tensor.clone(), rank, max: max_rank(site) });
+                return Err(AdapterError::Rank { tensor: site.tensor.to_string(), rank, max: max_rank(site) });
             }
             let bound = 1.0 / (site.n_in as f32).sqrt();
             let a = (0..rank * site.n_in).map(|_| bound * uniform(&mut rng)).collect();
@@ -175,7 +175,7 @@ impl Adapter {
         let (ours, theirs) = (&self.sites, model.sites());
         let differs = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i) != theirs.get(i));
         match differs.and_then(|i| ours.get(i).or(theirs.get(i))) {
-            Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.clone() }),
+            Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.to_string() }),
             None => Ok(()),
         }
     }

@@ -25,7 +25,7 @@ pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
     let mut all = HashMap::new();
     for (i, site) in sites.iter().enumerate() {
         // The matrices of a tensor follow each other.
-        all.entry(site.tensor.as_str()).or_insert(i..i).end = i + 1;
+        all.entry(&*site.tensor).or_insert(i..i).end = i + 1;
     }
     all
 }
@@ -156,7 +156,7 @@ fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<
     // Narrow enough for both checks: the rank is bounded first, then all dimensions must agree with it.
     let rank = usize::try_from(b.dims[0]).unwrap_or(usize::MAX);
     if rank > max {
-        return Err(AdapterError::Rank { tensor: site.tensor.clone(), rank, max });
+        return Err(AdapterError::Rank { tensor: site.tensor.to_string(), rank, max });
     }
     let significant = |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
     for (t, expected) in [a, b].into_iter().zip(dims(site, rank, sites.len())) {

@@ -76,7 +76,7 @@ impl Gradients {
         let same = Arc::ptr_eq(&self.sites, adapter.sites()) || self.sites == *adapter.sites();
         let fits = |i: usize, term: &Term| same && adapter.term(i).is_some_and(|t| t.rank() == term.rank());
         match self.terms().find(|&(i, term)| !fits(i, term)) {
-            Some((i, _)) => Err(AdapterError::OtherModel { tensor: self.sites[i].tensor.clone() }),
+            Some((i, _)) => Err(AdapterError::OtherModel { tensor: self.sites[i].tensor.to_string() }),
             None => Ok(()),
         }
     }

@@ -2,7 +2,9 @@
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{Array, Metadata, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,7 +107,7 @@ pub enum NormKind {
 pub enum Activation {
     /// `silu(gate)·up`.
     Silu,
-    /// `gelu(gate)·up`, or `gelu(up)` where there is no gate.
+    /// `gelu(gate)·up`, or `gelu(up)` where there is no gate: nothing else goes without.
     Gelu,
 }
 
@@ -201,15 +203,93 @@ pub struct Rope {
     pub attn_factor: f32,
 }
 
-/// Metadata of one architecture: keys are given without their prefix.
+/// Metadata of one architecture: keys are given without their prefix. Remembers which were asked for, so that
+/// none is ignored.
 pub(crate) struct Keys<'a> {
     pub(crate) arch: &'a str,
-    pub(crate) metadata: &'a Metadata,
+    metadata: &'a Metadata,
+    asked: RefCell<BTreeSet<String>>,
 }
 
-impl Keys<'_> {
+/// Keys that logits do not depend on, and sizes that the shapes of tensors repeat.
+const HARMLESS: &[&str] = &[
+    "attention.layer_norm_epsilon", // one of the two is read: `finish`
+    "attention.layer_norm_rms_epsilon",
+    "expert_feed_forward_length",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// Keys that change what is computed, and the values that say what is computed here anyway.
+const FIXED: &[(&str, &[f64])] = &[
+    ("attention.causal", &[1.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attention.sliding_window", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("expert_count", &[0.0]),
+    ("expert_gating_func", &[1.0]),
+    ("expert_group_count", &[0.0, 1.0]),
+    ("expert_group_used_count", &[0.0, 1.0]),
+    ("expert_used_count", &[0.0]),
+    ("expert_weights_scale", &[0.0, 1.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("leading_dense_block_count", &[0.0]),
+    ("nextn_predict_layers", &[0.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    ("rope.scaling.yarn_ext_factor", &[1.0]),
+    ("rope.scaling.yarn_log_multiplier", &[0.0]),
+];
+
+impl<'a> Keys<'a> {
+    pub(crate) fn new(arch: &'a str, metadata: &'a Metadata) -> Keys<'a> {
+        Keys { arch, metadata, asked: RefCell::default() }
+    }
+
+    /// Its name in the file; it counts as asked for.
     fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.arch)
+        let name = format!("{}.{key}", self.arch);
+        self.asked.borrow_mut().insert(name.clone());
+        name
+    }
+
+    /// Refuses a key unless it is absent or one of `values`; booleans count as 0 and 1.
+    pub(crate) fn only(&self, key: &str, values: &[f64]) -> Result<(), ModelError> {
+        let name = self.name(key);
+        let Some(value) = self.metadata.get(&name) else { return Ok(()) };
+        let number = match value {
+            Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
+            Value::F64(x) => Some(*x),
+            Value::F32(x) => Some(f64::from(*x)),
+            _ => value.integer().map(|n| n as f64),
+        };
+        if number.is_some_and(|n| values.contains(&n)) {
+            return Ok(());
+        }
+        let shown = |n: f64| if let Value::Bool(_) = value { (n != 0.0).to_string() } else { n.to_string() };
+        Err(ModelError::OutOfRange {
+            key: name,
+            value: number.map_or_else(|| format!("of type {}", value.type_name()), shown),
+            expected: values.iter().map(|&n| shown(n)).collect::<Vec<_>>().join(" or "),
+        })
+    }
+
+    /// Refuses the keys of the architecture that nobody asked for, but for those that change nothing.
+    pub(crate) fn none_ignored(&self) -> Result<(), ModelError> {
+        let asked = self.asked.take();
+        for (name, _) in self.metadata.iter().filter(|(name, _)| !asked.contains(*name)) {
+            let Some(key) = name.strip_prefix(self.arch).and_then(|rest| rest.strip_prefix('.')) else { continue };
+            if let Some((key, values)) = FIXED.iter().find(|(fixed, _)| *fixed == key) {
+                self.only(key, values)?;
+            } else if !HARMLESS.contains(&key) {
+                return Err(ModelError::UnknownKey { key: name.to_owned(), arch: self.arch.to_owned() });
+            }
+        }
+        Ok(())
     }
 
     /// A count, refused outside `1..=max`.
@@ -253,10 +333,25 @@ impl Keys<'_> {
         }
     }
 
-    /// A window size; absent or 0 means none.
-    pub(crate) fn window(&self) -> Result<Option<usize>, ModelError> {
-        let name = self.name("attention.sliding_window");
-        Ok(self.uniform_u64(&name)?.and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0))
+    /// The sliding window: `default` positions unless the file says, none if it says 0; in the layers that
+    /// `pattern` covers unless it names another pattern.
+    pub(crate) fn window(&self, default: Option<usize>, pattern: usize) -> Result<Option<Window>, ModelError> {
+        let size = self.uniform_u64(&self.name("attention.sliding_window"))?;
+        let size = size.map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX)));
+        let key = self.name("attention.sliding_window_pattern");
+        let by_layer = match self.metadata.get(&key) {
+            Some(Value::Array(Array::Bool(by_layer))) => by_layer.as_slice(),
+            _ => &[],
+        };
+        let pattern = match by_layer {
+            [] => self.metadata.opt_u32(&key)?.map_or(pattern, |n| n as usize),
+            _ => pattern,
+        };
+        let window = size.filter(|&n| n > 0).map(|size| Window { size, pattern });
+        if window.is_some_and(|w| (0..).zip(by_layer).any(|(layer, &covered)| w.covers(layer) != covered)) {
+            return Err(ModelError::VariesByLayer { key });
+        }
+        Ok(window)
     }
 
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ModelError> {
@@ -301,18 +396,14 @@ impl Hparams {
             });
         }
         let n_ctx_orig = keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train);
-        let factor = match keys.positive("rope.scaling.factor")? {
-            Some(factor) => Some(factor),
-            None => keys.positive("rope.scale_linear")?,
-        };
+        let linear = keys.positive("rope.scale_linear")?;
+        let factor = keys.positive("rope.scaling.factor")?.or(linear);
+        let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
+        let beta_slow = keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
         let scaling = match (keys.opt_str("rope.scaling.type")?, factor) {
             (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
             (None | Some("none" | "linear"), _) => RopeScaling::None,
-            (Some("yarn"), Some(factor)) => RopeScaling::Yarn {
-                factor,
-                beta_fast: keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            },
+            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow },
             (Some("longrope" | "su"), _) => RopeScaling::Long,
             (Some(other), _) => {
                 return Err(ModelError::OutOfRange {

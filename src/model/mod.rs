@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use family::Family;
 pub(crate) use hparams::Finish;
+use hparams::Keys;
 pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
 pub use weights::Site;
 pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
@@ -42,6 +44,9 @@ pub enum Residence {
 /// Single tokens a model computes before [`Residence::Background`] begins to copy: a process that only
 /// looks at a prompt does without.
 pub const DECODES: u32 = 16;
+
+/// Most rows of an embedding table.
+const MAX_VOCAB: u64 = (1 << 24) - 1;
 
 /// A model that is ready to run. Cheap to share behind an [`Arc`].
 pub struct Model {
@@ -264,27 +269,26 @@ impl Hparams {
         let arch = metadata
             .opt_str("general.architecture")?
             .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
-        let family =
-            family::FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| ModelError::UnsupportedArchitecture {
-                arch: arch.to_owned(),
-                supported: supported_architectures().collect(),
-            })?;
+        let family = Family::of(arch)?;
         if tensors.is_empty() {
             return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
         }
-        let mut hparams = (family.hparams)(&hparams::Keys { arch, metadata })?;
-        let embd = tensors.iter().find(|t| t.name == "token_embd.weight");
-        hparams.n_vocab = match embd {
-            Some(t) if t.dims.len() == 2 && (1..1 << 24).contains(&t.dims[1]) => t.dims[1] as usize,
-            Some(t) => {
-                return Err(ModelError::TensorShape {
-                    name: t.name.clone(),
-                    found: t.dims.clone(),
-                    expected: vec![hparams.n_embd as u64, hparams.n_vocab as u64],
-                });
-            }
-            None => return Err(ModelError::MissingTensor { name: "token_embd.weight".into() }),
+        let keys = Keys::new(arch, metadata);
+        let mut hparams = (family.hparams)(&keys)?;
+        keys.none_ignored()?;
+        let Some(embd) = tensors.iter().find(|t| t.name == "token_embd.weight") else {
+            return Err(ModelError::MissingTensor { name: "token_embd.weight".into() });
         };
+        // Binding checks the other dimensions.
+        let n_vocab = embd.dims.get(1).copied().unwrap_or(1);
+        if n_vocab > MAX_VOCAB {
+            return Err(ModelError::TensorShape {
+                name: embd.name.clone(),
+                found: embd.dims.clone(),
+                expected: vec![hparams.n_embd as u64, MAX_VOCAB],
+            });
+        }
+        hparams.n_vocab = n_vocab as usize;
         Ok(hparams)
     }
 }

@@ -1,11 +1,12 @@
 //! A model's weights, bound by name with their shapes checked; the bytes stay in the file.
 
+use super::family::{Family, Gate, Layout, Norms};
 use super::hparams::{Hparams, NormKind, QkNorm, RopeScaling};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 pub struct Site {
     /// Its tensor in the file. A head that shares the embedding table is called `output.weight` all the
     /// same.
-    pub tensor: String,
+    pub tensor: Arc<str>,
     /// Which matrix of the tensor, if that holds one per expert.
     pub expert: Option<usize>,
     /// Width of its input; for the embedding table, whose inputs are tokens, their number.
@@ -27,7 +28,7 @@ pub struct Site {
 impl Site {
     /// Its layer, if it is in one.
     pub fn layer(&self) -> Option<usize> {
-        self.tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+        in_layer(&self.tensor).map(|(layer, _)| layer)
     }
 
     /// What it is in its layer or in the model: `attn_q`, `ffn_down_exps`, `output`, `token_embd`, …
@@ -37,11 +38,17 @@ impl Site {
 
     /// Whether it is the embedding table, which is looked up instead of multiplied.
     pub fn is_embedding(&self) -> bool {
-        self.tensor == TOKEN_EMBD
+        &*self.tensor == TOKEN_EMBD
     }
 }
 
 const TOKEN_EMBD: &str = "token_embd.weight";
+
+/// Layer and rest of a tensor's name, if it is in one.
+fn in_layer(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}
 
 /// A matrix `W: (n_out, n_in)` of a file, stored row by row.
 #[derive(Clone, Debug)]
@@ -53,14 +60,15 @@ pub(crate) struct Weight {
     pub(crate) site: usize,
     /// Its first row among those of the site.
     pub(crate) first_row: usize,
-    tensor: TensorInfo,
+    /// The index of its tensor in the file.
+    tensor: usize,
     bytes: Range<usize>,
 }
 
 impl Weight {
     /// Its rows, as they lie in the file.
     pub(crate) fn data<'g>(&self, gguf: &'g Gguf) -> &'g [u8] {
-        &gguf.data(&self.tensor)[self.bytes.clone()]
+        &gguf.data(&gguf.tensors()[self.tensor])[self.bytes.clone()]
     }
 
     /// Bytes of one row.
@@ -75,8 +83,9 @@ impl Weight {
         Weight { n_out: rows.len(), bytes, first_row: self.first_row + rows.start, ..self.clone() }
     }
 
-    /// Matrix `e` of a stack of matrices of `n_out` rows, which is a site of its own.
-    fn expert(&self, e: usize, n_out: usize) -> Weight {
+    /// Matrix `e` of a stack of `n`, which is a site of its own.
+    fn matrix(&self, e: usize, n: usize) -> Weight {
+        let n_out = self.n_out / n;
         Weight { site: self.site + e, first_row: 0, ..self.rows(e * n_out..(e + 1) * n_out) }
     }
 }
@@ -101,7 +110,7 @@ pub(crate) struct Norm {
     pub(crate) b: Vec<f32>,
 }
 
-/// Feed-forward weights; without `gate`, `down(act(up(x)))`.
+/// Feed-forward weights; without `gate`, `down(gelu(up(x)))`.
 #[derive(Clone, Debug)]
 pub(crate) struct Ffn {
     pub(crate) gate: Option<Linear>,
@@ -113,8 +122,19 @@ pub(crate) struct Ffn {
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
     pub(crate) router: Weight,
-    pub(crate) experts: Vec<Ffn>,
+    /// The matrices of all, one after the other.
+    stacked: Ffn,
     pub(crate) shared: Option<(Ffn, Weight)>,
+}
+
+impl Moe {
+    /// Expert `e`.
+    pub(crate) fn expert(&self, e: usize) -> Ffn {
+        let n = self.router.n_out;
+        let one = |all: &Linear| Linear { w: all.w.matrix(e, n), b: None };
+        let Ffn { gate, up, down } = &self.stacked;
+        Ffn { gate: gate.as_ref().map(one), up: one(up), down: one(down) }
+    }
 }
 
 /// What follows attention in a layer.
@@ -160,26 +180,28 @@ pub(crate) struct Weights {
 /// Binds tensors by name and remembers which were used.
 struct Binder<'a> {
     gguf: &'a Gguf,
+    layout: Layout,
     used: RefCell<HashSet<&'a str>>,
     shapes: RefCell<BTreeSet<(DType, usize)>>,
     sites: RefCell<Vec<Site>>,
 }
 
 impl<'a> Binder<'a> {
-    fn find(&self, name: &str) -> Option<&'a TensorInfo> {
-        let tensor = self.gguf.tensor(name)?;
-        self.used.borrow_mut().insert(&tensor.name);
-        Some(tensor)
+    fn has(&self, name: &str) -> bool {
+        self.gguf.tensor(name).is_some()
     }
 
-    fn shaped(&self, name: &str, expected: &[usize]) -> Result<Option<&'a TensorInfo>, ModelError> {
-        let Some(tensor) = self.find(name) else { return Ok(None) };
+    /// A tensor of this shape, and its index.
+    fn shaped(&self, name: &str, expected: &[usize]) -> Result<Option<(usize, &'a TensorInfo)>, ModelError> {
+        let Some(index) = self.gguf.header().position(name) else { return Ok(None) };
+        let tensor = &self.gguf.tensors()[index];
+        self.used.borrow_mut().insert(&tensor.name);
         let expected: Vec<u64> = expected.iter().map(|&n| n as u64).collect();
         let significant = |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
         if tensor.dims[..significant(&tensor.dims)] != expected[..significant(&expected)] {
             return Err(ModelError::TensorShape { name: name.to_owned(), found: tensor.dims.clone(), expected });
         }
-        Ok(Some(tensor))
+        Ok(Some((index, tensor)))
     }
 
     /// A matrix, `n_matrices` of them one after the other.
@@ -191,7 +213,8 @@ impl<'a> Binder<'a> {
         n_matrices: usize,
     ) -> Result<Option<Weight>, ModelError> {
         let dims = [n_in, n_out, n_matrices];
-        let Some(tensor) = self.shaped(name, &dims[..if n_matrices == 1 { 2 } else { 3 }])? else { return Ok(None) };
+        let shape = &dims[..if n_matrices == 1 { 2 } else { 3 }];
+        let Some((index, tensor)) = self.shaped(name, shape)? else { return Ok(None) };
         if tensor.dtype.format().is_none() {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -210,7 +233,7 @@ impl<'a> Binder<'a> {
             n_out: n_out * n_matrices,
             site,
             first_row: 0,
-            tensor: tensor.clone(),
+            tensor: index,
             bytes: 0..self.gguf.data(tensor).len(),
         }))
     }
@@ -219,8 +242,9 @@ impl<'a> Binder<'a> {
     fn site(&self, tensor: &str, n_in: usize, n_out: usize, n_matrices: usize) -> usize {
         let mut sites = self.sites.borrow_mut();
         let first = sites.len();
+        let tensor: Arc<str> = tensor.into();
         sites.extend((0..n_matrices).map(|e| Site {
-            tensor: tensor.to_owned(),
+            tensor: Arc::clone(&tensor),
             expert: (n_matrices > 1).then_some(e),
             n_in,
             n_out,
@@ -234,7 +258,7 @@ impl<'a> Binder<'a> {
     }
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
-        let Some(tensor) = self.shaped(name, &[n])? else { return Ok(None) };
+        let Some((_, tensor)) = self.shaped(name, &[n])? else { return Ok(None) };
         if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -251,39 +275,68 @@ impl<'a> Binder<'a> {
         self.opt_vector(name, n)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
-    fn opt_linear(&self, name: &str, n_in: usize, n_out: usize) -> Result<Option<Linear>, ModelError> {
-        let Some(w) = self.opt_weight(&format!("{name}.weight"), n_in, n_out, 1)? else { return Ok(None) };
-        Ok(Some(Linear { w, b: self.opt_vector(&format!("{name}.bias"), n_out)? }))
-    }
-
     fn linear(&self, name: &str, n_in: usize, n_out: usize) -> Result<Linear, ModelError> {
-        self.opt_linear(name, n_in, n_out)?.ok_or_else(|| ModelError::MissingTensor { name: format!("{name}.weight") })
+        let w = self.weight(&format!("{name}.weight"), n_in, n_out, 1)?;
+        let bias = format!("{name}.bias");
+        let part = name.rsplit('.').next().unwrap_or(name);
+        let b = if self.layout.biased.contains(&part) {
+            Some(self.vector(&bias, n_out)?)
+        } else {
+            self.opt_vector(&bias, n_out)?
+        };
+        Ok(Linear { w, b })
     }
 
-    fn opt_norm(&self, name: &str, h: &Hparams) -> Result<Option<Norm>, ModelError> {
-        let Some(w) = self.opt_vector(&format!("{name}.weight"), h.n_embd)? else { return Ok(None) };
+    fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
+        let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
             NormKind::Rms => Vec::new(),
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
         };
-        Ok(Some(Norm { w, b }))
+        Ok(Norm { w, b })
+    }
+
+    /// Divisors of rope frequencies; with some of no sensible size, angles would not be numbers.
+    fn rope_factors(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let factors = self.opt_vector(name, n)?;
+        match factors.iter().flatten().enumerate().find(|(_, x)| !(1e-6..=1e6).contains(*x)) {
+            Some((index, &value)) => {
+                Err(ModelError::TensorValue { name: name.to_owned(), index, value, expected: "1e-6 to 1e6" })
+            }
+            None => Ok(factors),
+        }
+    }
+
+    /// Refuses layers that are not alike: what some have and others lack was lost.
+    fn uniform(&self, n_layer: usize) -> Result<(), ModelError> {
+        let mut parts = BTreeMap::<&str, (usize, &str)>::new();
+        for &name in &*self.used.borrow() {
+            if let Some((_, part)) = in_layer(name) {
+                parts.entry(part).or_insert((0, name)).0 += 1;
+            }
+        }
+        let Some((part, (_, present))) = parts.into_iter().find(|&(_, (n, _))| n < n_layer) else { return Ok(()) };
+        let mut names = (0..n_layer).map(|i| format!("blk.{i}.{part}"));
+        match names.find(|name| !self.has(name)) {
+            Some(name) => Err(ModelError::MissingInLayer { name, present: present.to_owned() }),
+            None => Ok(()),
+        }
     }
 }
 
 impl Weights {
     /// Binds every tensor that `h` asks for; `progress` hears the share done and may stop it.
     pub(crate) fn bind(gguf: &Gguf, h: &Hparams, progress: &mut dyn FnMut(f32) -> bool) -> Result<Weights, ModelError> {
-        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+        let layout = Family::of(&h.arch)?.layout;
+        let b =
+            Binder { gguf, layout, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
         let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
-        let output_norm = b
-            .opt_norm("output_norm", h)?
-            .ok_or_else(|| ModelError::MissingTensor { name: "output_norm.weight".into() })?;
-        let output = match b.opt_linear("output", h.n_embd, h.n_vocab)? {
-            Some(output) => output,
-            None => {
-                let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
-                Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
-            }
+        let output_norm = b.norm("output_norm", h)?;
+        let output = if layout.own_head || b.has("output.weight") {
+            b.linear("output", h.n_embd, h.n_vocab)?
+        } else {
+            let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
+            Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for i in 0..h.n_layer {
@@ -293,9 +346,10 @@ impl Weights {
             }
         }
         let n_pairs = h.rope.n_dims / 2;
-        let rope_factors = b.opt_vector("rope_freqs.weight", n_pairs)?;
-        let short = b.opt_vector("rope_factors_short.weight", n_pairs)?;
-        let long = b.opt_vector("rope_factors_long.weight", n_pairs)?;
+        b.uniform(h.n_layer)?;
+        let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
+        let short = b.rope_factors("rope_factors_short.weight", n_pairs)?;
+        let long = b.rope_factors("rope_factors_long.weight", n_pairs)?;
         let rope_factors_short_long = match (short, long) {
             (Some(short), Some(long)) => Some((short, long)),
             (None, None) if h.rope.scaling == RopeScaling::Long => {
@@ -329,7 +383,7 @@ impl Weights {
     /// Estimated from some rows, evenly spaced.
     pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
         const ROWS: usize = 64;
-        let tensor = gguf.tensor(&site.tensor).unwrap_or(&self.token_embd.tensor);
+        let tensor = gguf.tensor(&site.tensor).unwrap_or(&gguf.tensors()[self.token_embd.tensor]);
         let (data, format) = (gguf.data(tensor), tensor.dtype.float_format());
         let (n, n_rows) = if site.is_embedding() { (site.n_out, site.n_in) } else { (site.n_in, site.n_out) };
         let row = n / format.block_elems * format.block_bytes;
@@ -348,13 +402,15 @@ impl Weights {
 fn layer(b: &Binder<'_>, h: &Hparams, i: usize) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
-    let (wq, wk, wv) = match b.opt_linear(&name("attn_qkv"), h.n_embd, n_q + n_k + n_v)? {
-        Some(qkv) => (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v)),
-        None => (
+    let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
+        let qkv = b.linear(&name("attn_qkv"), h.n_embd, n_q + n_k + n_v)?;
+        (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
+    } else {
+        (
             b.linear(&name("attn_q"), h.n_embd, n_q)?,
             b.linear(&name("attn_k"), h.n_embd, n_k)?,
             b.linear(&name("attn_v"), h.n_embd, n_v)?,
-        ),
+        )
     };
     let (q_norm, k_norm) = match h.qk_norm {
         QkNorm::None => (None, None),
@@ -366,16 +422,12 @@ fn layer(b: &Binder<'_>, h: &Hparams, i: usize) -> Result<Layer, ModelError> {
             (Some(b.vector(&name("attn_q_norm.weight"), n_q)?), Some(b.vector(&name("attn_k_norm.weight"), n_k)?))
         }
     };
-    let attn_norm = b.opt_norm(&name("attn_norm"), h)?;
-    let post_attn_norm = b.opt_norm(&name("post_attention_norm"), h)?;
-    let ffn_norm = b.opt_norm(&name("ffn_norm"), h)?;
-    let post_ffn_norm = b.opt_norm(&name("post_ffw_norm"), h)?;
-    if attn_norm.is_none() && post_attn_norm.is_none() {
-        return Err(ModelError::MissingTensor { name: name("attn_norm.weight") });
-    }
-    if ffn_norm.is_none() && post_ffn_norm.is_none() && !h.parallel_residual {
-        return Err(ModelError::MissingTensor { name: name("ffn_norm.weight") });
-    }
+    let norm =
+        |part: &str, places: &[Norms]| places.contains(&b.layout.norms).then(|| b.norm(&name(part), h)).transpose();
+    let attn_norm = norm("attn_norm", &[Norms::Before, Norms::Both, Norms::Shared])?;
+    let post_attn_norm = norm("post_attention_norm", &[Norms::After, Norms::Both])?;
+    let ffn_norm = norm("ffn_norm", &[Norms::Before, Norms::Both])?;
+    let post_ffn_norm = norm("post_ffw_norm", &[Norms::After, Norms::Both])?;
     Ok(Layer {
         attn_norm,
         wq,
@@ -394,28 +446,27 @@ fn layer(b: &Binder<'_>, h: &Hparams, i: usize) -> Result<Layer, ModelError> {
 fn feed_forward(b: &Binder<'_>, h: &Hparams, name: &dyn Fn(&str) -> String) -> Result<FeedForward, ModelError> {
     let Some(x) = h.experts else {
         let down = b.linear(&name("ffn_down"), h.n_ff, h.n_embd)?;
-        let gate = b.opt_linear(&name("ffn_gate"), h.n_embd, h.n_ff)?;
-        // Phi 3 stores gate and up as one matrix, under the name of the second.
-        let fused = gate.is_none()
-            && b.gguf.tensor(&name("ffn_up.weight")).is_some_and(|t| t.dims.get(1) == Some(&(2 * h.n_ff as u64)));
-        let ffn = if fused {
-            let both = b.linear(&name("ffn_up"), h.n_embd, 2 * h.n_ff)?;
-            Ffn { gate: Some(both.rows(0..h.n_ff)), up: both.rows(h.n_ff..2 * h.n_ff), down }
-        } else {
-            Ffn { gate, up: b.linear(&name("ffn_up"), h.n_embd, h.n_ff)?, down }
+        let (gate, up) = match b.layout.gate {
+            Gate::Own => {
+                (Some(b.linear(&name("ffn_gate"), h.n_embd, h.n_ff)?), b.linear(&name("ffn_up"), h.n_embd, h.n_ff)?)
+            }
+            Gate::InUp => {
+                let both = b.linear(&name("ffn_up"), h.n_embd, 2 * h.n_ff)?;
+                (Some(both.rows(0..h.n_ff)), both.rows(h.n_ff..2 * h.n_ff))
+            }
+            Gate::None => (None, b.linear(&name("ffn_up"), h.n_embd, h.n_ff)?),
         };
-        return Ok(FeedForward::Dense(Box::new(ffn)));
+        return Ok(FeedForward::Dense(Box::new(Ffn { gate, up, down })));
     };
-    let plain = |w: Weight| Linear { w, b: None };
+    let stack = |part: &str, n_in: usize, n_out: usize| {
+        b.weight(&name(&format!("{part}.weight")), n_in, n_out, x.n_expert).map(|w| Linear { w, b: None })
+    };
     let router = b.weight(&name("ffn_gate_inp.weight"), h.n_embd, x.n_expert, 1)?;
-    let gate = b.weight(&name("ffn_gate_exps.weight"), h.n_embd, h.n_ff, x.n_expert)?;
-    let up = b.weight(&name("ffn_up_exps.weight"), h.n_embd, h.n_ff, x.n_expert)?;
-    let down = b.weight(&name("ffn_down_exps.weight"), h.n_ff, h.n_embd, x.n_expert)?;
-    let experts = (0..x.n_expert).map(|e| Ffn {
-        gate: Some(plain(gate.expert(e, h.n_ff))),
-        up: plain(up.expert(e, h.n_ff)),
-        down: plain(down.expert(e, h.n_embd)),
-    });
+    let stacked = Ffn {
+        gate: Some(stack("ffn_gate_exps", h.n_embd, h.n_ff)?),
+        up: stack("ffn_up_exps", h.n_embd, h.n_ff)?,
+        down: stack("ffn_down_exps", h.n_ff, h.n_embd)?,
+    };
     let shared = match x.n_ff_shared {
         0 => None,
         n => Some((
@@ -427,5 +478,5 @@ fn feed_forward(b: &Binder<'_>, h: &Hparams, name: &dyn Fn(&str) -> String) -> R
             b.weight(&name("ffn_gate_inp_shexp.weight"), h.n_embd, 1, 1)?,
         )),
     };
-    Ok(FeedForward::Moe(Box::new(Moe { router, experts: experts.collect(), shared })))
+    Ok(FeedForward::Moe(Box::new(Moe { router, stacked, shared })))
 }

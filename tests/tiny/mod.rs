@@ -69,6 +69,20 @@ impl Parts {
         self.tensors.push(tensor);
     }
 
+    pub(crate) fn tensor_names(&self) -> Vec<String> {
+        self.tensors.iter().map(|t| t.0.clone()).collect()
+    }
+
+    /// Changes the shape of a tensor, of as many elements.
+    pub(crate) fn reshape(&mut self, name: &str, dims: &[u64]) {
+        self.tensors.iter_mut().filter(|t| t.0 == name).for_each(|t| t.1 = dims.to_vec());
+    }
+
+    /// Adds an F32 vector.
+    pub(crate) fn vector(&mut self, name: &str, values: &[f32]) {
+        self.put(name.to_owned(), &[values.len()], DType::F32, values);
+    }
+
     pub(crate) fn bytes(self) -> Vec<u8> {
         let mut writer = Writer::new();
         for (key, value) in self.metadata {

@@ -1,12 +1,12 @@
 //! Llama 1 to 3 and what is built like it: Mistral, Mixtral, TinyLlama, Yi, …
 
 use crate::error::ModelError;
-use crate::model::hparams::{Experts, Hparams, Keys, RopeOrder, Window};
+use crate::model::hparams::{Experts, Hparams, Keys, RopeOrder};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::base(keys)?;
     h.rope.order = RopeOrder::Norm;
-    h.window = keys.window()?.map(|size| Window { size, pattern: 0 });
+    h.window = keys.window(None, 0)?;
     h.experts = experts(keys, true)?;
     h.finish(keys)
 }

@@ -1,12 +1,16 @@
 //! Qwen 2, 2.5 and 3, dense and mixture of experts.
 
+use super::Layout;
 use super::llama::experts;
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, QkNorm, Window};
+use crate::model::hparams::{Hparams, Keys, QkNorm};
+
+pub(super) const QWEN2: Layout = Layout { biased: &["attn_q", "attn_k", "attn_v", "attn_qkv"], ..super::LAYOUT };
+pub(super) const QWEN2MOE: Layout = Layout { own_head: true, ..QWEN2 };
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::base(keys)?;
-    h.window = keys.window()?.map(|size| Window { size, pattern: 0 });
+    h.window = keys.window(None, 0)?;
     h.finish(keys)
 }
 
