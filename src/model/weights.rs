@@ -307,6 +307,17 @@ impl<'a> Binder<'a> {
         }
     }
 
+    /// Refuses tensors that nobody asked for.
+    fn none_ignored(&self, arch: &str) -> Result<(), ModelError> {
+        let used = self.used.borrow();
+        // Tables that other engines once stored and that follow from the hyper-parameters.
+        let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
+        match self.gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
+            Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: arch.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses layers that are not alike: what some have and others lack was lost.
     fn uniform(&self, n_layer: usize) -> Result<(), ModelError> {
         let mut parts = BTreeMap::<&str, (usize, &str)>::new();
@@ -346,7 +357,6 @@ impl Weights {
             }
         }
         let n_pairs = h.rope.n_dims / 2;
-        b.uniform(h.n_layer)?;
         let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
         let short = b.rope_factors("rope_factors_short.weight", n_pairs)?;
         let long = b.rope_factors("rope_factors_long.weight", n_pairs)?;
@@ -359,23 +369,18 @@ impl Weights {
             (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
-        let (used, shapes) = (b.used.into_inner(), b.shapes.into_inner().into_iter().collect());
-        let sites = b.sites.into_inner().into();
-        // Tables that other engines once stored and that follow from the hyper-parameters.
-        let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
-        match gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() }),
-            None => Ok(Weights {
-                token_embd,
-                layers,
-                output_norm,
-                output,
-                rope_factors,
-                rope_factors_short_long,
-                shapes,
-                sites,
-            }),
-        }
+        b.none_ignored(&h.arch)?;
+        b.uniform(h.n_layer)?;
+        Ok(Weights {
+            token_embd,
+            layers,
+            output_norm,
+            output,
+            rope_factors,
+            rope_factors_short_long,
+            shapes: b.shapes.into_inner().into_iter().collect(),
+            sites: b.sites.into_inner().into(),
+        })
     }
 }
 
