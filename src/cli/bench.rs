@@ -27,9 +27,9 @@ Examples:
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
                                                           in turns with a peer, and the ratios
 
-Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.
-`% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the
-same run; `% peak` is the operations per second over what the level's fastest instructions for the
+Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. \
+`% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the \
+same run; `% peak` is the operations per second over what the level's fastest instructions for the \
 model's main type did in the same run; `noise` is the share of the machine that others used meanwhile.";
 
 #[derive(clap::Args)]

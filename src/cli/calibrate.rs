@@ -13,7 +13,7 @@ Examples:
   ruvllm calibrate -m model.gguf -f manual.txt -o learned
   ruvllm -m model.gguf --learn learned -p \"…\"        then learns within the bound
 
-Reads text of the kind that the model is to stay good at, some thousand tokens of it. Calibrating a
+Reads text of the kind that the model is to stay good at, some thousand tokens of it. Calibrating a \
 folder again adds to what is known; what was learnt stays.";
 
 #[derive(clap::Args)]

@@ -30,7 +30,7 @@ Examples:
   ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
   echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
 
-In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the
+In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
 
 const COMMANDS: &str = "\

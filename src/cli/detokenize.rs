@@ -10,8 +10,8 @@ Examples:
   ruvllm detokenize -m model.gguf --tokens 9906,1917
   ruvllm tokenize -m model.gguf --json -f a.txt | ruvllm detokenize -m model.gguf | cmp - a.txt
 
-Prints the bytes of the text and nothing else. Control tokens are written out, except for the
-beginning- and end-of-text tokens that `tokenize` adds for this model. So UTF-8 text comes back byte by
+Prints the bytes of the text and nothing else. Control tokens are written out, except for the \
+beginning- and end-of-text tokens that `tokenize` adds for this model. So UTF-8 text comes back byte by \
 byte; --clean-up leaves out what llama.cpp leaves out.";
 
 #[derive(clap::Args)]

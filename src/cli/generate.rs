@@ -22,7 +22,7 @@ Examples:
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
 
-Special tokens written in the prompt count as such. Sampling defaults give way to what the model
+Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
 file recommends (general.sampling.*), and flags win over both.";
 
 #[derive(clap::Args)]

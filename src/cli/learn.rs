@@ -17,10 +17,10 @@ Examples:
   ruvllm learn -m model.gguf -f log.txt --control manual.txt --svg gain.svg
   ruvllm learn -m model.gguf -f log.txt --control manual.txt --json > report.json
 
-Every chunk of the stream is predicted first and learnt then. The first half of the control text tells
-the learner what not to forget, the second half is what forgetting is measured on. Intervals are those
-of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond
-temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against
+Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
+the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \
+of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond \
+temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against \
 the same that learnt the stream's words in another order.";
 
 #[derive(clap::Args)]

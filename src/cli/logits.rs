@@ -15,7 +15,7 @@ Examples:
   ruvllm logits -m model.gguf --tokens 1,2,3 --last 1 -o logits.f32
   numpy.fromfile('logits.f32', '<f4').reshape(-1, n_vocab)
 
-Writes little-endian f32 of shape (positions, n_vocab): row i follows token i. No token is added.
+Writes little-endian f32 of shape (positions, n_vocab): row i follows token i. No token is added. \
 The key/value cache is f32 unless -ctk says otherwise: this is for verification.";
 
 #[derive(clap::Args)]

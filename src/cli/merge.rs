@@ -16,8 +16,8 @@ Examples:
   ruvllm merge -m model.gguf --lora-scaled a.gguf:0.5 -o half.gguf
   ruvllm merge -m model-q4_k_m.gguf --lora a.gguf --type F16         changed matrices without loss
 
-Only the matrices that the adapters change are written anew; each keeps its type, so that what is
-quantised is quantised again, unless --type names another. The output appears under its name when it is
+Only the matrices that the adapters change are written anew; each keeps its type, so that what is \
+quantised is quantised again, unless --type names another. The output appears under its name when it is \
 complete.";
 
 #[derive(clap::Args)]

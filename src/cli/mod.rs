@@ -39,8 +39,8 @@ Examples:
   ruvllm quantize in.gguf out.gguf Q4_K_M        make a model smaller
   ruvllm generate --help                         all flags of a subcommand
 
-Without a subcommand the flags are those of `generate`. Flags have llama.cpp's names; its
-environment variables (LLAMA_ARG_MODEL, LLAMA_ARG_THREADS, …) work too, and flags win over them. Of a
+Without a subcommand the flags are those of `generate`. Flags have llama.cpp's names; its \
+environment variables (LLAMA_ARG_MODEL, LLAMA_ARG_THREADS, …) work too, and flags win over them. Of a \
 flag given twice the last counts, unless its help says that it is repeatable.
 RUVLLM_ARCH=scalar|avx2|… forces an instruction-set level. NO_COLOR is honoured.
 Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted (Ctrl-C, SIGTERM).";

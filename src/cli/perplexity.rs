@@ -21,7 +21,7 @@ Examples:
   ruvllm perplexity -m model.gguf -f wiki.test.raw -c 2048 --chunks 20
   ruvllm perplexity -m model.gguf -f wiki.test.raw --json
 
-Lower is better. Numbers are comparable for the same text, -c and vocabulary only; -c is 512 unless
+Lower is better. Numbers are comparable for the same text, -c and vocabulary only; -c is 512 unless \
 given, as in llama.cpp.";
 
 #[derive(clap::Args)]

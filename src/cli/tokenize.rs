@@ -13,7 +13,7 @@ Examples:
   ruvllm tokenize -m model.gguf --parse-special -p \"<|im_start|>user\"
   wc -c < book.txt; ruvllm tokenize -m model.gguf -f book.txt | wc -l
 
-A file is taken with its last line end. Bytes that are not UTF-8 are kept by SentencePiece vocabularies;
+A file is taken with its last line end. Bytes that are not UTF-8 are kept by SentencePiece vocabularies; \
 in byte-level BPE they become U+FFFD, with a warning. A GGUF file with nothing but a vocabulary is enough.";
 
 #[derive(clap::Args)]
