@@ -326,6 +326,14 @@ fn unusable_states_are_refused() {
     for cut in [0, 10, bytes.len() / 2, bytes.len() - 32] {
         assert!(matches!(Learner::from_bytes(bytes[..cut].to_vec(), &model), Err(LearnError::Gguf(_))));
     }
+    let mut calibrated = learning_session(&model);
+    calibrated.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
+    let mut twice = calibrated.learner().unwrap().to_bytes().unwrap();
+    let gguf = Gguf::from_bytes(twice.clone()).unwrap();
+    let ids = gguf.tensor("control.ids").unwrap().offset as usize;
+    twice.copy_within(ids..ids + 4, ids + 4);
+    let refused = Learner::from_bytes(twice, &model).unwrap_err().to_string();
+    assert!(refused.contains("control.ids") && refused.contains("twice"), "{refused}");
     let wrong = LearnerOptions { rank: 5, ..options() };
     assert!(matches!(Learner::new(&model, &wrong), Err(LearnError::Option { option: "rank", .. })));
     let mut session = session(&model);

@@ -194,9 +194,10 @@ impl<'m> DeepArm<'m> {
             }
             let divergence =
                 rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
-            // A price that rises while the bound is broken, and falls while it is not.
+            // A price that rises while the bound is broken, and falls as fast while it is not: if it rose faster, it
+            // would go on to where nothing is learnt, long before the same window of control text comes again.
             let excess = divergence / (REHEARSED_SHARE * self.max_divergence) - 1.0;
-            self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 3.0)).exp() as f32).clamp(1.0, 1000.0);
+            self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0);
             let DeepArm { session, descent, gradients, .. } = self;
             session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
         }

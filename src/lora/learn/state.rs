@@ -292,9 +292,17 @@ fn read_moments(
     let all_h: Vec<half::f16> = values(gguf, h, n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
     let all_ids: Vec<u32> = values(gguf, ids, SLOTS, len..=len, DType::I32, |t| *t < n_vocab || *t == NO_TOKEN)?;
     let all_raw: Vec<f32> = values(gguf, raw, SLOTS, len..=len, DType::F32, sound)?;
-    // The first slot is the token that came: it is always there.
-    if all_ids.chunks_exact(SLOTS).any(|ids| ids[0] == NO_TOKEN) {
-        return Err(LearnError::Value { name: ids, what: "no token".into() });
+    for listed in all_ids.chunks_exact(SLOTS) {
+        // The first slot is the token that came: it is always there.
+        if listed[0] == NO_TOKEN {
+            return Err(LearnError::Value { name: ids, what: "no token".into() });
+        }
+        let mut sorted = [0; SLOTS];
+        sorted.copy_from_slice(listed);
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1] && pair[0] != NO_TOKEN) {
+            return Err(LearnError::Value { name: ids, what: "a token twice".into() });
+        }
     }
     let rows = all_h.chunks_exact(n).zip(all_ids.chunks_exact(SLOTS)).zip(all_raw.chunks_exact(SLOTS)).zip(all_rest);
     for (((h, ids), raw), rest) in rows {
