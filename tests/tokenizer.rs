@@ -576,3 +576,15 @@ fn unused_tokens_have_no_text() {
     assert_eq!(t.token_bytes(256).unwrap().as_ref(), b"");
     assert_eq!(t.token_text(256).unwrap(), b"left");
 }
+
+#[test]
+fn a_file_may_have_no_tokenizer() {
+    for (kind, expected) in [(None, true), (Some("none"), true), (Some("no_vocab"), true), (Some("other"), false)] {
+        let mut writer = Writer::new();
+        if let Some(kind) = kind {
+            writer.metadata("tokenizer.ggml.model", kind);
+        }
+        let gguf = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
+        assert_eq!(matches!(Tokenizer::opt_from_metadata(gguf.metadata()), Ok(None)), expected, "{kind:?}");
+    }
+}

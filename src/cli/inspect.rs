@@ -93,8 +93,7 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
     }
 
     let hparams = Hparams::of(&header.metadata, &header.tensors);
-    let has_tokenizer = header.metadata.get("tokenizer.ggml.model").is_some();
-    let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(&header.metadata)).transpose();
+    let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
     let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
     let obstacle = match (&hparams, &tokenizer, unusable) {
         // Parts know nothing of each other's tensors.

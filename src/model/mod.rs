@@ -94,10 +94,7 @@ impl Model {
             return Err(ModelError::Cancelled);
         }
         let weights = Weights::bind(&gguf, &hparams, progress)?;
-        // Files made for benchmarks say that they have none.
-        let has_tokenizer =
-            gguf.metadata().opt_str("tokenizer.ggml.model")?.is_some_and(|kind| !["no_vocab", "none"].contains(&kind));
-        let tokenizer = has_tokenizer.then(|| Tokenizer::from_metadata(gguf.metadata())).transpose()?;
+        let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),

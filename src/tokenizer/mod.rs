@@ -102,6 +102,17 @@ const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
 ];
 
 impl Tokenizer {
+    /// The tokenizer of a file, if it has one: files made for benchmarks have none, or say that they have none.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_metadata`].
+    pub fn opt_from_metadata(m: &Metadata) -> Result<Option<Tokenizer>, TokenizerError> {
+        match m.opt_str("tokenizer.ggml.model")? {
+            None | Some("no_vocab" | "none") => Ok(None),
+            Some(_) => Tokenizer::from_metadata(m).map(Some),
+        }
+    }
+
     /// The tokenizer that a file describes.
     ///
     /// A byte-level BPE without `tokenizer.ggml.pre` (a file from before that key existed) gets
