@@ -103,13 +103,12 @@ impl Weights for BlockQ2K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        const SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
         let scales = load_16(&self.scales);
         let nibble = _mm_set1_epi8(15);
         let scale = _mm512_cvtepu8_epi32(_mm_and_si128(scales, nibble));
         let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
         Unpacked {
-            w: shifted(bit_pairs(&self.qs), &SHIFT, 3),
+            w: shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3),
             scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(self.d)),
             offset: _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(self.dmin))),
         }
@@ -120,8 +119,7 @@ impl Weights for BlockQ3K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        const SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
-        let low = shifted(bit_pairs(&self.qs), &SHIFT, 3);
+        let low = shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3);
         let w = merge(low, block_bits::<2>(&self.hmask), _mm512_set1_epi8(4));
         let scale = signed_scales(&unpack_scales_q3_k(&self.scales), self.d);
         Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-4.0)) }
@@ -132,7 +130,7 @@ impl Weights for BlockQ4K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let [scale, offset] = scales_mins(bytemuck::bytes_of(self).first_chunk().expect("16 bytes"));
+        let [scale, offset] = scales_mins(self);
         Unpacked { w: nibble_pairs(&self.qs), scale, offset }
     }
 }
@@ -141,7 +139,7 @@ impl Weights for BlockQ5K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let [scale, offset] = scales_mins(bytemuck::bytes_of(self).first_chunk().expect("16 bytes"));
+        let [scale, offset] = scales_mins(self);
         let w = merge(nibble_pairs(&self.qs), block_bits::<4>(&self.qh), _mm512_set1_epi8(16));
         Unpacked { w, scale, offset }
     }
@@ -154,7 +152,7 @@ impl Weights for BlockQ6K {
         // Of each four blocks, the first two are the low halves of the bytes that the others are the high halves of.
         const WORDS: [[i32; 16]; 4] = words_of(4, [8, 0, 16]);
         const LOW: [i32; 16] = by_lane(0, [0, 4, 0]);
-        const HIGH: [i32; 16] = plus(by_lane(0, [2, 4, 0]), -4);
+        const HIGH: [i32; 16] = plus(PAIR_SHIFT, -4);
         let low = shifted(words(load_128(&self.ql), &WORDS), &LOW, 15);
         let w = merge(low, rotated(bit_pairs(&self.qh), &HIGH), _mm512_set1_epi8(0x30));
         let scale = signed_scales(&self.scales, self.d);
@@ -281,6 +279,9 @@ fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
     shifted([a, c, b, d], &SHIFT, 15)
 }
 
+/// Where in the words of [`bit_pairs`] the bits are.
+const PAIR_SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
+
 /// The words whose bytes have bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -309,14 +310,14 @@ fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
     w
 }
 
-/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them, given the bytes that both begin with.
+/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them; both begin with the same 16 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn scales_mins(begin: &[u8; 16]) -> [__m512; 2] {
+fn scales_mins<B: Weights>(block: &B) -> [__m512; 2] {
     const EACH_TWICE: [i32; 16] = by_lane(0, [1, 2, 4]);
     // `d` and `dmin`, then the words a, b, c: the low six bits of `a` are the first scales, those of `b` the first
     // minima; the last scales and minima are half a byte of `c`, and two bits of `a` or `b`.
-    let begin = load_16(begin);
+    let begin = load_16(bytemuck::bytes_of(block).first_chunk().expect("16 bytes"));
     let low = _mm_srlv_epi32(_mm_shuffle_epi32::<0b11_10_11_01>(begin), _mm_setr_epi32(0, 0, 0, 4));
     let low = _mm_and_si128(low, _mm_setr_epi32(0x3F3F_3F3F, 0x0F0F_0F0F, 0x3F3F_3F3F, 0x0F0F_0F0F));
     let high = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0b10_10_01_01>(begin));
