@@ -1,7 +1,7 @@
-//! Products with many activation rows, one thread, packing included.
+//! Products with many activation rows, one thread, packing included; and of square `f32` matrices with one row.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ruvllm::arch::{Arch, ColumnsMut};
+use ruvllm::arch::{Acts, Arch, ColumnsMut};
 use ruvllm::quant::DType;
 use std::time::Duration;
 
@@ -46,6 +46,21 @@ fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n:
     });
 }
 
+/// One activation row times an `n × n` matrix.
+fn gemv(c: &mut Criterion, arch: Arch, n: usize) {
+    let w: Vec<f32> = (0..n * n).map(|i| (i * 7919 % 255) as f32 / 255.0 - 0.5).collect();
+    let (x, mut y) = (w[..n].to_vec(), vec![0.0; n]);
+    let mut benches = c.benchmark_group(format!("gemv f32 {n}"));
+    benches.throughput(Throughput::Bytes(size_of_val(&*w) as u64));
+    benches.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    benches.bench_function(arch.name(), |b| {
+        b.iter(|| {
+            let w = bytemuck::cast_slice(&w);
+            arch.matvec(DType::F32, &mut ColumnsMut::new(&mut y, 1, n), w, &Acts::F32 { x: &x, n });
+        });
+    });
+}
+
 /// Gradients of `m` rows by the `n` outputs of an `n × k` matrix, to gradients by its inputs.
 fn transposed(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n: usize, k: usize) {
     let f = dtype.float_format();
@@ -81,6 +96,9 @@ fn benches(c: &mut Criterion) {
     for arch in Arch::available().filter(|a| a.name() != "scalar") {
         for n in [128, 256, 512] {
             product(c, &format!("gemm f32 {n}"), arch, DType::F32, n, n, n);
+        }
+        for n in [256, 512, 1024, 2048, 4096] {
+            gemv(c, arch, n);
         }
         for dtype in [DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::Q4_0, DType::F16] {
             for m in [16, 32, 64, 512] {
