@@ -504,7 +504,9 @@ impl Case {
         let fits = |dim: usize| dim.is_multiple_of(16) && dim <= 256;
         match arch.name() {
             "amx" if half => Loss::Tiles { longest: (self.k.len() / head_dim).max(head_dim) },
-            "avx512" if half && self.ranges.len() >= 32 && fits(head_dim) && fits(head_dim_v) => Loss::Words,
+            "avx512" | "avx512_bf16" if half && self.ranges.len() >= 32 && fits(head_dim) && fits(head_dim_v) => {
+                Loss::Words
+            }
             _ => Loss::Nothing,
         }
     }
@@ -620,7 +622,7 @@ impl Loss {
 
 /// Levels where a row's bits depend on whether 32 rows see a block of half-precision keys together.
 fn takes_rows_together(arch: Arch, half: bool) -> bool {
-    half && matches!(arch.name(), "amx" | "avx512")
+    half && matches!(arch.name(), "amx" | "avx512" | "avx512_bf16")
 }
 
 fn ranges(n_kv: usize, n_q: usize, seed: u64) -> Vec<(u32, u32)> {

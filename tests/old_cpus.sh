@@ -25,5 +25,5 @@ check() {
     echo "$cpu: the same text"
 }
 
-check Haswell avx2 avx512 amx
-check Nehalem scalar avx2 avx512 amx
+check Haswell avx2 avx512 avx512_bf16 amx
+check Nehalem scalar avx2 avx512 avx512_bf16 amx

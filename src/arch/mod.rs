@@ -19,6 +19,8 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod gemm;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -263,6 +265,8 @@ pub(crate) type AttentionFn<T> =
 static LEVELS: &[&Kernels] = &[
     #[cfg(target_arch = "x86_64")]
     &amx::KERNELS,
+    #[cfg(target_arch = "x86_64")]
+    &avx512_bf16::KERNELS,
     #[cfg(target_arch = "x86_64")]
     &avx512::KERNELS,
     #[cfg(target_arch = "x86_64")]

@@ -52,6 +52,7 @@
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, Weights, Widened, split};
 use crate::arch::avx512::{gemm as avx512, peak};
+use crate::arch::avx512_bf16::gemm::bf16_pairs;
 use crate::arch::gemm::{Aligned, TILE, prefetch};
 use crate::arch::{ColumnsMut, Element, Gemm};
 use crate::quant::*;
@@ -149,18 +150,13 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
             for (row, x) in x.chunks_exact(k).enumerate() {
                 let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
                 if PARTS == 1 {
-                    parts[0][row] = avx512::bf16_pairs(x[0], x[1]);
+                    parts[0][row] = bf16_pairs(x);
                 } else {
                     [parts[0][row], parts[1][row]] = split(x);
                 }
             }
             for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(LANES * n_vecs * LANES)) {
-                let words = avx512::transpose(part).into_iter();
-                for (word, out) in words.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                    let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-                    // SAFETY: as many bytes.
-                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
-                }
+                avx512::interleave(avx512::transpose(part), packed, v, n_vecs);
             }
         }
     }

@@ -26,6 +26,7 @@ fn supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {
         (avx512::KERNELS.supported)()
+            && is_x86_feature_detected!("avx512bf16")
             && is_x86_feature_detected!("avx512vbmi")
             && ((has_tiles() && permitted()) || emulated())
     })

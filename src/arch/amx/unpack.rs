@@ -6,7 +6,7 @@
 //! have indices that differ in the lowest bit. Other formats go through `f32`.
 
 use crate::arch::avx2::unpack::{Factors, Groups, f16_value, load128, load256, scales_mins_bytes};
-use crate::arch::avx512::gemm as avx512;
+use crate::arch::avx512_bf16::gemm::{self as avx512_bf16, bf16_pairs};
 use crate::quant::*;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -170,7 +170,7 @@ impl<B: Scaled> Weights for Widened<B> {
                 let at = (2 * g + half) / B::HALVES;
                 *value = _mm512_fmadd_ps(splat(&scale[at]), q, splat(&offset[at]));
             }
-            let pairs = avx512::bf16_pairs(values[0], values[1]);
+            let pairs = bf16_pairs(values);
             // SAFETY: room for the values.
             unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), pairs) };
         }
@@ -188,7 +188,7 @@ impl Weights for Dequantized {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
         // SAFETY: the caller's promise.
-        unsafe { avx512::unpack::<true>(dtype, bytes, 0..256, out) }
+        unsafe { avx512_bf16::unpack(dtype, bytes, out) }
     }
 }
 
@@ -243,7 +243,7 @@ impl<B: Nibbles> Weights for Halves<B> {
                 let at = 2 * (2 * pair + j) / B::HALVES;
                 *table = _mm512_fmadd_ps(splat(&scale[at]), values, splat(&offset[at]));
             }
-            let table = avx512::bf16_pairs(tables[0], tables[1]);
+            let table = bf16_pairs(tables);
             for j in 0..2 {
                 let g = 2 * pair + j;
                 let qs = load128(blocks[g / B::GROUPS].nibbles(g % B::GROUPS));
@@ -323,7 +323,7 @@ impl Weights for BlockQ4K {
                     let g = 2 * pair + j;
                     *table = _mm512_fmadd_ps(splat(&scale[g]), values, splat(&offset[g]));
                 }
-                let table = avx512::bf16_pairs(tables[0], tables[1]);
+                let table = bf16_pairs(tables);
                 let qs = _mm512_castsi256_si512(load256(&b.qs[32 * pair..][..32]));
                 let qs = _mm512_permutexvar_epi8(twice, qs);
                 let out = out.wrapping_add(2 * pair * LANES);
@@ -373,7 +373,7 @@ impl Weights for BlockQ5K {
 unsafe fn look_up_32(indices: __m512i, scale: &f32, offset: &f32, values: [__m512; 2], out: *mut u32) {
     let (scale, offset) = (splat(scale), splat(offset));
     let (low, high) = (_mm512_fmadd_ps(scale, values[0], offset), _mm512_fmadd_ps(scale, values[1], offset));
-    let found = _mm512_permutexvar_epi8(indices, avx512::bf16_pairs(low, high));
+    let found = _mm512_permutexvar_epi8(indices, bf16_pairs([low, high]));
     // SAFETY: the caller's promise.
     unsafe { _mm512_storeu_si512(out.cast(), found) };
 }
@@ -464,14 +464,14 @@ impl Weights for F16 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn split([low, high]: [__m512; 2]) -> [__m512i; 2] {
-    let hi = avx512::bf16_pairs(low, high);
+    let hi = bf16_pairs([low, high]);
     let widened = [_mm512_castsi512_si256(hi), _mm512_extracti64x4_epi64::<1>(hi)];
     let mut rest = [low, high];
     for i in 0..2 {
         let hi = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(widened[i])));
         rest[i] = _mm512_sub_ps(rest[i], hi);
     }
-    [hi, avx512::bf16_pairs(rest[0], rest[1])]
+    [hi, bf16_pairs(rest)]
 }
 
 #[cfg(test)]
@@ -481,7 +481,8 @@ mod tests {
     /// Rounded values of any bytes.
     #[test]
     fn as_rounded_from_f32() {
-        if !(crate::arch::avx512::KERNELS.supported)() || !is_x86_feature_detected!("avx512vbmi") {
+        let has_bf16 = (crate::arch::avx512::KERNELS.supported)() && is_x86_feature_detected!("avx512bf16");
+        if !has_bf16 || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }
         let cases: [(DType, unsafe fn(DType, &[u8], *mut u32)); 13] = [
@@ -512,7 +513,7 @@ mod tests {
                 // SAFETY: the CPU has the features; there is room for the values.
                 unsafe { unpack(dtype, &bytes, found.as_mut_ptr()) };
                 // SAFETY: as above.
-                unsafe { avx512::unpack::<true>(dtype, &bytes, 0..256, expected.as_mut_ptr()) };
+                unsafe { avx512_bf16::unpack(dtype, &bytes, expected.as_mut_ptr()) };
                 assert_eq!(found, expected, "{dtype}");
             }
         }

@@ -9,11 +9,10 @@
 //! off by at most 0.9 of llama.cpp's error, and 1.2 to 1.5 times as many products go through as with
 //! bf16 (Zen 4).
 //!
-//! Q4_1, Q5_1 and TQ2_0 are multiplied as bf16: `vdpbf16ps` does twice the products of an `f32`
-//! multiply-add. Intel's cores run the instruction at a quarter of the rate of `f32` multiply-adds
-//! (measured on Sapphire Rapids), so there these formats take 16-bit activations and `vpdpwssd`.
+//! Q4_1, Q5_1 and TQ2_0 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
+//! multiply-add.
 //!
-//! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
+//! F32, F16 and BF16 weights go through `f32` panels, to stay exact; so do the remaining formats.
 
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, load256, wanted_groups, with_groups};
@@ -24,14 +23,13 @@ use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 /// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
 /// format has no strips: 2048 × 2048, Zen 4.
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
-    macro_rules! bf16 {
+    macro_rules! integers {
         ($block:ident) => {
-            const { table::<Bf16>(28) }
+            const { table::<Ints<false, 32>>(28) }
         };
     }
     match dtype {
@@ -43,19 +41,6 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
             const { table::<Ints<true, 16, true>>(28) }
         }
         DType::MXFP4 => const { table::<Ints<true, 16, true>>(6) },
-        DType::TQ2_0 if fast_bf16() => const { table::<Bf16>(11) },
-        _ if fast_bf16() => with_groups!(dtype, bf16, const { table::<Bf16>(5) }),
-        _ => without_bf16(dtype),
-    }
-}
-
-fn without_bf16(dtype: DType) -> Gemm {
-    macro_rules! integers {
-        ($block:ident) => {
-            const { table::<Ints<false, 32>>(28) }
-        };
-    }
-    match dtype {
         DType::TQ2_0 => const { table::<Ints<false, 32>>(11) },
         _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
     }
@@ -72,87 +57,66 @@ pub(super) fn transposed_for(dtype: DType) -> Transposed {
     }
 }
 
-/// Whether `vdpbf16ps` issues as often as an `f32` multiply-add. By vendor instead of by timing, so
-/// that results do not depend on a clock; asked once, as a virtual machine traps the question.
-fn fast_bf16() -> bool {
-    static FAST: OnceLock<bool> = OnceLock::new();
-    *FAST.get_or_init(|| {
-        #[allow(unused_unsafe)] // unsafe up to Rust 1.93
-        // SAFETY: every x86-64 CPU has the instruction.
-        let vendor = unsafe { __cpuid(0) };
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() != b"GenuineIntel"
-    })
-}
-
-/// Panels of bf16 pairs.
-enum Bf16 {}
-
 /// Panels of `f32`.
 pub(super) enum F32 {}
 
-macro_rules! panels {
-    ($name:ident, $bf16:literal, $per_word:literal) => {
-        impl Panels for $name {
-            const LANES: usize = LANES;
-            const VECS: usize = 3;
-            const DEPTH: usize = 128 * $per_word;
+impl Panels for F32 {
+    const LANES: usize = LANES;
+    const VECS: usize = 3;
+    const DEPTH: usize = 128;
 
-            fn words(k: usize) -> usize {
-                k / $per_word
-            }
+    fn words(k: usize) -> usize {
+        k
+    }
 
-            fn rows(vecs: usize) -> usize {
-                if vecs == 1 { 16 } else { 8 }
-            }
+    fn rows(vecs: usize) -> usize {
+        if vecs == 1 { 16 } else { 8 }
+    }
 
-            unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-                // SAFETY: the caller's promise.
-                unsafe { pack::<$bf16>(x, k, packed) }
-            }
+    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { pack(x, k, packed) }
+    }
 
-            unsafe fn tile(
-                vecs: usize,
-                w: *const u32,
-                x: *const u32,
-                k: usize,
-                sums: *mut f32,
-                first: bool,
-                ahead: *const u32,
-            ) {
-                let tile = match vecs {
-                    1 => tile::<$bf16, 1, 16>,
-                    2 => tile::<$bf16, 2, 8>,
-                    _ => tile::<$bf16, 3, 8>,
-                };
-                // SAFETY: the caller's promise.
-                unsafe { tile(w, x, Self::words(k), sums, first, ahead) }
-            }
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        k: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    ) {
+        let tile = match vecs {
+            1 => tile::<1, 16>,
+            2 => tile::<2, 8>,
+            _ => tile::<3, 8>,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tile(w.cast(), x.cast(), k, sums, first, ahead) }
+    }
 
-            unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-                // SAFETY: the caller's promise.
-                unsafe { store_transposed(sums, y, stride, rows, cols) }
-            }
-        }
-
-        impl Unpack for $name {
-            const ELEMENT: (Element, u64) = (if $bf16 { Element::Bf16 } else { Element::F32 }, 1);
-
-            unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-                // SAFETY: the caller's promise.
-                unsafe { unpack::<$bf16>(dtype, blocks, 0..BLOCK, out) }
-            }
-        }
-    };
+    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
 }
-panels!(Bf16, true, 2);
-panels!(F32, false, 1);
+
+impl Unpack for F32 {
+    const ELEMENT: (Element, u64) = (Element::F32, 1);
+
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack(dtype, blocks, 0..BLOCK, out.cast()) }
+    }
+}
 
 impl Turn for F32 {
     const ROWS: usize = 32;
 
     unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack::<false>(dtype, blocks, wanted, out.cast()) }
+        unsafe { unpack(dtype, blocks, wanted, out) }
     }
 
     unsafe fn turn(values: *const f32, panel: *mut u32) {
@@ -162,11 +126,7 @@ impl Turn for F32 {
 }
 
 /// 32-bit words of a register.
-const LANES: usize = 16;
-/// Words between rows of a panel.
-const fn row_words(bf16: bool) -> usize {
-    if bf16 { BLOCK / 2 } else { BLOCK }
-}
+pub(in crate::arch) const LANES: usize = 16;
 
 /// The sums of a tile so far: of `VECS` registers of activations and `ROWS` rows of a panel.
 ///
@@ -174,7 +134,10 @@ const fn row_words(bf16: bool) -> usize {
 /// There must be the sums.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn load_sums<const VECS: usize, const ROWS: usize>(sums: *const f32, first: bool) -> [[__m512; VECS]; ROWS] {
+pub(in crate::arch) unsafe fn load_sums<const VECS: usize, const ROWS: usize>(
+    sums: *const f32,
+    first: bool,
+) -> [[__m512; VECS]; ROWS] {
     let mut acc = [[_mm512_setzero_ps(); VECS]; ROWS];
     if !first {
         for r in 0..ROWS {
@@ -193,7 +156,10 @@ unsafe fn load_sums<const VECS: usize, const ROWS: usize>(sums: *const f32, firs
 /// As [`load_sums`].
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store_sums<const VECS: usize, const ROWS: usize>(sums: *mut f32, acc: [[__m512; VECS]; ROWS]) {
+pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
+    sums: *mut f32,
+    acc: [[__m512; VECS]; ROWS],
+) {
     for r in 0..ROWS {
         for v in 0..VECS {
             // SAFETY: as in `load_sums`.
@@ -203,29 +169,29 @@ unsafe fn store_sums<const VECS: usize, const ROWS: usize>(sums: *mut f32, acc: 
 }
 
 /// `VECS` registers of activations times `ROWS` weight rows.
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn tile<const BF16: bool, const VECS: usize, const ROWS: usize>(
-    w: *const u32,
-    x: *const u32,
-    words: usize,
+#[target_feature(enable = "avx512f")]
+unsafe fn tile<const VECS: usize, const ROWS: usize>(
+    w: *const f32,
+    x: *const f32,
+    k: usize,
     sums: *mut f32,
     first: bool,
     ahead: *const u32,
 ) {
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
-    for i in 0..words {
+    for i in 0..k {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
-        let mut xs = [_mm512_setzero_si512(); VECS];
+        let mut xs = [_mm512_setzero_ps(); VECS];
         for v in 0..VECS {
-            // SAFETY: word `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
+            // SAFETY: value `i` of the rows in register `v`.
+            xs[v] = unsafe { _mm512_loadu_ps(x.wrapping_add((i * VECS + v) * LANES)) };
         }
         for r in 0..ROWS {
-            // SAFETY: word `i` of row `r`.
-            let w = _mm512_set1_epi32(unsafe { w.wrapping_add(r * row_words(BF16) + i).read() } as i32);
+            // SAFETY: value `i` of row `r`.
+            let w = _mm512_set1_ps(unsafe { w.wrapping_add(r * BLOCK + i).read() });
             for v in 0..VECS {
-                acc[r][v] = multiply_add::<BF16>(w, xs[v], acc[r][v]);
+                acc[r][v] = _mm512_fmadd_ps(w, xs[v], acc[r][v]);
             }
         }
     }
@@ -425,7 +391,7 @@ impl Turn for Bytes {
 
     unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { unpack::<false>(dtype, blocks, wanted, out.cast()) }
+        unsafe { unpack(dtype, blocks, wanted, out) }
     }
 
     unsafe fn turn(values: *const f32, panel: *mut u32) {
@@ -517,11 +483,7 @@ fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
             }
             let start = _mm512_sub_epi32(_mm512_setzero_si512(), start);
             let record = words.into_iter().chain([load512(&scales), start]);
-            for (word, out) in record.zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-                // SAFETY: as many bytes.
-                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
-            }
+            interleave(record, packed, v, n_vecs);
         }
     }
 }
@@ -562,51 +524,40 @@ fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed:
                 for (words, row) in words.iter_mut().zip(&rows) {
                     *words = _mm512_castps_si512(load_f32(&row.as_flattened()[c * LANES..])[0]);
                 }
-                for (word, out) in transpose(words).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                    let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-                    // SAFETY: as many bytes.
-                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
-                }
+                interleave(transpose(words), packed, v, n_vecs);
             }
         }
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn multiply_add<const BF16: bool>(a: __m512i, b: __m512i, sum: __m512) -> __m512 {
-    if BF16 {
-        _mm512_dpbf16_ps(sum, bf16(a), bf16(b))
-    } else {
-        _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn bf16(x: __m512i) -> __m512bh {
-    // SAFETY: the same bits.
-    unsafe { std::mem::transmute(x) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn pack<const BF16: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
-    let per_word = if BF16 { 2 } else { 1 };
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
             let mut rows = [_mm512_setzero_si512(); LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                let start = c * LANES * per_word;
-                let [low, high] = load_f32(&x[start..(start + LANES * per_word).min(k)]);
-                *row = if BF16 { bf16_pairs(low, high) } else { _mm512_castps_si512(low) };
+                *row = _mm512_castps_si512(load_f32(&x[c * LANES..((c + 1) * LANES).min(k)])[0]);
             }
-            for (word, out) in transpose(rows).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-                // SAFETY: as many bytes.
-                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
-            }
+            interleave(transpose(rows), packed, v, n_vecs);
         }
+    }
+}
+
+/// The words of register `v` of the activations to their places in `packed`, among those of all `n_vecs`
+/// registers; as many as it has places for.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::arch) fn interleave(
+    words: impl IntoIterator<Item = __m512i>,
+    packed: &mut [u32],
+    v: usize,
+    n_vecs: usize,
+) {
+    for (word, out) in words.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+        let out: &mut [u32] = &mut out[v * LANES..][..LANES];
+        // SAFETY: as many bytes.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
     }
 }
 
@@ -622,16 +573,7 @@ pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     [low, high]
 }
 
-/// Rounds to nearest even.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(in crate::arch) fn bf16_pairs(low: __m512, high: __m512) -> __m512i {
-    let pairs = _mm512_cvtne2ps_pbh(high, low);
-    // SAFETY: the same bits.
-    unsafe { std::mem::transmute(pairs) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw")]
 pub(in crate::arch) unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
     let mut tile = [_mm512_setzero_si512(); LANES];
     for (r, row) in tile.iter_mut().enumerate().take(cols) {
@@ -726,35 +668,9 @@ unsafe fn turn_f32(values: *const f32, panel: *mut u32) {
             *row = unsafe { _mm512_loadu_si512(values.wrapping_add((half * LANES + r) * COLUMNS).cast()) };
         }
         for (c, words) in transpose(rows).into_iter().enumerate() {
-            let out = panel.wrapping_add(c * row_words(false) + half * LANES);
+            let out = panel.wrapping_add(c * BLOCK + half * LANES);
             // SAFETY: panel rows have room for the words.
             unsafe { _mm512_storeu_si512(out.cast(), words) };
-        }
-    }
-}
-
-/// Where a row of the panel goes.
-#[derive(Clone, Copy)]
-struct Out<const BF16: bool>(*mut u32);
-
-impl<const BF16: bool> Out<BF16> {
-    /// Words of 32 values.
-    const GROUP: usize = if BF16 { 16 } else { 32 };
-
-    /// Writes the values `32·g..32·g + 32`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    fn put(self, g: usize, [low, high]: [__m512; 2]) {
-        let out = self.0.wrapping_add(g * Self::GROUP);
-        if BF16 {
-            let pairs = bf16_pairs(low, high);
-            // SAFETY: the panel has room for the blocks that are unpacked.
-            unsafe { _mm512_storeu_si512(out.cast(), pairs) };
-        } else {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(out.cast(), low) };
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(out.wrapping_add(16).cast(), high) };
         }
     }
 }
@@ -762,18 +678,12 @@ impl<const BF16: bool> Out<BF16> {
 /// Expands the values `wanted` of a row's blocks.
 ///
 /// # Safety
-/// `out` must have room for the words.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-pub(in crate::arch) unsafe fn unpack<const BF16: bool>(
-    dtype: DType,
-    bytes: &[u8],
-    wanted: Range<usize>,
-    out: *mut u32,
-) {
-    let out = Out::<BF16>(out);
+/// `out` must have room for them, rounded up to 32.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     macro_rules! blocks {
         ($block:ident) => {
-            blocks::<BF16, $block>(bytes, wanted, out)
+            blocks::<$block>(bytes, wanted, out)
         };
     }
     match dtype {
@@ -794,44 +704,61 @@ pub(in crate::arch) unsafe fn unpack<const BF16: bool>(
     }
 }
 
+/// Writes the values `32·g..32·g + 32` of a row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn put(out: *mut f32, g: usize, [low, high]: [__m512; 2]) {
+    let out = out.wrapping_add(g * 32);
+    // SAFETY: there is room for the blocks that are unpacked.
+    unsafe { _mm512_storeu_ps(out, low) };
+    // SAFETY: as above.
+    unsafe { _mm512_storeu_ps(out.wrapping_add(16), high) };
+}
+
 /// Blocks of signed bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn blocks<const BF16: bool, B: Groups>(bytes: &[u8], wanted: Range<usize>, out: Out<BF16>) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
-        let Factors { scale, offset } = unsafe { block.factors() };
+        let factors = unsafe { block.factors() };
         for g in wanted_groups::<B>(i, &wanted) {
-            // SAFETY: as above.
-            let q = unsafe { block.bytes(g) };
-            let value = |half: usize, q: __m128i| {
-                let q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
-                _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
-            };
-            let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
-            out.put(i * B::GROUPS + g - wanted.start / 32, [value(0, low), value(1, high)]);
+            put(out, i * B::GROUPS + g - wanted.start / 32, group(block, &factors, g));
         }
     }
 }
 
+/// The values of group `g` of `block`, whose factors are given.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+pub(in crate::arch) fn group<B: Groups>(block: &B, Factors { scale, offset }: &Factors, g: usize) -> [__m512; 2] {
+    // SAFETY: this level includes AVX2.
+    let q = unsafe { block.bytes(g) };
+    let value = |half: usize, q: __m128i| {
+        let q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+        _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
+    };
+    [value(0, _mm256_castsi256_si128(q)), value(1, _mm256_extracti128_si256::<1>(q))]
+}
+
 /// Values without blocks, 32 at a time; their number need not be a multiple of that.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn plain<const BF16: bool, T: Pod>(dtype: DType, bytes: &[u8], out: Out<BF16>, value: impl Fn(&[T; 32]) -> [__m512; 2])
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+fn plain<T: Pod>(dtype: DType, bytes: &[u8], out: *mut f32, value: impl Fn(&[T; 32]) -> [__m512; 2])
 where
     [T; 32]: Pod,
 {
     let (whole, rest) = bytes.split_at(bytes.len() / size_of::<[T; 32]>() * size_of::<[T; 32]>());
     let whole: &[[T; 32]] = bytemuck::cast_slice(whole);
     for (g, x) in whole.iter().enumerate() {
-        out.put(g, value(x));
+        put(out, g, value(x));
     }
-    dequantized(dtype, rest, 0..32, Out::<BF16>(out.0.wrapping_add(whole.len() * Out::<BF16>::GROUP)));
+    dequantized(dtype, rest, 0..32, out.wrapping_add(whole.len() * 32));
 }
 
 /// Any format, slowly.
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: Out<BF16>) {
+#[target_feature(enable = "avx512f")]
+fn dequantized(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
     let format = dtype.float_format();
     let n = bytes.len() / format.block_bytes * format.block_elems;
     let mut values = [0.0; BLOCK];
@@ -839,7 +766,7 @@ fn dequantized<const BF16: bool>(dtype: DType, bytes: &[u8], wanted: Range<usize
     let values = &values[wanted.start..wanted.end.min(n).next_multiple_of(32)];
     for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
         let (low, high) = values.split_at(16);
-        out.put(g, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
+        put(out, g, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
     }
 }
 
@@ -849,44 +776,4 @@ fn load512<T: Pod>(x: &[T]) -> __m512i {
     assert_eq!(size_of_val(x), 64);
     // SAFETY: the length was checked.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::arch::ColumnsMut;
-
-    /// The panels that formats get where bf16 is slow; this CPU may not be such a one.
-    #[test]
-    fn panels_without_bf16() {
-        if !(super::super::KERNELS.supported)() {
-            return;
-        }
-        for f in FORMATS.iter().filter(|f| !f.name.ends_with("_K")) {
-            let gemm = without_bf16(f.dtype);
-            let (n, k) = (33, 512);
-            // No byte of a scale above 0x37: finite f16 numbers below 1.
-            let w: Vec<u8> =
-                (0..n * k / f.block_elems * f.block_bytes).map(|i| (i * 40503 / 32) as u8 & 0x37).collect();
-            let mut values = vec![0.0; n * k];
-            (f.dequantize)(&w, &mut values);
-            let mut identity = vec![0.0; k * k];
-            (0..k).for_each(|i| identity[i * k + i] = 1.0);
-            let mut packed = vec![0u32; (gemm.packed_len)(k, k) / 4];
-            let groups = bytemuck::cast_slice_mut(&mut packed).chunks_mut((gemm.packed_len)(gemm.group, k));
-            for (x, packed) in identity.chunks(gemm.group * k).zip(groups) {
-                // SAFETY: the CPU has this level, and `packed` the length for these rows.
-                unsafe { (gemm.pack)(x, x.len() / k, k, packed) };
-            }
-            let mut y = vec![0.0; k * n];
-            let mut view = ColumnsMut::new(&mut y, k, n);
-            // SAFETY: the CPU has this level, and the lengths are right.
-            unsafe { (gemm.kernel)(&mut view, f.dtype, &w, bytemuck::cast_slice(&packed), k) };
-            for r in 0..n {
-                for i in 0..k {
-                    assert_eq!(y[i * n + r], values[r * k + i], "{} row {r} value {i}", f.name);
-                }
-            }
-        }
-    }
 }

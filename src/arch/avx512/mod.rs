@@ -1,4 +1,4 @@
-//! AVX-512 F/BW/VL/DQ with VNNI and BF16: Cooper Lake, Sapphire Rapids, Zen 4 and later.
+//! AVX-512 F/BW/VL/DQ with VNNI: Cascade Lake, Ice Lake, Rocket Lake, Zen 4 and later.
 
 pub(super) mod attention;
 mod attention_i16;
@@ -56,5 +56,4 @@ fn supported() -> bool {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni")
-        && is_x86_feature_detected!("avx512bf16")
 }

@@ -1,0 +1,189 @@
+//! Products with many activation rows: panels of bf16 for Q4_1, Q5_1, TQ2_0 and the formats that AVX-512 has
+//! only `f32` panels for, though they need not stay exact.
+
+use crate::arch::avx2::unpack::{Groups, with_groups};
+use crate::arch::avx512::gemm::{
+    self as avx512, LANES, group, interleave, load_f32, load_sums, store_sums, store_transposed, transpose,
+};
+use crate::arch::gemm::{BLOCK, Panels, Unpack, table};
+use crate::arch::{Element, Gemm};
+use crate::quant::*;
+use std::arch::x86_64::*;
+
+/// The numbers are measured like those of AVX-512.
+pub(super) fn gemm_for(dtype: DType) -> Gemm {
+    macro_rules! as_below {
+        ($block:ident) => {
+            avx512::gemm_for(dtype)
+        };
+    }
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => avx512::gemm_for(dtype),
+        DType::Q4_1 | DType::Q5_1 => const { table::<Bf16>(28) },
+        DType::TQ2_0 => const { table::<Bf16>(11) },
+        _ => with_groups!(dtype, as_below, const { table::<Bf16>(5) }),
+    }
+}
+
+/// Panels of bf16 pairs.
+enum Bf16 {}
+
+impl Panels for Bf16 {
+    const LANES: usize = LANES;
+    const VECS: usize = 3;
+    const DEPTH: usize = BLOCK;
+
+    fn words(k: usize) -> usize {
+        k / 2
+    }
+
+    fn rows(vecs: usize) -> usize {
+        if vecs == 1 { 16 } else { 8 }
+    }
+
+    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { pack(x, k, packed) }
+    }
+
+    unsafe fn tile(
+        vecs: usize,
+        w: *const u32,
+        x: *const u32,
+        k: usize,
+        sums: *mut f32,
+        first: bool,
+        ahead: *const u32,
+    ) {
+        let tile = match vecs {
+            1 => tile::<1, 16>,
+            2 => tile::<2, 8>,
+            _ => tile::<3, 8>,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tile(w, x, Self::words(k), sums, first, ahead) }
+    }
+
+    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { store_transposed(sums, y, stride, rows, cols) }
+    }
+}
+
+impl Unpack for Bf16 {
+    const ELEMENT: (Element, u64) = (Element::Bf16, 1);
+
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { unpack(dtype, blocks, out) }
+    }
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn tile<const VECS: usize, const ROWS: usize>(
+    w: *const u32,
+    x: *const u32,
+    words: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+) {
+    // SAFETY: the caller's promise.
+    let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
+    for i in 0..words {
+        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
+        let mut xs = [_mm512_setzero_si512(); VECS];
+        for v in 0..VECS {
+            // SAFETY: word `i` of the rows in register `v`.
+            xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
+        }
+        for r in 0..ROWS {
+            // SAFETY: word `i` of row `r`.
+            let w = _mm512_set1_epi32(unsafe { w.wrapping_add(r * BLOCK / 2 + i).read() } as i32);
+            for v in 0..VECS {
+                acc[r][v] = _mm512_dpbf16_ps(acc[r][v], bf16(w), bf16(xs[v]));
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { store_sums(sums, acc) };
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16(x: __m512i) -> __m512bh {
+    // SAFETY: the same bits.
+    unsafe { std::mem::transmute(x) }
+}
+
+/// Rows of block formats are multiples of 32 long.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+    let n_vecs = (x.len() / k).div_ceil(LANES);
+    for (v, x) in x.chunks(LANES * k).enumerate() {
+        for (g, packed) in packed.chunks_exact_mut(LANES * n_vecs * LANES).enumerate() {
+            let mut rows = [_mm512_setzero_si512(); LANES];
+            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                *row = bf16_pairs(load_f32(&x[32 * g..][..32]));
+            }
+            interleave(transpose(rows), packed, v, n_vecs);
+        }
+    }
+}
+
+/// Rounds to nearest even.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(in crate::arch) fn bf16_pairs([low, high]: [__m512; 2]) -> __m512i {
+    let pairs = _mm512_cvtne2ps_pbh(high, low);
+    // SAFETY: the same bits.
+    unsafe { std::mem::transmute(pairs) }
+}
+
+/// Expands a row's blocks.
+///
+/// # Safety
+/// `out` must have room for the words of their values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+pub(in crate::arch) unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+    macro_rules! blocks {
+        ($block:ident) => {
+            blocks::<$block>(bytes, out)
+        };
+    }
+    with_groups!(dtype, blocks, dequantized(dtype, bytes, out))
+}
+
+/// Writes group `g` of a row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn put(out: *mut u32, g: usize, values: [__m512; 2]) {
+    // SAFETY: there is room for the blocks that are unpacked.
+    unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), bf16_pairs(values)) };
+}
+
+/// Blocks of signed bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn blocks<B: Groups>(bytes: &[u8], out: *mut u32) {
+    for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
+        // SAFETY: this level includes AVX2 and F16C.
+        let factors = unsafe { block.factors() };
+        for g in 0..B::GROUPS {
+            put(out, i * B::GROUPS + g, group(block, &factors, g));
+        }
+    }
+}
+
+/// Any format, slowly.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn dequantized(dtype: DType, bytes: &[u8], out: *mut u32) {
+    let format = dtype.float_format();
+    let n = bytes.len() / format.block_bytes * format.block_elems;
+    let mut values = [0.0; BLOCK];
+    (format.dequantize)(bytes, &mut values[..n]);
+    for (g, values) in values[..n].chunks_exact(32).enumerate() {
+        put(out, g, load_f32(values));
+    }
+}
