@@ -150,20 +150,26 @@ extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     });
 }
 
-/// One row of sums. Numbers too small to be normal count as zero, coming and going.
+/// One row of sums: products of even `k` and of odd `k` are summed by themselves first. Numbers too small to
+/// be normal count as zero, coming and going.
 fn dot_row(c: [u8; ROW_BYTES], a: &[u8; ROW_BYTES], b: &Tile) -> [u8; ROW_BYTES] {
-    let mut sums: [f32; 16] = bytemuck::cast(c);
+    let mut sums = [[0.0; 16]; 2];
     let a: [[u16; 2]; 16] = bytemuck::cast(*a);
     for (a, b) in a.iter().zip(b) {
         let b: [[u16; 2]; 16] = bytemuck::cast(*b);
         for i in [0, 1] {
             let a = widen(a[i]);
-            for (sum, b) in sums.iter_mut().zip(&b) {
+            for (sum, b) in sums[i].iter_mut().zip(&b) {
                 *sum = flush(a.mul_add(widen(b[i]), *sum));
             }
         }
     }
-    bytemuck::cast(sums)
+    let mut c: [f32; 16] = bytemuck::cast(c);
+    let [even, odd] = sums;
+    for ((c, even), odd) in c.iter_mut().zip(even).zip(odd) {
+        *c = flush(flush(*c) + flush(even + odd));
+    }
+    bytemuck::cast(c)
 }
 
 fn widen(x: u16) -> f32 {
@@ -206,5 +212,16 @@ mod tests {
             assert_eq!(decode(&code, &registers), Some((instruction, bytes.len() as u64)), "{code:x?}");
         }
         assert_eq!(decode(&[0x0f, 0x0b, 0, 0, 0, 0, 0], &registers), None); // ud2
+    }
+
+    /// Each of the two products is lost when it is added to 2²⁴; their sum is not.
+    #[test]
+    fn sums_even_and_odd_by_themselves() {
+        let one = [0x3f80u16; 2];
+        let mut a = [[0u16; 2]; 16];
+        a[7] = one;
+        let b: Tile = bytemuck::cast([[one; 16]; 16]);
+        let sums = dot_row(bytemuck::cast([16777216f32; 16]), &bytemuck::cast(a), &b);
+        assert_eq!(bytemuck::cast::<_, [f32; 16]>(sums), [16777218.0; 16]);
     }
 }

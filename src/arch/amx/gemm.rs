@@ -45,8 +45,8 @@
 //! and a task goes through the weights of one panel after the other, in the order of memory, which
 //! gives a weight of 4.5 bits in 0.11 cycles.
 //!
-//! The level was written without such a CPU at hand and checked against an emulation of the tile
-//! instructions (feature `emulate-amx`); its numbers of rows and prefetch distances are reasoned, not
+//! The level was written without such a CPU at hand and checked against emulations of the tile
+//! instructions (feature `emulate-amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not
 //! measured, from the instruction tables and the cost of unpacking on Zen 4.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
