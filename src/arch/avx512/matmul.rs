@@ -4,7 +4,8 @@
 //! product is the same for all (that of blocks of 256 is in `planes`). Its integers are 16-bit: `vpdpwssd`
 //! multiplies as many weights per second by 16-bit activations as `vpdpbusd` does in two passes over
 //! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
-//! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights.
+//! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights. (Planes, two rows at a time as for
+//! blocks of 256, are 6 % slower to 17 % faster from L2, and decode 4 to 10 % slower from memory; two threads, Zen 4.)
 //!
 //! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of weights from memory,
 //! in brackets from L2): Q8_0 31 (49), Q4_0 26 (29), F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide
@@ -77,10 +78,12 @@ const ROWS: usize = 8;
 /// Activation rows at a time.
 const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least. From memory, rows of 1152 bytes reach
-/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5).
+/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5). Decoding on
+/// Zen 4 takes as long with 4 or 16 KiB, and a sixth longer with 2.
 const AHEAD: usize = 8192;
 /// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
-/// they leave the streams to the CPU's own prefetcher.
+/// they leave the streams to the CPU's own prefetcher. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without 3 to
+/// 10 % (Zen 4).
 const AHEAD_FLOAT: usize = 512;
 /// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
 /// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
