@@ -11,6 +11,7 @@ use bytemuck::Zeroable;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use ruvllm::arch::{Arch, AttnParams, BlockP16, BlockQ16, KvElement};
+use ruvllm::bench::attend;
 
 const HEAD_DIM: usize = 128;
 
@@ -27,11 +28,12 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn arch() -> Arch {
-    Arch::detect().expect("RUVLLM_ARCH names a level this CPU has")
+    std::env::var("RUVLLM_ARCH")
+        .map_or_else(|_| Arch::detect(), |name| Arch::named(&name).expect("a level of this CPU"))
 }
 
 /// One token's attention: `n_group` query heads on each of `n_head_kv`.
-fn attend<T: KvElement>(
+fn decode<T: KvElement>(
     c: &mut Criterion,
     group: &str,
     n_kv: usize,
@@ -39,7 +41,7 @@ fn attend<T: KvElement>(
     narrow: fn(f32) -> T,
 ) {
     let arch = arch();
-    let p = AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0 };
+    let p = AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, exact: false };
     let (n_q, n_head) = (n_group * HEAD_DIM, n_kv * HEAD_DIM);
     let cache: Vec<T> = noise(n_head_kv * n_head).into_iter().map(narrow).collect();
     let (k, v) = (cache.clone(), cache);
@@ -52,7 +54,7 @@ fn attend<T: KvElement>(
         b.iter(|| {
             let heads = out.chunks_exact_mut(n_q).zip(q.chunks_exact(n_q));
             for ((out, q), (k, v)) in heads.zip(k.chunks_exact(n_head).zip(v.chunks_exact(n_head))) {
-                arch.attention(out, q, k, v, &ranges, &p);
+                attend(arch, out, q, k, v, &ranges, &p);
             }
         });
     });
@@ -60,14 +62,14 @@ fn attend<T: KvElement>(
 
 fn attention(c: &mut Criterion) {
     for n in [128, 256, 512, 4096] {
-        attend(c, "attention", n, (1, 1), |x| x);
-        attend(c, "attention f16", n, (1, 1), f16::from_f32);
+        decode(c, "attention", n, (1, 1), |x| x);
+        decode(c, "attention f16", n, (1, 1), f16::from_f32);
     }
     for n in [128, 256, 512] {
-        attend(c, "grouped attention ratio 4", n, (8, 4), |x| x);
-        attend(c, "grouped attention ratio 8", n, (4, 8), |x| x);
-        attend(c, "grouped attention ratio 4 f16", n, (8, 4), f16::from_f32);
-        attend(c, "grouped attention ratio 8 f16", n, (4, 8), f16::from_f32);
+        decode(c, "grouped attention ratio 4", n, (8, 4), |x| x);
+        decode(c, "grouped attention ratio 8", n, (4, 8), |x| x);
+        decode(c, "grouped attention ratio 4 f16", n, (8, 4), f16::from_f32);
+        decode(c, "grouped attention ratio 8 f16", n, (4, 8), f16::from_f32);
     }
 }
 
@@ -76,7 +78,7 @@ fn prefill(c: &mut Criterion) {
     let arch = arch();
     let (rows, n) = (64, 4096);
     for dim in [64, 128, 256] {
-        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0 };
+        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0, exact: false };
         let kv: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
         let q = noise(rows * dim);
         let mut out = vec![0.0; q.len()];
@@ -84,7 +86,7 @@ fn prefill(c: &mut Criterion) {
         let mut group = c.benchmark_group("prefill attention f16");
         group.throughput(Throughput::Elements((4 * rows * n * dim) as u64)); // operations
         group.bench_function(BenchmarkId::from_parameter(dim), |b| {
-            b.iter(|| arch.attention(&mut out, &q, &kv, &kv, &ranges, &p));
+            b.iter(|| attend(arch, &mut out, &q, &kv, &kv, &ranges, &p));
         });
     }
 }

@@ -1,17 +1,14 @@
 //! Products with many activation rows, one thread, packing included; and of square `f32` matrices with one row.
 
+use bytemuck::Zeroable;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ruvllm::arch::{Acts, Arch, ColumnsMut};
+use ruvllm::arch::{Acts, Arch, CacheLine, ColumnsMut};
 use ruvllm::quant::DType;
 use std::time::Duration;
 
 /// Memory that begins at a cache line, as a session's does.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-fn lines(bytes: usize) -> Vec<Line> {
-    vec![Line([0; 64]); bytes.div_ceil(64)]
+fn lines(bytes: usize) -> Vec<CacheLine> {
+    vec![CacheLine::zeroed(); bytes.div_ceil(64)]
 }
 
 /// `m` activation rows times an `n × k` matrix; throughput counts floating-point operations.
@@ -24,6 +21,7 @@ fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n:
     let (group, tile) = (arch.pack_group(dtype), arch.gemm_tile(dtype));
     let mut packed = lines(arch.packed_len(dtype, m, k));
     let packed = &mut bytemuck::cast_slice_mut::<_, u8>(&mut packed)[..arch.packed_len(dtype, m, k)];
+    let mut workspace = vec![CacheLine::zeroed(); arch.gemm_workspace(dtype)];
     let mut y = lines(m * n * 4);
     let y = &mut bytemuck::cast_slice_mut::<_, f32>(&mut y)[..m * n];
 
@@ -40,7 +38,7 @@ fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n:
                 let cols = tile.min(n - start);
                 // SAFETY: one tile after the other.
                 let mut y = unsafe { view.tile(start, cols) };
-                arch.gemm(dtype, &mut y, &w[start * row_bytes..][..cols * row_bytes], packed, k);
+                arch.gemm(dtype, &mut y, &w[start * row_bytes..][..cols * row_bytes], packed, k, &mut workspace);
             }
         });
     });
@@ -70,6 +68,7 @@ fn transposed(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize,
     let product = arch.transposed(dtype, n, k);
     let mut packed = lines(product.packed_len(m));
     let packed = &mut bytemuck::cast_slice_mut::<_, u8>(&mut packed)[..product.packed_len(m)];
+    let mut workspace = vec![CacheLine::zeroed(); product.workspace()];
     let mut x = lines(m * k * 4);
     let x = &mut bytemuck::cast_slice_mut::<_, f32>(&mut x)[..m * k];
 
@@ -86,7 +85,7 @@ fn transposed(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize,
             for first in (0..k).step_by(product.tile()) {
                 // SAFETY: one tile after the other.
                 let mut x = unsafe { view.tile(first, product.tile().min(k - first)) };
-                product.multiply(&mut x, first, &w, packed);
+                product.multiply(&mut x, first, &w, packed, &mut workspace);
             }
         });
     });

@@ -1,5 +1,5 @@
 //! The backward pass on a 1B shape, as a multiple of a prefill of the same tokens, and the accumulation of
-//! a gradient for one token. `cargo bench --bench gradient [-- ROUNDS]`; passes take turns, so that what else
+//! a gradient for one token. `cargo bench -p ruvllm-benches --bench gradient [-- ROUNDS]`; passes take turns, so that what else
 //! the machine does meets all of them.
 
 use ruvllm::arch::Arch;
@@ -28,7 +28,7 @@ type Targets<'a> = &'a dyn Fn(&Site) -> bool;
 fn passes(rounds: usize) {
     let shape = Shape::from_name("llama-1b").unwrap();
     let gguf = synthetic(shape, FileType::Q4_K_M).unwrap();
-    let model = Model::from_gguf(gguf, &mut |_| true).unwrap();
+    let model = Model::from_gguf(gguf).unwrap();
     let n_layer = model.hparams().n_layer;
     let last_quarter = |site: &Site| site.layer().is_some_and(|i| i >= n_layer - n_layer / 4);
     let in_layer = |site: &Site| site.layer().is_some();
@@ -67,7 +67,8 @@ fn passes(rounds: usize) {
                     session.detach(id).unwrap();
                 }
                 _ => {
-                    black_box(session.prefill(&tokens).unwrap());
+                    session.prefill(&tokens).unwrap();
+                    black_box(session.logits());
                 }
             }
             let cpu = cpu.zip(cpu_time()).map_or(f64::NAN, |(then, now)| now - then);

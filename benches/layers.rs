@@ -3,7 +3,7 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::{Probe, SessionOptions};
+use ruvllm::exec::{Probe, SessionOptions, Tap};
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 
@@ -11,7 +11,7 @@ use ruvllm::quant::FileType;
 struct AllRows;
 
 impl Probe for AllRows {
-    fn tensor(&mut self, _: &str, _: usize, _: &[f32]) {}
+    fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
 }
 
 fn layers(c: &mut Criterion) {
@@ -19,8 +19,8 @@ fn layers(c: &mut Criterion) {
         for n_layer in [1, 4] {
             let shape = Shape::from_name(shape).expect("a shape of the list").with_layers(n_layer);
             let gguf = synthetic(shape, FileType::from_name("Q4_K_M").expect("a known type")).expect("a model");
-            let model = Model::from_gguf(gguf, &mut |_| true).expect("a model that runs");
-            let options = SessionOptions { n_ctx: Some(512), n_threads: 1, ..Default::default() };
+            let model = Model::from_gguf(gguf).expect("a model that runs");
+            let options = SessionOptions { n_ctx: Some(512), ..Default::default() };
             let mut session = model.session_with(&options).expect("a session");
             let mut group = c.benchmark_group(format!("forward {name}"));
             group.sample_size(20);

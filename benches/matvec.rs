@@ -1,12 +1,12 @@
 //! Products of weights with 1 to 16 activation rows, against the bandwidth of plain reading in the
-//! same run: `cargo bench --bench matvec -- 'Q4_K/avx512'`.
+//! same run: `cargo bench -p ruvllm-benches --bench matvec -- 'Q4_K/avx512'`.
 //!
 //! Each line that this prints says how many bytes of weights went through per second, at best, which
 //! part that is of reading them, and what `m` rows cost in units of one. `memory` is 256 MiB of
 //! weights, `L2` 256 KiB.
 
 use criterion::Criterion;
-use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS};
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -43,7 +43,7 @@ fn main() {
                 for m in [1, 2, 4, 8, 16] {
                     let name = format!("{}/{}/{place}/m={m}", format.name, arch.name());
                     let (mut read, acts) = (Duration::MAX, Rows::new(arch, m));
-                    let x = acts.acts(arch.act_form(format.dtype, m));
+                    let x = acts.acts(arch.act_form(format.dtype));
                     let mut product = Duration::MAX;
                     criterion.bench_function(&name, |b| {
                         b.iter_custom(|iterations| {
@@ -120,7 +120,6 @@ struct Rows {
     x: Vec<f32>,
     q16: Vec<BlockQ16>,
     p16: Vec<BlockP16>,
-    q8: Vec<BlockQ8>,
 }
 
 impl Rows {
@@ -128,12 +127,10 @@ impl Rows {
         let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
         let mut q16 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
         let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(N)];
-        let mut q8 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ8::per_row(N)];
         // A row of whole blocks.
         arch.quantize_q16(&x, &mut q16);
         arch.quantize_p16(&x, &mut p16);
-        arch.quantize_q8(&x, &mut q8);
-        Rows { x, q16, p16, q8 }
+        Rows { x, q16, p16 }
     }
 
     fn acts(&self, form: ActForm) -> Acts<'_> {
@@ -141,7 +138,6 @@ impl Rows {
             ActForm::F32 => Acts::F32 { x: &self.x, n: N },
             ActForm::Q16 => Acts::Q16 { x: &self.q16, n: N },
             ActForm::P16 => Acts::P16 { x: &self.p16, n: N },
-            ActForm::Q8 => Acts::Q8 { x: &self.q8, n: N },
         }
     }
 }

@@ -19,7 +19,8 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn forward(c: &mut Criterion) {
-    let arch = Arch::detect().expect("RUVLLM_ARCH names a level this CPU has");
+    let arch = std::env::var("RUVLLM_ARCH")
+        .map_or_else(|_| Arch::detect(), |name| Arch::named(&name).expect("a level of this CPU"));
     for n in [4096, 2048, 768] {
         for rank in [1, 2, 4, 8] {
             let (a, b, x) = (noise(rank * n), noise(rank * n), noise(n));

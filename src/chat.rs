@@ -65,8 +65,8 @@
 //!     let mut answer = String::new();
 //!     for piece in session.generate_from(&prompt[kept..], &mut sampler)?.stop(["\nuser:"]).max_tokens(16) {
 //!         let piece = piece?;
-//!         print!("{piece}");
-//!         answer += &piece;
+//!         print!("{}", piece.text);
+//!         answer += &piece.text;
 //!     }
 //!     messages.push(Message::assistant(answer));
 //! }
@@ -76,6 +76,7 @@
 
 mod python;
 mod time;
+pub mod tools;
 
 use std::borrow::Cow;
 use std::io::{self, Write};

@@ -3,6 +3,7 @@
 //!
 //! Messages are whole: what the system said is part of them, and `source()` does not repeat it.
 
+use crate::arch::KvType;
 use std::path::PathBuf;
 
 /// Shorthand for results of the whole crate.
@@ -36,6 +37,10 @@ pub enum Error {
     /// Learning, or what was learnt, was refused.
     #[error(transparent)]
     Learn(#[from] LearnError),
+    /// A grammar was refused.
+    #[cfg(feature = "grammar")]
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// A chat template failed.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -574,9 +579,6 @@ pub enum ModelError {
     /// Its vocabulary is not sound.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// `RUVLLM_ARCH` asks for a level that cannot be used.
-    #[error(transparent)]
-    Arch(#[from] crate::arch::ArchError),
     /// No family of this build is called so.
     #[error("architecture {arch:?} is not supported; this build runs: {}", .supported.join(", "))]
     UnsupportedArchitecture {
@@ -694,6 +696,24 @@ pub enum ModelError {
     Cancelled,
 }
 
+/// A part of the key/value cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvPart {
+    /// What queries are compared with.
+    Key,
+    /// What is summed by weight.
+    Value,
+}
+
+impl std::fmt::Display for KvPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            KvPart::Key => "key",
+            KvPart::Value => "value",
+        })
+    }
+}
+
 /// Why a session call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -738,6 +758,34 @@ pub enum SessionError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The pool of pages for keys and values is full.
+    #[error(
+        "the key/value pool of {budget} bytes is full: {used} are in use, {need} more are needed; end a session, or give it more"
+    )]
+    PoolFull {
+        /// Bytes of the page that was asked for.
+        need: u64,
+        /// Bytes in use.
+        used: u64,
+        /// Most that may be.
+        budget: u64,
+    },
+    /// A key or value is beyond 65,504, the largest number of half precision.
+    #[error("a {part} of layer {layer} is too large for a half-precision cache; use KvType::F32 (-ctk f32 -ctv f32)")]
+    KvOverflow {
+        /// The layer.
+        layer: usize,
+        /// Which of the two.
+        part: KvPart,
+    },
+    /// Precision by age begins with half precision.
+    #[error("kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)")]
+    TiersNeedF16 {
+        /// Type of keys asked for.
+        k: KvType,
+        /// Type of values.
+        v: KvType,
+    },
     /// A session option makes no sense.
     #[error("{option} is {value}, expected {expected}")]
     Option {
@@ -754,11 +802,26 @@ pub enum SessionError {
         /// Threads asked for.
         n_threads: usize,
         /// What the system said.
-        error: rayon::ThreadPoolBuildError,
+        error: String,
     },
+    /// A sequence was given to the engine of another model.
+    #[error("the sequence belongs to another model than the engine")]
+    OtherModel,
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+    /// The device that computes the engine's passes cannot do this.
+    #[error("{device} does without {what}; open the model with Device::Cpu")]
+    NotOnDevice {
+        /// What computes.
+        device: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The GPU failed, or cannot compute this model.
+    #[cfg(feature = "metal")]
+    #[error(transparent)]
+    Metal(#[from] MetalError),
 }
 
 /// Why learning, or a file of what was learnt, was refused.
@@ -768,6 +831,9 @@ pub enum LearnError {
     /// The file itself is not sound, or could not be written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// Learning needed a pass that failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// An option makes no sense.
     #[error("{option} is {value}, expected {expected}")]
     Option {
@@ -1016,19 +1082,124 @@ pub enum SampleError {
         /// Number of logits.
         n_vocab: usize,
     },
+    /// The mask has no answer.
+    #[error(transparent)]
+    Mask(#[from] MaskError),
     /// There are no logits to choose from.
     #[error("no logits were given: there is nothing to choose from")]
     NoLogits,
     /// No token can be chosen.
     #[error(
         "none of {n_vocab} tokens can be chosen ({n_nan} logits are not a number, the others are \
-         forbidden): the model file is damaged, or the logit bias forbids everything"
+         forbidden): the model file is damaged, or logit bias and grammar together forbid everything"
     )]
     NoCandidates {
         /// Number of logits.
         n_vocab: usize,
         /// How many of them are NaN.
         n_nan: usize,
+    },
+}
+
+/// Why a mask, such as a grammar, could not say which tokens may come next, or not take one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MaskError {
+    /// The text cannot be continued.
+    #[error("after {n_tokens} tokens the grammar allows no token of the vocabulary")]
+    NothingAllowed {
+        /// Tokens accepted so far.
+        n_tokens: usize,
+    },
+    /// The token may not come here.
+    #[error("the grammar does not allow token {token} after {n_tokens} tokens")]
+    Refused {
+        /// The token.
+        token: u32,
+        /// Tokens accepted so far.
+        n_tokens: usize,
+    },
+    /// More tokens are to be taken back than there are.
+    #[error("{n} tokens cannot be taken back: the grammar has accepted {n_tokens}")]
+    Rollback {
+        /// Tokens to take back.
+        n: usize,
+        /// Tokens accepted so far.
+        n_tokens: usize,
+    },
+    /// The grammar needs more work or memory at this point than one mask may take.
+    #[error(
+        "after {n_tokens} tokens the grammar is too complex ({limit}); make it less ambiguous, or its repetitions and texts shorter"
+    )]
+    TooComplex {
+        /// Tokens accepted so far.
+        n_tokens: usize,
+        /// The limit that was reached, in words.
+        limit: String,
+    },
+}
+
+/// Why a grammar was refused.
+#[cfg(feature = "grammar")]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// Nothing could end a text.
+    #[error("the tokenizer has no token that ends a generation; a grammar needs one")]
+    NoEnd,
+    /// The vocabulary is not one that grammars can be matched with.
+    #[error("grammars cannot be matched with this vocabulary of {n_vocab} tokens: {message}")]
+    Vocabulary {
+        /// Number of tokens.
+        n_vocab: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The text is too long.
+    #[error("the grammar has {len} bytes; the limit is {limit}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// Brackets, groups or schemas nest too deep.
+    #[error("the grammar nests deeper than {limit} levels")]
+    TooDeep {
+        /// The most that is accepted.
+        limit: usize,
+    },
+    /// Compiling takes too long.
+    #[error("the grammar was not compiled within {seconds} seconds")]
+    OutOfTime {
+        /// The limit.
+        seconds: u64,
+    },
+    /// It is not a grammar of this syntax, matches nothing, or takes more work or memory to compile than allowed.
+    #[error("{syntax}: {message}")]
+    Invalid {
+        /// The syntax, such as `JSON Schema`.
+        syntax: &'static str,
+        /// What is wrong, and where.
+        message: String,
+    },
+    /// A line of a GBNF grammar is wrong.
+    #[error("GBNF grammar, line {line}: {message}")]
+    Line {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// A schema asks what cannot be enforced.
+    #[error("JSON Schema: {keyword:?} at {path:?} {message}")]
+    Keyword {
+        /// The keyword.
+        keyword: String,
+        /// Where the schema with the keyword is, as a JSON pointer; empty for the whole schema.
+        path: String,
+        /// What is wrong with it.
+        message: String,
     },
 }
 
@@ -1085,7 +1256,75 @@ pub enum ChatError {
         /// The limit.
         limit: usize,
     },
+    /// A tool is not described, or cannot be called in the model's format.
+    #[error("tool {index}: {message}")]
+    Tool {
+        /// Its number, from 0.
+        index: usize,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A point in time is not of the form `2025-01-15T09:05:07`.
     #[error("{0:?} is not a time of the form 2025-01-15T09:05:07")]
     Time(String),
+}
+
+/// What can go wrong on an Apple GPU.
+#[cfg(feature = "metal")]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetalError {
+    /// There is no GPU.
+    #[error("this machine has no Metal GPU; compute on the CPU (Device::Cpu, -ngl 0)")]
+    NoDevice,
+    /// The model, or what was asked of it, needs a kernel that is not there.
+    #[error("there is no Metal kernel for {what}; compute on the CPU (Device::Cpu, -ngl 0)")]
+    Unsupported {
+        /// What is not there.
+        what: String,
+    },
+    /// The GPU lacks what the kernels need.
+    #[error("{device} is too old: Metal 3 and Apple family 7 (M1, A14) or later are needed")]
+    TooOld {
+        /// Name of the GPU.
+        device: String,
+    },
+    /// The library of kernels cannot be compiled or loaded.
+    #[error("the Metal library cannot be loaded: {message}")]
+    Library {
+        /// What Metal says.
+        message: String,
+    },
+    /// A kernel is missing, or the GPU cannot take it.
+    #[error("the kernel {kernel} cannot be loaded: {message}")]
+    Kernel {
+        /// Its full name.
+        kernel: String,
+        /// What Metal says.
+        message: String,
+    },
+    /// There is no memory.
+    #[error("the GPU has no memory for {bytes} bytes")]
+    OutOfMemory {
+        /// Bytes asked for; 0 for a queue or a pass.
+        bytes: usize,
+    },
+    /// A buffer is shorter than the table of kernels says.
+    #[error("buffer {index} of the kernel {kernel} has {found} bytes instead of {needed}")]
+    ShortBuffer {
+        /// Full name of the kernel.
+        kernel: String,
+        /// Index of the buffer.
+        index: usize,
+        /// Bytes that it has to have.
+        needed: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// The GPU did not finish a pass.
+    #[error("the GPU stopped: {message}")]
+    Pass {
+        /// What Metal says.
+        message: String,
+    },
 }

@@ -9,7 +9,7 @@
 //! let mut sampler = Sampler::builder().temperature(0.0).build()?;
 //! let mut text = String::new();
 //! for piece in session.generate("Ownership is", &mut sampler)?.max_tokens(16) {
-//!     text += &piece?;
+//!     text += &piece?.text;
 //! }
 //! assert!(!text.is_empty());
 //! # Ok(()) }
@@ -23,8 +23,8 @@
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 //! let tokens = model.tokenizer().unwrap().encode("Ownership is", true, false);
 //! let mut session = model.session()?;
-//! let logits = session.prefill(&tokens)?;
-//! assert_eq!(logits.len(), model.hparams().n_vocab);
+//! session.prefill(&tokens)?;
+//! assert_eq!(session.logits().len(), model.hparams().n_vocab);
 //! let mut other = session.fork()?; // continues from the same point, independently
 //! other.decode(7)?;
 //! session.rewind(1)?; // as if only the first token had been seen
@@ -33,13 +33,13 @@
 //!
 //! # Features
 //!
-//! | feature | default | what |
-//! |---|---|---|
-//! | `cli` | yes | the `ruvllm` program |
-//! | `chat` | with `cli` | chat templates |
-//! | `demo-model` | with `cli` | the model of `models/` inside the program |
+//! | feature | what |
+//! |---|---|
+//! | `chat` | chat templates |
+//! | `metal` | Apple GPUs: no Mac has run them yet, an emulated one has |
+//! | `grammar` | output that obeys a JSON Schema, a regular expression, a GBNF or Lark grammar |
 //!
-//! Without any, the crate has five dependencies.
+//! None is on by default; without, the crate has five dependencies.
 //!
 //! # Promise
 //!
@@ -54,7 +54,7 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (what changes it), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (what changes it), [`learn`] (how it learns), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
 //! kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
 //! has the map.
 
@@ -69,23 +69,34 @@ pub mod bench;
 pub mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
+mod clock;
 mod error;
 pub mod exec;
 pub mod gguf;
+#[cfg(feature = "grammar")]
+pub mod grammar;
+pub mod learn;
 pub mod lora;
+#[cfg(feature = "metal")]
+pub mod metal;
 pub mod model;
 pub mod quant;
+pub mod runner;
 pub mod sample;
 mod team;
 pub mod tokenizer;
 
 pub use error::*;
-pub use exec::{CancelToken, Generation, KvType, Session, SessionOptions, StopReason};
+pub use exec::{CancelToken, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
 pub use model::Model;
 pub use sample::Sampler;
 pub use tokenizer::Tokenizer;
 
-/// The README's examples run as tests.
+/// The examples of these pages run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/learning.md")]
+    struct Learning;
+}

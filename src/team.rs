@@ -23,8 +23,8 @@ const SPINS: u32 = 4096;
 /// sampling between two tokens, too short to be seen as CPU use.
 const LINGER: Duration = Duration::from_micros(200);
 
-/// A region's task function, with the closure's type erased.
-type Call = unsafe fn(*const (), usize);
+/// A region's task function, with the closure's type erased: the closure, the worker, the task.
+type Call = unsafe fn(*const (), usize, usize);
 
 struct Shared {
     /// `region << 32 | next task`. Claiming is a compare-exchange on the whole word, so a late
@@ -35,8 +35,10 @@ struct Shared {
     n_tasks: AtomicUsize,
     /// Tasks of the current region that have ended.
     n_done: AtomicUsize,
-    /// Helpers inside [`Shared::help`].
+    /// Helpers inside [`Shared::help`], or on their way there.
     n_helpers: AtomicUsize,
+    /// Seat `i` is taken while worker `i + 1` is awake; worker 0 is the caller of the pass.
+    seats: Box<[AtomicBool]>,
     /// Whether a pass is under way: helpers linger while it is.
     in_pass: AtomicBool,
     /// Whether a region is: the fields above describe one.
@@ -48,8 +50,8 @@ struct Shared {
 const CLOSED: u64 = u32::MAX as u64;
 
 impl Shared {
-    /// Claims and runs tasks of the current region until none is left; whether it ran any.
-    fn work(&self) -> bool {
+    /// Claims and runs tasks of the current region as `worker` until none is left; whether it ran any.
+    fn work(&self, worker: usize) -> bool {
         let mut worked = false;
         loop {
             let state = self.state.load(Ordering::Acquire);
@@ -68,11 +70,11 @@ impl Shared {
             // their loads to acquire and their stores to release: else a core that reorders stores could
             // show a field of the next region before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: `call` was stored by `Crew::run` from a value of this type.
+                // SAFETY: `call` was stored by `Crew::run_as_workers` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
-                // SAFETY: `closure` is the one `call` was made for, and `Crew::run` keeps it alive
+                // SAFETY: `closure` is the one `call` was made for, and `Crew::run_as_workers` keeps it alive
                 // until `n_done` counts this task.
-                unsafe { call(closure, task) }
+                unsafe { call(closure, worker, task) }
             }));
             if let Err(payload) = outcome {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(payload);
@@ -82,12 +84,30 @@ impl Shared {
         }
     }
 
-    /// A helper's life: work while there is any, linger a little, leave.
+    /// A helper's life: take a seat, work while there is any, linger a little, leave.
     fn help(&self) {
+        loop {
+            let seat = self.seats.iter().position(|taken| !taken.swap(true, Ordering::Acquire));
+            if let Some(seat) = seat {
+                self.stay(1 + seat);
+                self.seats[seat].store(false, Ordering::Release);
+            }
+            self.n_helpers.fetch_sub(1, Ordering::SeqCst);
+            // A pass that began in between may have counted on this helper: then come back. Without a free
+            // seat all others are there.
+            if seat.is_none() || !self.in_pass.load(Ordering::SeqCst) {
+                return;
+            }
+            self.n_helpers.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Works as `worker` until there was nothing to do for a while, outside of a pass.
+    fn stay(&self, worker: usize) {
         let mut idle_since: Option<Instant> = None;
         let mut spins = 0u32;
         loop {
-            if self.work() {
+            if self.work(worker) {
                 idle_since = None;
                 spins = 0;
                 continue;
@@ -100,12 +120,7 @@ impl Shared {
             std::thread::yield_now();
             let since = *idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() > LINGER && !self.in_pass.load(Ordering::Relaxed) {
-                self.n_helpers.fetch_sub(1, Ordering::SeqCst);
-                // A pass that began in between may have counted on this helper: then stay.
-                if !self.in_pass.load(Ordering::SeqCst) {
-                    return;
-                }
-                self.n_helpers.fetch_add(1, Ordering::SeqCst);
+                return;
             }
         }
     }
@@ -113,7 +128,7 @@ impl Shared {
 
 /// A set of threads that can run one forward pass at a time.
 #[derive(Debug)]
-pub struct Team {
+pub(crate) struct Team {
     pool: Option<Arc<rayon::ThreadPool>>,
     n_threads: usize,
     shared: Arc<Shared>,
@@ -132,21 +147,26 @@ impl Team {
     ///
     /// # Errors
     /// If the system gives no more threads.
-    pub fn new(n_threads: usize) -> Result<Team, rayon::ThreadPoolBuildError> {
+    pub(crate) fn new(n_threads: usize) -> Result<Team, String> {
         let n_threads = n_threads.max(1);
         let pool = match n_threads {
             1 => None,
             n => Some(Arc::new(
-                rayon::ThreadPoolBuilder::new().num_threads(n - 1).thread_name(|i| format!("ruvllm-{i}")).build()?,
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(n - 1)
+                    .thread_name(|i| format!("ruvllm-{i}"))
+                    .build()
+                    .map_err(|error| error.to_string())?,
             )),
         };
         Ok(Team::with_pool(pool))
     }
 
     /// A team of the caller and all threads of `pool`.
-    pub fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> Team {
+    fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> Team {
+        let n_helpers = pool.as_ref().map_or(0, |p| p.current_num_threads());
         Team {
-            n_threads: 1 + pool.as_ref().map_or(0, |p| p.current_num_threads()),
+            n_threads: 1 + n_helpers,
             pool,
             shared: Arc::new(Shared {
                 state: AtomicU64::new(CLOSED),
@@ -155,6 +175,7 @@ impl Team {
                 n_tasks: AtomicUsize::new(0),
                 n_done: AtomicUsize::new(0),
                 n_helpers: AtomicUsize::new(0),
+                seats: (0..n_helpers).map(|_| AtomicBool::new(false)).collect(),
                 in_pass: AtomicBool::new(false),
                 in_region: AtomicBool::new(false),
                 panic: Mutex::new(None),
@@ -164,7 +185,7 @@ impl Team {
     }
 
     /// Threads that work on a pass, the caller included.
-    pub fn n_threads(&self) -> usize {
+    pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
     }
 
@@ -181,13 +202,13 @@ impl Team {
             return f(&Crew::alone());
         };
         /// Lets the helpers go, also when `f` panics.
-        struct Pass<'a>(&'a Shared);
-        impl Drop for Pass<'_> {
+        struct PassGuard<'a>(&'a Shared);
+        impl Drop for PassGuard<'_> {
             fn drop(&mut self) {
                 self.0.in_pass.store(false, Ordering::Relaxed);
             }
         }
-        let pass = Pass(&self.shared);
+        let pass = PassGuard(&self.shared);
         self.shared.in_pass.store(true, Ordering::SeqCst);
         for _ in self.shared.n_helpers.load(Ordering::SeqCst)..self.n_threads - 1 {
             self.shared.n_helpers.fetch_add(1, Ordering::SeqCst);
@@ -198,6 +219,15 @@ impl Team {
         drop(pass);
         result
     }
+}
+
+/// A matrix that [`Crew::for_tiles`] computes in tiles of columns.
+pub(crate) struct Tiled<'m, T> {
+    pub(crate) y: ColumnsMut<'m>,
+    /// Columns of a tile; the last one may have fewer.
+    pub(crate) width: usize,
+    /// What it is computed from.
+    pub(crate) item: T,
 }
 
 /// The threads of a pass that is under way; splits work among them.
@@ -229,15 +259,21 @@ impl Crew<'_> {
     /// # Panics
     /// If a task panics, after the others have ended, or runs a region of this crew itself.
     pub(crate) fn run<F: Fn(usize) + Sync>(&self, n_tasks: usize, f: F) {
+        self.run_as_workers(n_tasks, |_, task| f(task));
+    }
+
+    /// As [`Crew::run`]; `f` is also told which worker runs the task, a number below
+    /// [`Crew::n_threads`] that no other thread has at that time.
+    fn run_as_workers<F: Fn(usize, usize) + Sync>(&self, n_tasks: usize, f: F) {
         let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
-            (0..n_tasks).for_each(f);
+            (0..n_tasks).for_each(|task| f(0, task));
             return;
         };
         assert!((n_tasks as u64) < CLOSED, "{n_tasks} tasks in one region");
-        unsafe fn call<F: Fn(usize)>(f: *const (), task: usize) {
-            // SAFETY: `f` points to the `F` that `run` borrowed when it stored this function.
+        unsafe fn call<F: Fn(usize, usize)>(f: *const (), worker: usize, task: usize) {
+            // SAFETY: `f` points to the `F` that `run_as_workers` borrowed when it stored this function.
             let f = unsafe { &*f.cast::<F>() };
-            f(task);
+            f(worker, task);
         }
         // A second region would tell the helpers that the first has ended.
         assert!(!shared.in_region.swap(true, Ordering::Relaxed), "a region within a region");
@@ -250,7 +286,7 @@ impl Crew<'_> {
         shared.n_tasks.store(n_tasks, Ordering::Release);
         shared.n_done.store(0, Ordering::Relaxed);
         shared.state.store(region << 32, Ordering::Release);
-        shared.work();
+        shared.work(0);
         let mut spins = 0u32;
         while shared.n_done.load(Ordering::Acquire) < n_tasks {
             spins += 1;
@@ -263,32 +299,35 @@ impl Crew<'_> {
         }
     }
 
-    /// Cuts the columns of the matrices of `items` into tiles, all in one region, and calls `f` with the
-    /// item, the tile's range and its view: `view` tells an item's matrix and the width of its tiles.
-    #[expect(clippy::needless_pass_by_ref_mut)] // that the items are borrowed exclusively is what makes it sound
-    pub(crate) fn for_tiles<'m, T: Sync, V, F>(&self, items: &mut [T], view: V, f: F)
+    /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the matrix's item, the
+    /// tile's columns and its view, and a share of `workspace`: [`Crew::n_threads`] equal parts of it, one for
+    /// each worker, hold whatever tasks left there.
+    #[expect(clippy::needless_pass_by_ref_mut)] // that the matrices are borrowed exclusively is what makes it sound
+    pub(crate) fn for_tiles<T: Sync, W: Send, F>(&self, matrices: &mut [Tiled<'_, T>], workspace: &mut [W], f: F)
     where
-        V: Fn(&T) -> (&ColumnsMut<'m>, usize) + Sync,
-        F: Fn(&T, Range<usize>, &mut ColumnsMut<'m>) + Sync,
+        F: Fn(&T, Range<usize>, &mut ColumnsMut<'_>, &mut [W]) + Sync,
     {
-        let items = &*items;
-        let n_tiles = |item: &T| {
-            let (y, tile) = view(item);
-            y.cols().div_ceil(tile)
-        };
-        self.run(items.iter().map(n_tiles).sum(), |mut task| {
-            for item in items {
-                let n_tiles = n_tiles(item);
-                if task < n_tiles {
-                    let (y, tile) = view(item);
-                    let start = task * tile;
-                    let cols = tile.min(y.cols() - start);
+        let share = workspace.len() / self.n_threads;
+        let workspace = SendPtr(workspace.as_mut_ptr());
+        // Shared from here on, but only among the tasks.
+        let matrices = &*matrices;
+        let n_tiles = |m: &Tiled<'_, T>| m.y.cols().div_ceil(m.width);
+        self.run_as_workers(matrices.iter().map(n_tiles).sum(), |worker, mut task| {
+            for m in matrices {
+                if task < n_tiles(m) {
+                    let start = task * m.width;
+                    let cols = m.width.min(m.y.cols() - start);
                     // SAFETY: each task is run once and has columns of its own, and nobody else can
                     // use the views, which are borrowed exclusively while the region lasts.
-                    let mut part = unsafe { y.tile(start, cols) };
-                    return f(item, start..start + cols, &mut part);
+                    let mut tile = unsafe { m.y.tile(start, cols) };
+                    // SAFETY: `worker` is below the number of shares.
+                    let part = unsafe { workspace.ptr().add(worker * share) };
+                    // SAFETY: one thread at a time is this worker, and tasks do not nest; `workspace` is borrowed
+                    // exclusively while the region lasts.
+                    let part = unsafe { std::slice::from_raw_parts_mut(part, share) };
+                    return f(&m.item, start..start + cols, &mut tile, part);
                 }
-                task -= n_tiles;
+                task -= n_tiles(m);
             }
         });
     }
@@ -353,10 +392,10 @@ mod tests {
 
     #[test]
     fn every_task_runs_once() {
-        for n_threads in 1..=4 {
+        for n_threads in 1..=if cfg!(miri) { 2 } else { 4 } {
             let team = Team::new(n_threads).unwrap();
             team.enter(|crew| {
-                for n_tasks in [0, 1, 2, 3, 7, 64, 1000] {
+                for n_tasks in [0, 1, 2, 3, 7, 64] {
                     let counts: Vec<AtomicUsize> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
                     crew.run(n_tasks, |i| {
                         counts[i].fetch_add(1, Ordering::Relaxed);
@@ -371,16 +410,17 @@ mod tests {
     fn many_regions_in_many_passes() {
         let team = Team::new(3).unwrap();
         let total = AtomicUsize::new(0);
-        for _ in 0..50 {
+        let (n_passes, n_regions) = if cfg!(miri) { (3, 5) } else { (50, 100) };
+        for _ in 0..n_passes {
             team.enter(|crew| {
-                for _ in 0..100 {
+                for _ in 0..n_regions {
                     crew.run(5, |i| {
                         total.fetch_add(i, Ordering::Relaxed);
                     });
                 }
             });
         }
-        assert_eq!(total.into_inner(), 50 * 100 * 10);
+        assert_eq!(total.into_inner(), n_passes * n_regions * 10);
     }
 
     #[test]
@@ -398,7 +438,7 @@ mod tests {
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..if cfg!(miri) { 3 } else { 200 } {
                         team.enter(|crew| {
                             let mut y = vec![0.0; 1000];
                             crew.for_chunks(&mut y, 7, |i, chunk| chunk.fill(i as f32));
@@ -415,22 +455,47 @@ mod tests {
         let team = Team::new(2).unwrap();
         team.enter(|crew| {
             let (mut a, mut b) = (vec![0.0; 3 * 10], vec![0.0; 3 * 7]);
-            crew.for_tiles(
-                &mut [(0, 4, ColumnsMut::new(&mut a, 3, 10)), (1, 3, ColumnsMut::new(&mut b, 3, 7))],
-                |(_, tile, y)| (y, *tile),
-                |(m, ..), range, view| {
-                    for i in 0..view.rows() {
-                        for (c, y) in range.clone().zip(view.row(i)) {
-                            *y += (100 * m + 10 * i + c) as f32;
-                        }
+            let mut matrices = [
+                Tiled { y: ColumnsMut::new(&mut a, 3, 10), width: 4, item: 0 },
+                Tiled { y: ColumnsMut::new(&mut b, 3, 7), width: 3, item: 1 },
+            ];
+            crew.for_tiles(&mut matrices, &mut [(); 0], |m, range, view, _| {
+                for i in 0..view.rows() {
+                    for (c, y) in range.clone().zip(view.row(i)) {
+                        *y += (100 * m + 10 * i + c) as f32;
                     }
-                },
-            );
+                }
+            });
             for (m, y, cols) in [(0, &a, 10), (1, &b, 7)] {
                 for (j, &v) in y.iter().enumerate() {
                     assert_eq!(v, (100 * m + 10 * (j / cols) + j % cols) as f32);
                 }
             }
         });
+    }
+
+    #[test]
+    fn a_workspace_has_one_user_at_a_time() {
+        for n_threads in 1..=if cfg!(miri) { 2 } else { 4 } {
+            let team = Team::new(n_threads).unwrap();
+            // Passes that follow each other while helpers come and go.
+            for _ in 0..if cfg!(miri) { 2 } else { 30 } {
+                team.enter(|crew| {
+                    let (mut y, mut workspace) = (vec![0.0; 64], vec![0usize; 3 * n_threads + n_threads - 1]);
+                    let mut matrix = [Tiled { y: ColumnsMut::new(&mut y, 1, 64), width: 1, item: () }];
+                    crew.for_tiles(&mut matrix, &mut workspace, |(), columns, y, part| {
+                        assert_eq!(part.len(), 3);
+                        for _ in 0..if cfg!(miri) { 2 } else { 20 } {
+                            part.fill(columns.start);
+                            std::thread::yield_now();
+                            assert!(part.iter().all(|&user| user == columns.start));
+                        }
+                        y.row(0)[0] = columns.start as f32;
+                    });
+                    assert!(y.iter().enumerate().all(|(i, &y)| y == i as f32));
+                });
+                std::thread::sleep(LINGER / 2);
+            }
+        }
     }
 }

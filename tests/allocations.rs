@@ -1,6 +1,9 @@
 //! Decoding allocates nothing: counted with an allocator of our own, on the thread that decodes, as the test
 //! runner's own goes on beside it.
 
+#[path = "it/run/mod.rs"]
+mod run;
+#[path = "it/tiny/mod.rs"]
 mod tiny;
 
 use ruvllm::exec::SessionOptions;
@@ -40,8 +43,8 @@ fn decoding_allocates_nothing() {
             let model = tiny.model(dtype);
             // One thread: a helper that starts is a task in its pool's queue, which is an allocation
             // once per wake-up, not per token.
-            let options = SessionOptions { n_ctx: Some(64), n_threads: 1, ..Default::default() };
-            let mut session = model.session_with(&options).unwrap();
+            let options = SessionOptions { n_ctx: Some(64), ..Default::default() };
+            let mut session = run::session_on(&model, 1, &options);
             let mut adapter = Adapter::zeros(&model, 3, 1, |_| true).unwrap();
             adapter.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.01));
             session.attach(Arc::new(adapter), 0.5).unwrap();

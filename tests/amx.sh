@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The program and tests of the `amx` level on a Sapphire Rapids that Bochs emulates, under Linux: what grants
-# tiles and what multiplies them is not ours, as it is with the feature `emulate-amx`. Takes a quarter of an hour,
+# tiles and what multiplies them is not ours, as it is with `--cfg ruvllm_emulate_amx`. Takes a quarter of an hour,
 # so that this is a choice. Needs the packages xorriso, isolinux and busybox-static, and in the environment
 #
 # BOCHS   the folder `bochs` of https://github.com/bochs-emu/Bochs, commit 783b58fd6d9b, built there, mended:
@@ -28,10 +28,9 @@ done
 export RUSTFLAGS="-C target-feature=+crt-static"
 flags=(--locked --release --target x86_64-unknown-linux-gnu)
 cargo build "${flags[@]}"
-# Cargo tells names and paths: "Executable tests/demo.rs (target/…/demo-0123456789abcdef)".
-tests=$(cargo test "${flags[@]}" --no-run --test demo --test engine --test kernels_gemm --test kernels_elementwise 2>&1 |
-    sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
-[ "$(wc -w <<<"$tests")" = 4 ] || { echo "the tests were not built"; exit 1; }
+# Cargo tells name and path: "Executable tests/it/main.rs (target/…/it-0123456789abcdef)".
+tests=$(cargo test "${flags[@]}" --no-run --package ruvllm --test it 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+[ "$(wc -w <<<"$tests")" = 1 ] || { echo "the tests were not built"; exit 1; }
 
 work=$(mktemp -d)
 bochs=
@@ -40,10 +39,7 @@ root=$work/root
 mkdir -p "$root/bin" "$root$PWD" "$work/iso" "$work/init"
 cp /bin/busybox "$root/bin"
 strip -o "$root/bin/ruvllm" "${CARGO_TARGET_DIR:-target}/x86_64-unknown-linux-gnu/release/ruvllm"
-for test in $tests; do
-    name=${test##*/}
-    strip -o "$root/bin/${name%-*}" "$test"
-done
+strip -o "$root/bin/tests" "$tests"
 cp -r --parents models tests/data/greedy.txt "$root$PWD"
 archive() { (cd "$1" && find . | busybox cpio -o -H newc 2>/dev/null); }
 archive "$root" | gzip -1 >"$work/root.cpio.gz"
@@ -104,7 +100,7 @@ EOF
 boot sapphire_rapids 1 "" <<'EOF'
 check level amx
 check writes -t 3
-for test in demo engine kernels_gemm kernels_elementwise; do check $test --test-threads=1; done
+for module in demo engine kernels_gemm kernels_elementwise; do check tests $module:: --test-threads=1; done
 EOF
 
 boot sapphire_rapids 2 "" <<'EOF'

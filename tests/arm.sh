@@ -8,16 +8,14 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 export RUVLLM_EMULATED=1
 
-# CPU, the best level it has, more tests
+# CPU, the best level it has, more modules of tests
 check() {
     local cpu=$1 level=$2
     shift 2
     printf '\n-- %s, %s (%s s)\n' "$cpu" "$level" "$SECONDS"
-    QEMU_CPU=$cpu RUVLLM_ARCH=$level cargo test --locked --release --no-default-features --features chat \
-        --target aarch64-unknown-linux-gnu --test kernels_matvec --test kernels_gemm --test kernels_elementwise \
-        --test kernels_backward --test conformance_logits --test conformance_tokenizer --test conformance_gguf \
-        --test tokenizer --test gguf --test demo "$@"
+    QEMU_CPU=$cpu RUVLLM_ARCH=$level cargo test --locked --release --package ruvllm --target aarch64-unknown-linux-gnu \
+        --test it -- kernels_ conformance_logits:: conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: invariance:: demo:: "$@"
 }
 
-check max neon_i8mm --test gradient
+check max neon_i8mm gradient::
 check cortex-a72 neon

@@ -1,10 +1,13 @@
 //! What a session takes to learn is what was said it would, counted with an allocator of our own, alone in its
 //! process.
 
+#[path = "it/run/mod.rs"]
+mod run;
+#[path = "it/tiny/mod.rs"]
 mod tiny;
 
 use ruvllm::exec::{MemoryEstimate, SessionOptions};
-use ruvllm::lora::{Learner, LearnerOptions};
+use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -46,12 +49,12 @@ fn learning_takes_what_was_estimated() {
     };
     for (model, learner) in [
         (Model::open(shipped).unwrap(), LearnerOptions { neighbours: 4000, ..Default::default() }),
-        (Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf(), &mut |_| true).unwrap(), small),
+        (Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf()).unwrap(), small),
     ] {
         let h = model.hparams();
-        let options = SessionOptions { n_ctx: Some(64), n_batch: 64, n_threads: 1, ..Default::default() };
+        let options = SessionOptions { n_ctx: Some(64), n_batch: 64, ..Default::default() };
         let text: Vec<u32> = (0..4096u32).map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32).collect();
-        let mut session = model.session_with(&options).unwrap();
+        let mut session = run::session_on(&model, 1, &options);
         session.prefill(&text[..64]).unwrap();
         session.clear();
         let before = NOW.load(Ordering::Relaxed);

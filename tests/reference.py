@@ -1,4 +1,4 @@
-"""Reference logits of the tiny models in tests/engine.rs, straight from the formulas, in float64.
+"""Reference logits of the tiny models in tests/it/engine.rs, straight from the formulas, in float64.
 
 Run `python3 tests/reference.py` (needs NumPy) to write tests/data/reference.txt again. Weights are a
 hash of the tensor's name and the index, so that Rust can make the same ones without a file.

@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let again = Adapter::from_bytes(adapter.to_bytes().unwrap(), &MODEL).unwrap();
     assert_eq!(again, adapter);
-    let options = SessionOptions { n_ctx: Some(16), n_threads: 1, ..SessionOptions::default() };
+    let options = SessionOptions { n_ctx: Some(16), ..SessionOptions::default() };
     let mut session = MODEL.session_with(&options).unwrap();
     session.attach(Arc::new(adapter), 1.0).unwrap();
     session.prefill(&[1, 2, 3]).unwrap();

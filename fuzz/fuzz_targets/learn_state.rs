@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ruvllm::exec::SessionOptions;
-use ruvllm::lora::Learner;
+use ruvllm::learn::Learner;
 use ruvllm::model::Model;
 use std::sync::LazyLock;
 
@@ -24,11 +24,12 @@ fuzz_target!(|bytes: &[u8]| {
     let saved = learner.to_bytes().unwrap();
     let again = Learner::from_bytes(saved.clone(), &MODEL).unwrap();
     assert_eq!(again.to_bytes().unwrap(), saved);
-    let options = SessionOptions { n_ctx: Some(16), n_threads: 1, ..SessionOptions::default() };
+    let options = SessionOptions { n_ctx: Some(16), ..SessionOptions::default() };
     let mut session = MODEL.session_with(&options).unwrap();
     session.set_learner(learner).unwrap();
     session.observe(&[1, 2, 3, 1, 2]).unwrap();
-    let logits = session.decode(4).unwrap();
+    session.decode(4).unwrap();
+    let logits = session.logits();
     assert!(logits.iter().all(|x| x.is_finite()));
     let _ = session.feedback(1.0);
     let saved = session.learner().unwrap().to_bytes().unwrap();

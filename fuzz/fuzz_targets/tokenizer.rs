@@ -50,6 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     };
 
+    let t = std::sync::Arc::new(t);
     for parse_special in [false, true] {
         let ids = t.encode_bytes(rest, true, parse_special);
         assert!(ids.iter().all(|&id| (id as usize) < t.n_vocab()));

@@ -144,40 +144,15 @@ impl BlockP16 {
     }
 }
 
-/// 256 activations rounded to 8-bit integers with a scale per 32 values, `x ≈ d·q` with `|q| ≤ 127`:
-/// for products where several activation rows share the work of unpacking the weights, and
-/// arithmetic is the limit. The last block of a row is filled up with zeros.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub struct BlockQ8 {
-    /// The integers, in order.
-    pub q: [[i8; 32]; 8],
-    /// Scale of each 32 values.
-    pub d: [f32; 8],
-    /// `d·Σq` of each 32 values: what a constant offset on their weights contributes.
-    pub s: [f32; 8],
-    /// `d·Σq` of each 16 values.
-    pub s16: [f32; 16],
-}
-
-impl BlockQ8 {
-    /// Values of a block.
-    pub const VALUES: usize = 256;
-
-    /// Blocks of a row of `n` values.
-    pub const fn per_row(n: usize) -> usize {
-        n.div_ceil(Self::VALUES)
-    }
-
-    /// `(d, 1/d)` for 32 values, from the largest bits of their magnitudes. What is not finite makes
-    /// `d` NaN, and reaches the result with it; magnitudes below 2⁻¹⁰⁰ count as 0.
-    pub(super) fn scale(max_bits: u32) -> (f32, f32) {
-        let max = f32::from_bits(max_bits);
-        match max_bits >> 23 {
-            0..27 => (0.0, 0.0),
-            255.. => (f32::NAN, 0.0),
-            _ => (max / 127.0, 127.0 / max),
-        }
+/// `(d, 1/d)` for values that are rounded to 8-bit integers, `x ≈ d·q` with `|q| ≤ 127`, from the largest bits of their
+/// magnitudes. What is not finite makes `d` NaN, and reaches the result with it; magnitudes below 2⁻¹⁰⁰ count as 0.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
+    let max = f32::from_bits(max_bits);
+    match max_bits >> 23 {
+        0..27 => (0.0, 0.0),
+        255.. => (f32::NAN, 0.0),
+        _ => (max / 127.0, 127.0 / max),
     }
 }
 
@@ -205,20 +180,13 @@ pub enum Acts<'a> {
         /// Values per row.
         n: usize,
     },
-    /// Rounded rows, made by [`super::Arch::quantize_q8`].
-    Q8 {
-        /// `m` rows of [`BlockQ8::per_row`] blocks.
-        x: &'a [BlockQ8],
-        /// Values per row.
-        n: usize,
-    },
 }
 
 impl Acts<'_> {
     /// Values per row.
     pub fn n(&self) -> usize {
         match *self {
-            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::P16 { n, .. } | Acts::Q8 { n, .. } => n,
+            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::P16 { n, .. } => n,
         }
     }
 
@@ -228,7 +196,25 @@ impl Acts<'_> {
             Acts::F32 { x, n } => x.len() / n,
             Acts::Q16 { x, n } => x.len() / BlockQ16::per_row(n),
             Acts::P16 { x, n } => x.len() / BlockP16::per_row(n),
-            Acts::Q8 { x, n } => x.len() / BlockQ8::per_row(n),
+        }
+    }
+
+    /// `m` rows from row `first` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[must_use]
+    pub fn rows(&self, first: usize, m: usize) -> Self {
+        match *self {
+            Acts::F32 { x, n } => Acts::F32 { x: &x[first * n..][..m * n], n },
+            Acts::Q16 { x, n } => {
+                let len = BlockQ16::per_row(n);
+                Acts::Q16 { x: &x[first * len..][..m * len], n }
+            }
+            Acts::P16 { x, n } => {
+                let len = BlockP16::per_row(n);
+                Acts::P16 { x: &x[first * len..][..m * len], n }
+            }
         }
     }
 
@@ -238,7 +224,6 @@ impl Acts<'_> {
             Acts::F32 { .. } => ActForm::F32,
             Acts::Q16 { .. } => ActForm::Q16,
             Acts::P16 { .. } => ActForm::P16,
-            Acts::Q8 { .. } => ActForm::Q8,
         }
     }
 }

@@ -18,9 +18,8 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
-use super::{ColumnsMut, Element, Gemm};
+use super::{CacheLine, ColumnsMut, Element, Gemm};
 use crate::quant::DType;
-use std::mem::MaybeUninit;
 
 /// Weight rows of a panel.
 pub(super) const TILE: usize = 32;
@@ -29,16 +28,47 @@ pub(super) const BLOCK: usize = 256;
 /// Activation rows whose sums are kept at a time; more of them unpack the weights again.
 pub(super) const SUMS: usize = 528;
 
+/// Products of a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first` starts from
+/// zero. Meanwhile asks for some of the memory from `ahead` on, where the next activations are.
+///
+/// # Safety
+/// The CPU must have the level's features. `w` points into a panel whose rows have the values; registers of `sums`
+/// lie [`TILE`] registers apart.
+pub(super) type Multiply =
+    unsafe fn(w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
+
+/// A shape of register tiles.
+pub(super) struct RegisterTile {
+    /// Weight rows, a divisor of [`TILE`].
+    pub(super) rows: usize,
+    pub(super) multiply: Multiply,
+}
+
 /// What a level does with words of 32 bits: one `f32` each, or two narrower values.
 pub(super) trait Panels {
     /// Words of a register.
     const LANES: usize;
-    /// Registers of activations in a register tile; `VECS · LANES` activation rows are a group.
-    const VECS: usize;
-    /// Rows of a panel that lie interleaved word by word; a divisor of [`Panels::rows`].
+    /// The register tiles with 1, 2 … registers of activations.
+    const TILES: &[RegisterTile];
+    /// Registers of activations in the largest register tile; `VECS · LANES` activation rows are a group.
+    const VECS: usize = Self::TILES.len();
+    /// Rows of a panel that lie interleaved word by word; a divisor of the rows of all tiles.
     const INTERLEAVED: usize = 1;
     /// Values that one register tile goes over, so that its activations fit the L1 cache.
-    const DEPTH: usize;
+    const DEPTH: usize = BLOCK;
+
+    /// Packs `x` (at most `VECS · LANES` rows of `k` values) to `packed[i][v][lane]`, word `i` of row
+    /// `v·LANES + lane`, for as many `v` as there are rows to fill them.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and `packed` that length.
+    const PACK: unsafe fn(x: &[f32], k: usize, packed: &mut [u32]);
+
+    /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features, and the pointers must be valid for that.
+    const STORE: unsafe fn(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize);
 
     /// Words that `k` values of an activation row take.
     fn words(k: usize) -> usize;
@@ -47,70 +77,53 @@ pub(super) trait Panels {
     fn panel_words(k: usize) -> usize {
         Self::words(k)
     }
-
-    /// Weight rows of a register tile with `vecs` registers of activations, a divisor of [`TILE`].
-    fn rows(vecs: usize) -> usize;
-
-    /// Packs `x` (at most `VECS · LANES` rows of `k` values) to `packed[i][v][lane]`, word `i` of row
-    /// `v·LANES + lane`, for as many `v` as there are rows to fill them.
-    ///
-    /// # Safety
-    /// The CPU must have the level's features, and `packed` that length.
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]);
-
-    /// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values, for `vecs` registers of activations and
-    /// `rows(vecs)` rows of the panel; `first` starts from zero. Meanwhile asks for some of the memory
-    /// from `ahead` on, where the next activations are.
-    ///
-    /// # Safety
-    /// The CPU must have the level's features. `w` points into a panel whose rows have the values;
-    /// registers of `sums` lie [`TILE`] registers apart.
-    unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
-
-    /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
-    ///
-    /// # Safety
-    /// The CPU must have the level's features, and the pointers must be valid for that.
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize);
 }
 
 /// Panels that are filled by rows.
-pub(super) trait Unpack: Panels {
+pub(super) trait UnpackRows: Panels {
     /// What the words hold, and how many products of that make one.
     const ELEMENT: (Element, u64);
 
     /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and `out` room for the words.
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32);
+    /// The CPU must have the level's features.
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]);
 }
 
 /// The table line of `P`.
-pub(super) const fn table<P: Unpack>(min_rows: usize) -> Gemm {
+pub(super) const fn table<P: UnpackRows>() -> Gemm {
     Gemm {
-        min_rows,
         element: P::ELEMENT,
         tile: TILE,
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,
         pack: pack::<P>,
+        workspace: CacheLine::holding(TILE * BLOCK + TILE * SUMS),
         kernel: kernel::<P>,
     }
 }
 
 pub(super) fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
-    m.next_multiple_of(P::LANES) * P::words(k) * size_of::<u32>()
+    packed_bytes(m, P::LANES, P::words(k))
+}
+
+/// Bytes of `m` packed rows, rounded up to registers of `lanes`, of so many words of 32 bits.
+pub(super) fn packed_bytes(m: usize, lanes: usize, words: usize) -> usize {
+    let rows = m.checked_next_multiple_of(lanes);
+    let bytes = rows.and_then(|rows| rows.checked_mul(words)).and_then(|words| words.checked_mul(size_of::<u32>()));
+    bytes.unwrap_or_else(|| panic!("{m} packed rows of {words} words"))
 }
 
 /// # Safety
-/// That of [`Panels::pack`].
+/// That of [`Panels::PACK`].
 pub(super) unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
     // SAFETY: the caller's promise.
-    unsafe { P::pack(x, k, bytemuck::cast_slice_mut(packed)) }
+    unsafe { (P::PACK)(x, k, bytemuck::cast_slice_mut(packed)) }
 }
 
-/// Working memory of a task, on its stack.
+/// Working memory of a task of attention, on its stack.
+#[cfg(target_arch = "x86_64")]
 #[repr(C, align(64))]
 pub(super) struct Aligned<T>(pub(super) T);
 
@@ -124,7 +137,14 @@ pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> us
 ///
 /// # Safety
 /// The CPU must have the level's features; lengths as [`Gemm::kernel`] has them.
-pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+pub(super) unsafe fn kernel<P: UnpackRows>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;
@@ -136,12 +156,10 @@ pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
     let most_vecs = SUMS / P::LANES / P::VECS * P::VECS;
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
-    let mut panel = MaybeUninit::<Aligned<[u32; TILE * BLOCK]>>::uninit();
-    let panel = panel.as_mut_ptr().cast::<u32>();
-    let at = |r: usize, word: usize| panel.wrapping_add(place::<P>(panel_stride, r, word));
+    let (panel, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(TILE * BLOCK);
     // `[register of activations][weight row][lane]`
-    let mut sums = MaybeUninit::<Aligned<[f32; TILE * SUMS]>>::uninit();
-    let sums = sums.as_mut_ptr().cast::<f32>();
+    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..TILE * SUMS]);
+    let sums = sums.as_mut_ptr();
 
     for (t, w) in w.chunks(TILE * row_bytes.max(1)).enumerate() {
         let n_rows = w.len() / row_bytes;
@@ -156,14 +174,13 @@ pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
             for k0 in (0..k).step_by(BLOCK) {
                 let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {
-                    // SAFETY: rows of the panel have room for a block.
-                    unsafe { P::unpack(dtype, blocks(r, k0), at(r, 0)) };
+                    // SAFETY: the caller's promise.
+                    unsafe { P::unpack(dtype, blocks(r, k0), &mut panel[place::<P>(panel_stride, r, 0)..]) };
                 }
                 // Register tiles are multiplied whole: rows that are not there count as 0.
-                for r in n_rows..n_rows.next_multiple_of(P::rows(1)) {
+                for r in n_rows..n_rows.next_multiple_of(P::TILES[0].rows) {
                     for word in 0..P::panel_words(n) {
-                        // SAFETY: a word of the panel.
-                        unsafe { at(r, word).write(0) };
+                        panel[place::<P>(panel_stride, r, word)] = 0;
                     }
                 }
                 if k0 + BLOCK < k {
@@ -177,12 +194,13 @@ pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
                         let vecs = (n_vecs - v).min(P::VECS);
                         let x = &x[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
                         let x = &x[..P::words(depth) * vecs * P::LANES];
-                        for (i, r) in (0..n_rows).step_by(P::rows(vecs)).enumerate() {
+                        let tile = &P::TILES[vecs - 1];
+                        for (i, r) in (0..n_rows).step_by(tile.rows).enumerate() {
                             let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = at(r, P::panel_words(k1));
+                            let w = panel.as_ptr().wrapping_add(place::<P>(panel_stride, r, P::panel_words(k1)));
                             let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe { P::tile(vecs, w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
+                            unsafe { (tile.multiply)(w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
                         }
                     }
                 }
@@ -194,7 +212,7 @@ pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
                     let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
                     let y = y.as_mut_ptr().wrapping_add(row * stride + t * TILE + r);
                     // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `y`.
-                    unsafe { P::transpose(sums, y, stride, n, (n_rows - r).min(P::LANES)) };
+                    unsafe { (P::STORE)(sums, y, stride, n, (n_rows - r).min(P::LANES)) };
                 }
             }
         }
@@ -204,15 +222,31 @@ pub(super) unsafe fn kernel<P: Unpack>(y: &mut ColumnsMut<'_>, dtype: DType, w: 
 /// Asks for `bytes` in the L2 cache.
 pub(super) fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above, of 64-bit Arm. `_prefetch` of std::arch is not stable.
-        unsafe {
-            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line.as_ptr(), options(readonly, nostack, preserves_flags));
-        }
+        prefetch_line(line.as_ptr());
+    }
+}
+
+/// Asks for the cache line of `p`, which need not be valid, in the L2 cache.
+#[inline(always)]
+pub(super) fn prefetch_line(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above, of 64-bit Arm. `_prefetch` of std::arch is not stable.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+}
+
+/// Asks for the cache line of `p`, which need not be valid, in the L1 cache.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn prefetch_line_l1(p: *const u8) {
+    // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
     }
 }

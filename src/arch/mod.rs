@@ -12,9 +12,39 @@
 #![allow(clippy::type_complexity)] // signatures are spelt out where they are read
 #![allow(clippy::multiple_unsafe_ops_per_block)] // a load at an offset is two operations with one reason
 
+/// A table of kernels whose element-wise ones are those of the level's `elementwise.rs`.
+macro_rules! kernels {
+    ($($field:ident $(: $kernel:expr)?,)*) => {
+        $crate::arch::Kernels {
+            $($field $(: $kernel)?,)*
+            dot: elementwise::dot,
+            add: elementwise::add,
+            add_scaled: elementwise::add_scaled,
+            add_product: elementwise::add_product,
+            rms_norm: elementwise::rms_norm,
+            layer_norm: elementwise::layer_norm,
+            rms_norm_backward: elementwise::rms_norm_backward,
+            layer_norm_backward: elementwise::layer_norm_backward,
+            softmax: elementwise::softmax,
+            rope_angles: elementwise::rope_angles,
+            rope_norm: elementwise::rope_norm,
+            rope_neox: elementwise::rope_neox,
+            silu_mul: elementwise::silu_mul,
+            gelu_mul: elementwise::gelu_mul,
+            gelu: elementwise::gelu,
+            silu_mul_backward: elementwise::silu_mul_backward,
+            gelu_mul_backward: elementwise::gelu_mul_backward,
+            gelu_backward: elementwise::gelu_backward,
+            f32_to_f16: elementwise::f32_to_f16,
+            f16_to_f32: elementwise::f16_to_f32,
+        }
+    };
+}
+
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +53,7 @@ mod avx512;
 mod avx512_bf16;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod gemm;
+mod kv;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -37,10 +68,12 @@ mod transposed;
 mod view;
 
 use crate::quant::DType;
-use std::sync::OnceLock;
 
-pub use acts::{Acts, BlockP16, BlockQ8, BlockQ16};
-pub use view::ColumnsMut;
+pub use acts::{Acts, BlockP16, BlockQ16};
+pub use attention::{AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan};
+pub(crate) use kv::drop_bits;
+pub use kv::{KvStored, KvType};
+pub use view::{CacheLine, ColumnsMut};
 
 /// Activation form a product kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +84,6 @@ pub enum ActForm {
     Q16,
     /// The same as two planes of bytes ([`BlockP16`]).
     P16,
-    /// Rows rounded to 8-bit integers with a scale per 32 values ([`BlockQ8`]).
-    Q8,
 }
 
 /// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
@@ -60,19 +91,17 @@ pub enum ActForm {
 /// of the call nor on what `x`'s other rows hold.
 pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
-/// How a level multiplies one format by a number of activation rows that is too small for [`Gemm`].
+/// How a level multiplies one format by rows of generated tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Matvec {
     pub(crate) form: ActForm,
     pub(crate) kernel: MatvecFn,
 }
 
-/// How a level multiplies by many activation rows: all of `x` is packed once, then each task
-/// unpacks panels of its weight rows and multiplies them by every activation row.
+/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task unpacks panels of its
+/// weight rows and multiplies them by every activation row. The result of a row does not depend on the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm {
-    /// From this many activation rows on, panels beat [`Matvec`] (measured).
-    pub(crate) min_rows: usize,
     /// What it multiplies, and how many products of that each product of a weight takes.
     pub(crate) element: (Element, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
@@ -84,8 +113,11 @@ pub(crate) struct Gemm {
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     /// Packs `x` (`m × k`, row-major, at most a group) for [`Gemm::kernel`].
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k` and all `m` rows of the packed activations.
-    pub(crate) kernel: unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize),
+    /// Room that [`Gemm::kernel`] needs for panels and sums, in cache lines.
+    pub(crate) workspace: usize,
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k`, which is not 0, and all `m` rows of the packed activations.
+    pub(crate) kernel:
+        unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize, workspace: &mut [CacheLine]),
 }
 
 /// What a panel holds, and so which instructions multiply it.
@@ -112,9 +144,19 @@ pub(crate) struct Transposed {
     pub(crate) group: usize,
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
-    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w` and all `m` rows of the packed `y`.
-    pub(crate) kernel:
-        unsafe fn(x: &mut ColumnsMut<'_>, first: usize, n_in: usize, dtype: DType, w: &[u8], packed: &[u8], k: usize),
+    pub(crate) workspace: usize,
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w`, which is not 0, and all `m` rows of the
+    /// packed `y`.
+    pub(crate) kernel: unsafe fn(
+        x: &mut ColumnsMut<'_>,
+        first: usize,
+        n_in: usize,
+        dtype: DType,
+        w: &[u8],
+        packed: &[u8],
+        k: usize,
+        workspace: &mut [CacheLine],
+    ),
 }
 
 /// The product with a transposed matrix, see [`Arch::transposed`].
@@ -143,6 +185,11 @@ impl TransposedProduct {
         self.table.group
     }
 
+    /// Room that [`TransposedProduct::multiply`] needs, the same for all formats.
+    pub fn workspace(&self) -> usize {
+        self.table.workspace
+    }
+
     /// Bytes of `m` packed rows.
     pub fn packed_len(&self, m: usize) -> usize {
         (self.table.packed_len)(m, self.n_out)
@@ -155,55 +202,53 @@ impl TransposedProduct {
     pub fn pack(&self, y: &[f32], m: usize, packed: &mut [u8]) {
         assert!(Some(y.len()) == m.checked_mul(self.n_out) && m <= self.table.group, "transposed: {m} rows to pack");
         assert_eq!(packed.len(), self.packed_len(m), "transposed: buffer");
+        if y.is_empty() {
+            return;
+        }
         // SAFETY: `Arch` proved the CPU features; shapes were checked above.
         unsafe { (self.table.pack)(y, m, self.n_out, packed) }
     }
 
     /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made of `x.rows()` rows; `w` is the whole
-    /// matrix.
+    /// matrix. What `workspace` holds does not matter.
     ///
     /// # Panics
     /// If the lengths disagree, or the columns are not a tile.
-    pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8]) {
+    pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8], workspace: &mut [CacheLine]) {
         let f = self.dtype.float_format();
         let (cols, tile) = (x.cols(), self.table.tile);
         assert_eq!(Some(w.len()), f.bytes_of(self.n_out, self.n_in), "transposed: weight bytes");
         assert_eq!(packed.len(), self.packed_len(x.rows()), "transposed: packed rows");
-        assert!(first.is_multiple_of(tile) && cols == tile.min(self.n_in - first), "transposed: {first}+{cols}");
+        let rest = self.n_in.checked_sub(first);
+        assert!(
+            first.is_multiple_of(tile) && rest.map(|rest| rest.min(tile)) == Some(cols),
+            "transposed: columns {first}+{cols} of {}",
+            self.n_in
+        );
+        assert!(workspace.len() >= self.table.workspace, "transposed: workspace");
+        if self.n_out == 0 {
+            return x.fill(0.0);
+        }
         // SAFETY: `Arch` proved the CPU features; shapes were checked above.
-        unsafe { (self.table.kernel)(x, first, self.n_in, self.dtype, w, packed, self.n_out) }
+        unsafe { (self.table.kernel)(x, first, self.n_in, self.dtype, w, packed, self.n_out, workspace) }
     }
 }
 
 /// Widest attention head the kernels take; wider models are refused when opened.
 pub const MAX_HEAD_DIM: usize = 512;
 
-/// What one softmax-attention call needs to know besides its operands.
-#[derive(Clone, Copy, Debug)]
-pub struct AttnParams {
-    /// Width of a key (and query) row.
-    pub head_dim: usize,
-    /// Width of a value row.
-    pub head_dim_v: usize,
-    /// Factor on `q·k`.
-    pub scale: f32,
-    /// `c·tanh(s/c)` on the scaled scores; 0 means none.
-    pub softcap: f32,
-}
-
 /// The kernels of one level.
 pub(crate) struct Kernels {
     pub(crate) name: &'static str,
     pub(crate) supported: fn() -> bool,
 
-    pub(crate) matvec: fn(DType, m: usize) -> Matvec,
+    pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) transposed: fn(DType) -> Transposed,
     /// Whole blocks to the very values of their format's own function, where those are finite.
     pub(crate) dequantize: unsafe fn(DType, blocks: &[u8], x: &mut [f32]),
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
     pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
-    pub(crate) quantize_q8: unsafe fn(x: &[f32], blocks: &mut [BlockQ8]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
     /// operations that were.
@@ -230,6 +275,15 @@ pub(crate) struct Kernels {
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
+    pub(crate) attention_stored: AttentionStoredFn,
+    /// See [`Arch::hadamard`].
+    pub(crate) hadamard: unsafe fn(row: &mut [f32]),
+    /// Stores row `i` of a block of quantised keys or values.
+    pub(crate) quantize_kv: unsafe fn(kind: KvType, block: &mut [u8], i: usize, row: &[f32]),
+    /// Reads the first rows of a block of keys or values.
+    pub(crate) load_kv: LoadKvFn,
+    pub(crate) attention_merge: unsafe fn(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, head_dim_v: usize),
+    pub(crate) attention_finish: unsafe fn(to: &mut AttnPartial<'_>, head_dim_v: usize),
     /// What that multiplies where many query rows see the keys, and how many products of it make one.
     pub(crate) attention_element: (Element, u64),
     pub(crate) attention_queries: unsafe fn(
@@ -257,9 +311,16 @@ pub(crate) struct Kernels {
     ),
 }
 
-/// `out[i] = softmax(scale·q[i]·Kᵀ over ranges[i])·V`, for query rows that share one KV head.
+/// Adds keys to the partial results of query rows, see [`Arch::attention`].
 pub(crate) type AttentionFn<T> =
-    unsafe fn(out: &mut [f32], q: &[f32], k: &[T], v: &[T], ranges: &[(u32, u32)], p: &AttnParams);
+    unsafe fn(to: &mut AttnPartial<'_>, q: &[f32], span: KvSpan<'_, T>, ranges: &[(u32, u32)], p: &AttnParams);
+
+/// Adds stored keys to the partial results of query rows, see [`Arch::attention_stored`].
+pub(crate) type AttentionStoredFn =
+    unsafe fn(to: &mut AttnPartial<'_>, q: &[f32], stored: KvStored<'_>, ranges: &[(u32, u32)], p: &AttnParams);
+
+/// Reads the first rows of a block of keys or values, see [`Arch::load_kv`].
+pub(crate) type LoadKvFn = unsafe fn(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]);
 
 /// Levels this build has, best first.
 static LEVELS: &[&Kernels] = &[
@@ -291,18 +352,9 @@ impl std::fmt::Debug for Arch {
 }
 
 impl Arch {
-    /// The level this process uses: `RUVLLM_ARCH` if set, else the best the CPU has. Chosen once.
-    ///
-    /// # Errors
-    /// If `RUVLLM_ARCH` names a level this build or CPU does not have; lists those it has.
-    pub fn detect() -> Result<Arch, ArchError> {
-        static CHOICE: OnceLock<Result<Arch, ArchError>> = OnceLock::new();
-        CHOICE
-            .get_or_init(|| match std::env::var("RUVLLM_ARCH") {
-                Ok(name) if !name.is_empty() => Arch::named(&name),
-                _ => Ok(Arch::available().next().unwrap_or(Arch::scalar())),
-            })
-            .clone()
+    /// The best level this CPU has.
+    pub fn detect() -> Arch {
+        Arch::available().next().unwrap_or(Arch::scalar())
     }
 
     /// The level called `name`, if this CPU has it.
@@ -327,17 +379,18 @@ impl Arch {
         Arch(&scalar::KERNELS)
     }
 
-    /// The level's name, as `RUVLLM_ARCH` takes it.
+    /// The level's name: `avx2`, `neon`, …
     pub fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// Form of activations that [`Arch::matvec`] wants for `dtype` and `m` of them.
-    pub fn act_form(self, dtype: DType, m: usize) -> ActForm {
-        (self.0.matvec)(dtype, m).form
+    /// Form of activations that [`Arch::matvec`] wants for `dtype`.
+    pub fn act_form(self, dtype: DType) -> ActForm {
+        (self.0.matvec)(dtype).form
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values. A row's bits do not depend on how
+    /// many rows there are, here or in [`Arch::gemm`]; the two round differently.
     ///
     /// # Panics
     /// If the lengths disagree or `x` has not the form of [`Arch::act_form`].
@@ -345,15 +398,10 @@ impl Arch {
         let f = dtype.float_format();
         assert_eq!(Some(w.len()), f.bytes_of(y.cols(), x.n()), "matvec: {dtype:?} weight bytes");
         assert_eq!(y.rows(), x.m(), "matvec: rows of activations");
-        let matvec = (self.0.matvec)(dtype, x.m());
+        let matvec = (self.0.matvec)(dtype);
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (matvec.kernel)(y, dtype, w, x) }
-    }
-
-    /// From how many activation rows on [`Arch::gemm`] is the faster product.
-    pub fn gemm_min_rows(self, dtype: DType) -> usize {
-        (self.0.gemm)(dtype).min_rows
     }
 
     /// What [`Arch::gemm`] multiplies for weights of `dtype`, and how many products of that each product
@@ -374,7 +422,15 @@ impl Arch {
         (self.0.gemm)(dtype).tile
     }
 
+    /// Room that [`Arch::gemm`] needs for weights of `dtype`, in cache lines.
+    pub fn gemm_workspace(self, dtype: DType) -> usize {
+        (self.0.gemm)(dtype).workspace
+    }
+
     /// Bytes of packed activations for [`Arch::gemm`].
+    ///
+    /// # Panics
+    /// If they are more than can be addressed.
     pub fn packed_len(self, dtype: DType, m: usize, k: usize) -> usize {
         ((self.0.gemm)(dtype).packed_len)(m, k)
     }
@@ -393,6 +449,9 @@ impl Arch {
         let gemm = (self.0.gemm)(dtype);
         assert!(Some(x.len()) == m.checked_mul(k) && m <= gemm.group, "pack: {m} rows of {k} activations");
         assert_eq!(packed.len(), (gemm.packed_len)(m, k), "pack: buffer");
+        if x.is_empty() {
+            return;
+        }
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.pack)(x, m, k, packed) }
     }
@@ -402,17 +461,30 @@ impl Arch {
         std::ptr::fn_addr_eq((self.0.gemm)(a).pack, (self.0.gemm)(b).pack)
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows. What `workspace`
+    /// holds does not matter.
     ///
     /// # Panics
-    /// If the lengths disagree.
-    pub fn gemm(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], packed: &[u8], k: usize) {
+    /// If the lengths disagree or `workspace` is smaller than [`Arch::gemm_workspace`] says.
+    pub fn gemm(
+        self,
+        dtype: DType,
+        y: &mut ColumnsMut<'_>,
+        w: &[u8],
+        packed: &[u8],
+        k: usize,
+        workspace: &mut [CacheLine],
+    ) {
         let f = dtype.float_format();
         let gemm = (self.0.gemm)(dtype);
         assert_eq!(Some(w.len()), f.bytes_of(y.cols(), k), "gemm: {dtype:?} weight bytes");
         assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
+        assert!(workspace.len() >= gemm.workspace, "gemm: workspace");
+        if k == 0 {
+            return y.fill(0.0);
+        }
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (gemm.kernel)(y, dtype, w, packed, k) }
+        unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
     }
 
     /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: what takes gradients by its
@@ -458,16 +530,6 @@ impl Arch {
         unsafe { (self.0.quantize_p16)(x, blocks) }
     }
 
-    /// Rounds a row of activations.
-    ///
-    /// # Panics
-    /// If `blocks` has another length than [`BlockQ8::per_row`] says.
-    pub fn quantize_q8(self, x: &[f32], blocks: &mut [BlockQ8]) {
-        assert_eq!(blocks.len(), BlockQ8::per_row(x.len()), "quantize_q8: {} values", x.len());
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.quantize_q8)(x, blocks) }
-    }
-
     /// `Σ a·b`.
     pub fn dot(self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len(), "dot");
@@ -498,10 +560,8 @@ impl Arch {
         }
         let rank = t.len() / y.rows();
         assert_eq!(t.len(), y.rows() * rank, "add_product: {} rows", y.rows());
-        assert!(
-            y.cols() <= stride && (rank - 1) * stride + y.cols() <= b.len(),
-            "add_product: {rank} rows of {stride}"
-        );
+        let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
+        assert!(y.cols() <= stride && end.is_some_and(|end| end <= b.len()), "add_product: {rank} rows of {stride}");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.add_product)(y, t, b, stride) }
     }
@@ -557,14 +617,14 @@ impl Arch {
     /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv
     /// 2104.09864); `x.len() == 2·cos.len()`.
     pub fn rope_norm(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
-        assert!(x.len() == 2 * cos.len() && sin.len() == cos.len(), "rope_norm");
+        assert!(Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(), "rope_norm");
         // SAFETY: `self` proves the CPU features; lengths were checked.
         unsafe { (self.0.rope_norm)(x, cos, sin) }
     }
 
     /// Rotates the pairs `(x[i], x[i + n/2])` of one head (GPT-NeoX order).
     pub fn rope_neox(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
-        assert!(x.len() == 2 * cos.len() && sin.len() == cos.len(), "rope_neox");
+        assert!(Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(), "rope_neox");
         // SAFETY: `self` proves the CPU features; lengths were checked.
         unsafe { (self.0.rope_neox)(x, cos, sin) }
     }
@@ -622,36 +682,6 @@ impl Arch {
         assert_eq!(x.len(), y.len(), "f16_to_f32");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.f16_to_f32)(x, y) }
-    }
-
-    /// What [`Arch::attention`] of many query rows over half-precision keys multiplies, and how many products of
-    /// that each product takes.
-    pub fn attention_element(self) -> (Element, u64) {
-        self.0.attention_element
-    }
-
-    /// Softmax attention of query rows that share one KV head: `q` is `(n_q, head_dim)`, `k`
-    /// `(n_kv, head_dim)`, `v` `(n_kv, head_dim_v)`, `out` `(n_q, head_dim_v)`; row `i` sees the keys
-    /// `ranges[i].0 .. ranges[i].1`.
-    ///
-    /// # Panics
-    /// If the shapes disagree or a range is empty or ends behind the keys.
-    pub fn attention<T: KvElement>(
-        self,
-        out: &mut [f32],
-        q: &[f32],
-        k: &[T],
-        v: &[T],
-        ranges: &[(u32, u32)],
-        p: &AttnParams,
-    ) {
-        let n_kv = k.len() / p.head_dim;
-        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
-        assert!(q.len() == ranges.len() * p.head_dim && out.len() == ranges.len() * p.head_dim_v, "attention: queries");
-        assert!(k.len() == n_kv * p.head_dim && v.len() == n_kv * p.head_dim_v, "attention: keys and values");
-        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention: ranges");
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { T::attention(self.0)(out, q, k, v, ranges, p) }
     }
 }
 
@@ -725,31 +755,7 @@ impl Arch {
     }
 }
 
-/// Element type a KV cache can hold.
-pub trait KvElement: bytemuck::Pod + Send + Sync + sealed::Attention {}
-impl KvElement for f32 {}
-impl KvElement for half::f16 {}
-
-#[allow(private_interfaces)] // the trait is sealed: nobody outside can call it
-mod sealed {
-    use super::{AttentionFn, Kernels};
-    #[allow(unreachable_pub, private_interfaces)] // public in a private module: seals the trait
-    pub trait Attention: Sized {
-        fn attention(k: &Kernels) -> AttentionFn<Self>;
-    }
-    impl Attention for f32 {
-        fn attention(k: &Kernels) -> AttentionFn<f32> {
-            k.attention_f32
-        }
-    }
-    impl Attention for half::f16 {
-        fn attention(k: &Kernels) -> AttentionFn<half::f16> {
-            k.attention_f16
-        }
-    }
-}
-
-/// `RUVLLM_ARCH` names a level that cannot be used.
+/// A level that cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "instruction-set level {name:?} is {}; this CPU has: {}",

@@ -2,10 +2,9 @@
 //! panels of weight *columns*. Some rows are expanded to `f32`, then turned to panel rows in the words
 //! of the level's register tile.
 
-use super::gemm::{Aligned, BLOCK, Panels, SUMS, TILE, pack, packed_len, place, prefetch};
-use super::{ColumnsMut, Transposed};
+use super::gemm::{BLOCK, Panels, SUMS, TILE, pack, packed_len, place, prefetch};
+use super::{CacheLine, ColumnsMut, Transposed};
 use crate::quant::DType;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Weight columns of a transposed task: with their sums, they fill half of an L2 cache of 1 MiB.
@@ -19,18 +18,18 @@ pub(super) trait Turn: Panels {
     const ROWS: usize;
 
     /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. They begin at a multiple of
-    /// [`COLUMNS`].
+    /// [`COLUMNS`], and `out` has room for them, rounded up to 32.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and `out` room for them, rounded up to 32.
-    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32);
+    /// The CPU must have the level's features.
+    const EXPAND: unsafe fn(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: &mut [f32]);
 
     /// Makes `LANES` panel rows of [`Turn::ROWS`] values each of as many columns of expanded rows.
     ///
     /// # Safety
     /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of `panel`
     /// `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
-    unsafe fn turn(values: *const f32, panel: *mut u32);
+    const TURN: unsafe fn(values: *const f32, panel: *mut u32);
 }
 
 /// The transposed product on panels of `P`.
@@ -40,17 +39,18 @@ pub(super) const fn transposed<P: Turn>() -> Transposed {
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,
         pack: pack::<P>,
+        workspace: CacheLine::holding(MOST_ROWS * COLUMNS + COLUMNS * BLOCK + COLUMNS * SUMS),
         kernel: transposed_kernel::<P>,
     }
 }
 
-/// Whole blocks by [`Turn::expand`], but for a last few values that are no group.
+/// Whole blocks by [`Turn::EXPAND`], but for a last few values that are no group.
 pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
     let format = dtype.float_format();
     for (blocks, x) in blocks.chunks(BLOCK / format.block_elems * format.block_bytes).zip(x.chunks_mut(BLOCK)) {
         if x.len().is_multiple_of(32) {
-            // SAFETY: the caller's promise of the CPU; `x` has room for all values.
-            unsafe { P::expand(dtype, blocks, 0..x.len(), x.as_mut_ptr()) };
+            // SAFETY: the caller's promise.
+            unsafe { (P::EXPAND)(dtype, blocks, 0..x.len(), x) };
         } else {
             (format.dequantize)(blocks, x);
         }
@@ -65,6 +65,7 @@ unsafe fn transposed_kernel<P: Turn>(
     w: &[u8],
     packed: &[u8],
     k: usize,
+    workspace: &mut [CacheLine],
 ) {
     let format = dtype.float_format();
     let bytes = |values: usize| values / format.block_elems * format.block_bytes;
@@ -80,35 +81,34 @@ unsafe fn transposed_kernel<P: Turn>(
     let n_vecs = x.rows().div_ceil(P::LANES);
     let n_cols = x.cols();
 
-    let mut values = Aligned([0.0f32; MOST_ROWS * COLUMNS]);
-    let values = values.0.as_mut_ptr();
     const { assert!(P::ROWS <= MOST_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
-    let mut panel = MaybeUninit::<Aligned<[u32; COLUMNS * BLOCK]>>::uninit();
-    let panel = panel.as_mut_ptr().cast::<u32>();
+    // Expanded rows, `COLUMNS` values each; columns that are not there hold what the last task left.
+    let (values, rest) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MOST_ROWS * COLUMNS);
+    let values: &mut [f32] = bytemuck::cast_slice_mut(values);
+    let (panel, sums) = rest.split_at_mut(COLUMNS * BLOCK);
+    let panel = panel.as_mut_ptr();
     // `[tile of columns][register of activations][column][lane]`
-    let mut sums = MaybeUninit::<Aligned<[f32; COLUMNS * SUMS]>>::uninit();
-    let sums = sums.as_mut_ptr().cast::<f32>();
+    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..COLUMNS * SUMS]);
+    let sums = sums.as_mut_ptr();
 
     for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
         let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
         for k0 in (0..k).step_by(BLOCK) {
             let n = (k - k0).min(BLOCK);
             for k1 in (0..n).step_by(P::ROWS) {
-                for r in 0..P::ROWS {
-                    let row = values.wrapping_add(r * COLUMNS);
+                for (r, row) in values.chunks_exact_mut(COLUMNS).enumerate().take(P::ROWS) {
                     if k1 + r < n {
-                        // SAFETY: a row has room for these values.
-                        unsafe { P::expand(dtype, blocks(k0 + k1 + r), wanted.clone(), row) };
+                        // SAFETY: the caller's promise.
+                        unsafe { (P::EXPAND)(dtype, blocks(k0 + k1 + r), wanted.clone(), row) };
                     } else {
-                        // SAFETY: a row.
-                        unsafe { row.write_bytes(0, COLUMNS) };
+                        row.fill(0.0);
                     }
                 }
                 // Register tiles are multiplied whole; what comes of columns that are not there is not stored.
-                for c in (0..n_cols.next_multiple_of(P::rows(1))).step_by(P::LANES) {
+                for c in (0..n_cols.next_multiple_of(P::TILES[0].rows)).step_by(P::LANES) {
                     let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
                     // SAFETY: so many columns are in the rows, and panel rows have room for the words.
-                    unsafe { P::turn(values.wrapping_add(c), panel) };
+                    unsafe { (P::TURN)(values[c..].as_ptr(), panel) };
                 }
             }
             for r in k0 + n..(k0 + n + BLOCK).min(k) {
@@ -122,12 +122,13 @@ unsafe fn transposed_kernel<P: Turn>(
                         let vecs = (n_vecs - v).min(P::VECS);
                         let y = &y[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
                         let y = &y[..P::words(depth) * vecs * P::LANES];
-                        for (i, c) in (0..(n_cols - c0).min(TILE)).step_by(P::rows(vecs)).enumerate() {
+                        let tile = &P::TILES[vecs - 1];
+                        for (i, c) in (0..(n_cols - c0).min(TILE)).step_by(tile.rows).enumerate() {
                             let ahead = y.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
                             let w = panel.wrapping_add(place::<P>(panel_stride, c0 + c, P::panel_words(k1)));
                             let sums = sums.wrapping_add((v * TILE + c) * P::LANES);
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe { P::tile(vecs, w, y.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
+                            unsafe { (tile.multiply)(w, y.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
                         }
                     }
                 }
@@ -140,7 +141,7 @@ unsafe fn transposed_kernel<P: Turn>(
                 let sums = sums.wrapping_add(c / TILE * TILE * SUMS + (v * TILE + c % TILE) * P::LANES);
                 let x = x.as_mut_ptr().wrapping_add(row * stride + c);
                 // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `x`.
-                unsafe { P::transpose(sums, x, stride, n, (n_cols - c).min(P::LANES)) };
+                unsafe { (P::STORE)(sums, x, stride, n, (n_cols - c).min(P::LANES)) };
             }
         }
     }

@@ -1,6 +1,21 @@
-//! A tile of columns of a row-major matrix, so that threads can write disjoint tiles of one output.
+//! Memory that kernels are given: a tile of columns of a row-major matrix, so that threads can write disjoint
+//! tiles of one output; a workspace, so that they need no large stack.
 
+use bytemuck::{Pod, Zeroable};
 use std::marker::PhantomData;
+
+/// Unit of the workspaces that products need: 64 bytes, aligned.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct CacheLine([u8; 64]);
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl CacheLine {
+    /// How many hold `n` values of 32 bits.
+    pub(super) const fn holding(n: usize) -> usize {
+        n.div_ceil(16)
+    }
+}
 
 /// Exclusive view of some adjacent columns of every row of a row-major `f32` matrix.
 #[derive(Debug)]
@@ -28,18 +43,39 @@ impl<'a> ColumnsMut<'a> {
         ColumnsMut { ptr: y.as_mut_ptr(), rows, cols, stride: cols, _matrix: PhantomData }
     }
 
-    /// The columns `start..start + cols` as a view of their own.
+    /// The columns `start..start + cols` as a view of their own, which lasts no longer than the borrow of this one:
+    ///
+    /// ```compile_fail,E0597
+    /// # use ruvllm::arch::ColumnsMut;
+    /// let mut y = [0.0; 8];
+    /// let tile = {
+    ///     let view = ColumnsMut::new(&mut y, 2, 4);
+    ///     unsafe { view.tile(0, 2) } // `view` does not live long enough
+    /// };
+    /// assert_eq!(tile.cols(), 2);
+    /// ```
     ///
     /// # Safety
     /// No two views that are alive at the same time may share a column.
     ///
     /// # Panics
     /// If the columns are not inside this view.
-    pub unsafe fn tile(&self, start: usize, cols: usize) -> ColumnsMut<'a> {
+    pub unsafe fn tile(&self, start: usize, cols: usize) -> ColumnsMut<'_> {
         assert!(start <= self.cols && cols <= self.cols - start, "tile {start}+{cols} of {} columns", self.cols);
         // SAFETY: `start` is inside the row, so the pointer stays inside the matrix.
         let ptr = unsafe { self.ptr.add(start) };
         ColumnsMut { ptr, rows: self.rows, cols, stride: self.stride, _matrix: PhantomData }
+    }
+
+    /// The rows `rows` as a view of their own.
+    ///
+    /// # Panics
+    /// If they are not inside this view.
+    pub fn rows_mut(&mut self, rows: std::ops::Range<usize>) -> ColumnsMut<'_> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        // An empty view may begin behind the last row, where there is nothing to point at.
+        let ptr = if rows.is_empty() { self.ptr } else { self.ptr.wrapping_add(rows.start * self.stride) };
+        ColumnsMut { ptr, rows: rows.len(), cols: self.cols, stride: self.stride, _matrix: PhantomData }
     }
 
     /// Number of rows.
@@ -62,6 +98,13 @@ impl<'a> ColumnsMut<'a> {
         self.ptr
     }
 
+    /// Sets all values.
+    pub fn fill(&mut self, value: f32) {
+        for i in 0..self.rows {
+            self.row(i).fill(value);
+        }
+    }
+
     /// The view's part of row `i`.
     ///
     /// # Panics
@@ -70,5 +113,50 @@ impl<'a> ColumnsMut<'a> {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: row `i` lies inside the matrix, and this view alone may touch its columns of it.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(i * self.stride), self.cols) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads write tiles of one matrix; Miri watches what each touches.
+    #[test]
+    fn tiles_are_disjoint_and_rows_lie_inside() {
+        let (rows, cols) = (3, 10);
+        let mut y = vec![0.0; rows * cols];
+        let view = ColumnsMut::new(&mut y, rows, cols);
+        std::thread::scope(|scope| {
+            for (start, n) in [(0, 4), (4, 1), (5, 0), (5, 5)] {
+                // SAFETY: no two of these tiles share a column.
+                let mut tile = unsafe { view.tile(start, n) };
+                scope.spawn(move || {
+                    tile.fill(start as f32);
+                    let mut last = tile.rows_mut(2..3);
+                    last.row(0).fill(1.0);
+                    assert_eq!((tile.rows_mut(3..3).rows(), tile.stride()), (0, cols));
+                });
+            }
+        });
+        for (i, row) in y.chunks_exact(cols).enumerate() {
+            let expected = if i == 2 { [1.0; 10] } else { [0.0, 0.0, 0.0, 0.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0] };
+            assert_eq!(row, expected);
+        }
+    }
+
+    #[test]
+    fn views_outside_are_refused() {
+        let outside = |tile: fn(&mut ColumnsMut<'_>)| {
+            let mut y = [0.0; 6];
+            let mut view = ColumnsMut::new(&mut y, 2, 3);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tile(&mut view))).is_err()
+        };
+        // SAFETY: each is the only tile.
+        assert!(outside(|view| assert_eq!(unsafe { view.tile(2, 2) }.cols(), 2)));
+        // SAFETY: as above.
+        assert!(outside(|view| assert_eq!(unsafe { view.tile(usize::MAX, 2) }.cols(), 2)));
+        assert!(outside(|view| view.row(2).fill(1.0)));
+        assert!(outside(|view| assert_eq!(view.rows_mut(1..3).rows(), 2)));
+        assert!(!outside(|view| view.row(1).fill(1.0)));
     }
 }

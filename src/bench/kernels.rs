@@ -1,7 +1,10 @@
 //! Every kernel of a level against what the machine allows it.
 
 use super::machine::{arithmetic_peak, read_bandwidth};
-use crate::arch::{ActForm, Acts, Arch, AttnParams, BlockP16, BlockQ8, BlockQ16, ColumnsMut, Element};
+use crate::arch::{
+    ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, Element, KV_BLOCK, KV_SPAN, KvBlock,
+    KvElement, KvSpan,
+};
 use crate::quant::{DType, FORMATS};
 use half::f16;
 use std::hint::black_box;
@@ -68,13 +71,10 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let blocks = quantised(arch, &noise[..N]);
         let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(N)];
         arch.quantize_p16(&noise[..N], &mut planes);
-        let mut bytes_of_x = vec![bytemuck::Zeroable::zeroed(); BlockQ8::per_row(N)];
-        arch.quantize_q8(&noise[..N], &mut bytes_of_x);
-        let x = match arch.act_form(f.dtype, 1) {
+        let x = match arch.act_form(f.dtype) {
             ActForm::F32 => Acts::F32 { x: &noise[..N], n: N },
             ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
             ActForm::P16 => Acts::P16 { x: &planes, n: N },
-            ActForm::Q8 => Acts::Q8 { x: &bytes_of_x, n: N },
         };
         let mut out = vec![0.0; n_rows];
         let bytes = n_rows * row_bytes;
@@ -88,14 +88,22 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let (m, n) = (512, 256);
         let w = &weights[..n * N / f.block_elems * f.block_bytes];
         let packed = packed(arch, f.dtype, &noise, m);
+        let mut workspace = vec![bytemuck::Zeroable::zeroed(); arch.gemm_workspace(f.dtype)];
         let bytes = w.len() + packed.len() + m * n * 4;
         row(format!("gemm {} {m} rows", f.name), bytes, 2 * m * n * N, near, peak, &mut || {
-            arch.gemm(f.dtype, &mut ColumnsMut::new(&mut y[..m * n], m, n), w, bytemuck::cast_slice(&packed), N);
+            arch.gemm(
+                f.dtype,
+                &mut ColumnsMut::new(&mut y[..m * n], m, n),
+                w,
+                bytemuck::cast_slice(&packed),
+                N,
+                &mut workspace,
+            );
         });
     }
 
     let (head_dim, n_kv, group) = (128, 4096, 4);
-    let p = AttnParams { head_dim, head_dim_v: head_dim, scale: 0.088, softcap: 0.0 };
+    let p = AttnParams { head_dim, head_dim_v: head_dim, scale: 0.088, softcap: 0.0, exact: false };
     let kv = &noise[..n_kv * head_dim];
     let kv_half: Vec<f16> = kv.iter().map(|&x| f16::from_f32(x)).collect();
     for (name, n_q) in [("one token", group), ("64 tokens", 64 * group)] {
@@ -103,12 +111,12 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let (q, flops) = (&noise[..n_q * head_dim], 4 * n_q * n_kv * head_dim);
         let out = &mut y[..n_q * head_dim];
         row(format!("attention f32, {name}"), 8 * kv.len(), flops, near, f32_peak, &mut || {
-            arch.attention(out, q, kv, kv, &ranges, &p);
+            attend(arch, out, q, kv, kv, &ranges, &p);
         });
         let (element, products) = if n_q == group { (Element::F32, 1) } else { arch.attention_element() };
         let peak = peak_of(element) / products as f64;
         row(format!("attention f16, {name}"), 4 * kv.len(), flops, near, peak, &mut || {
-            arch.attention(out, q, &kv_half, &kv_half, &ranges, &p);
+            attend(arch, out, q, &kv_half, &kv_half, &ranges, &p);
         });
     }
 
@@ -147,6 +155,31 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     });
     near_row("rope_angles of 64 pairs for", 8 * 64, &mut || arch.rope_angles(cos_out, sin_out, cos, 1000.0, 1.0));
     Ok(())
+}
+
+/// Attention of query rows over adjacent keys `(n_kv, head_dim)` and values, span by span; `n_kv` is a multiple of
+/// [`KV_BLOCK`].
+pub fn attend<T: KvElement>(
+    arch: Arch,
+    out: &mut [f32],
+    q: &[f32],
+    k: &[T],
+    v: &[T],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (mut max, mut sum) = (vec![0.0; ranges.len()], vec![0.0; ranges.len()]);
+    let mut total = AttnPartial { out, max: &mut max, sum: &mut sum };
+    total.clear();
+    let spans = k.chunks(KV_SPAN * p.head_dim).zip(v.chunks(KV_SPAN * p.head_dim_v));
+    for (i, (k, v)) in spans.enumerate() {
+        let mut blocks = [KvBlock::EMPTY; KV_SPAN / KV_BLOCK];
+        let parts = k.chunks(KV_BLOCK * p.head_dim).zip(v.chunks(KV_BLOCK * p.head_dim_v));
+        let n = parts.len();
+        blocks.iter_mut().zip(parts).for_each(|(block, (k, v))| *block = KvBlock { k, v });
+        arch.attention(&mut total, q, KvSpan { first: i * KV_SPAN, blocks: &blocks[..n] }, ranges, p);
+    }
+    arch.attention_finish(&mut total, p);
 }
 
 fn quantised(arch: Arch, x: &[f32]) -> Vec<BlockQ16> {

@@ -11,13 +11,12 @@ mod machine;
 mod synthetic;
 
 use crate::error::{Error, SessionError};
-use crate::exec::{Session, SessionOptions};
+use crate::exec::{CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read};
 use crate::lora::Adapter;
-use crate::model::Model;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use kernels::{KernelRow, kernels};
+pub use kernels::{KernelRow, attend, kernels};
 pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningReport, learning};
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use synthetic::{Shape, synthetic};
@@ -31,12 +30,15 @@ pub struct Test {
     pub n_gen: usize,
     /// Tokens in the context before the clock starts.
     pub depth: usize,
+    /// Sequences that generate their tokens side by side, `n_gen` of them each; 0 means a session alone.
+    pub rows: usize,
 }
 
 impl std::fmt::Display for Test {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.n_prompt, self.n_gen) {
             (p, 0) => write!(f, "pp{p}")?,
+            _ if self.rows > 0 => write!(f, "gr{}", self.rows)?,
             (0, g) => write!(f, "tg{g}")?,
             (p, g) => write!(f, "pp{p}+tg{g}")?,
         }
@@ -53,7 +55,8 @@ pub struct Outcome {
     pub n_threads: usize,
     /// Tokens per second of each repetition.
     pub rates: Vec<f64>,
-    /// Bytes that one generated token has to read: weights, and keys and values of the context.
+    /// Bytes that one generated token has to read: weights, and keys and values of the context. Of `rows` tokens side
+    /// by side, each one's share.
     pub bytes_per_token: u64,
     /// Operations that one token of the prompt takes, on average: a multiplication and an addition for
     /// every weight, and for every key and value of its context.
@@ -86,12 +89,12 @@ impl Outcome {
     }
 }
 
-/// Runs `test` on `model` with `adapters` (and their scales) after one warm-up, `repetitions` times.
+/// Runs `test` on `engine` with `adapters` (and their scales) after one warm-up, `repetitions` times.
 ///
 /// # Errors
 /// If a session cannot be made, is too small for the test, or an adapter is for another model.
 pub fn run(
-    model: &Model,
+    engine: &Engine,
     adapters: &[(Arc<Adapter>, f32)],
     test: Test,
     options: &SessionOptions,
@@ -99,10 +102,14 @@ pub fn run(
 ) -> Result<Outcome, Error> {
     let n_ctx = test.depth.saturating_add(test.n_prompt).saturating_add(test.n_gen).max(1);
     let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
+    let model = engine.model();
     if test.n_gen > 0 {
         model.settle();
     }
-    let mut session = model.session_with(&options)?;
+    if test.rows > 0 {
+        return run_rows(engine, adapters, test, &options, repetitions);
+    }
+    let mut session = engine.session_with(&options)?;
     for (adapter, scale) in adapters {
         session.attach(Arc::clone(adapter), *scale)?;
     }
@@ -124,18 +131,66 @@ pub fn run(
     }
     let h = model.hparams();
     let depth = test.depth + test.n_prompt + test.n_gen / 2;
-    let kv_row = h.n_head_kv * (h.head_dim + h.head_dim_v) * options.kv_type.size();
     Ok(Outcome {
         test,
         n_threads: session.n_threads(),
         rates,
-        bytes_per_token: model.bytes_per_token() + (h.n_layer * kv_row * depth) as u64,
+        bytes_per_token: model.bytes_per_token() + kv_bytes_read(h, &options, depth),
         flops_per_token: model.flops_per_token(test.depth + test.n_prompt / 2),
         noise: Load::since(load),
     })
 }
 
-fn once(session: &mut Session<'_>, test: Test, tokens: &[u32]) -> Result<(), SessionError> {
+/// [`run`] of [`Test::rows`].
+fn run_rows(
+    engine: &Engine,
+    adapters: &[(Arc<Adapter>, f32)],
+    test: Test,
+    options: &SessionOptions,
+    repetitions: usize,
+) -> Result<Outcome, Error> {
+    let (model, cancel, mut outputs) = (engine.model(), CancelToken::default(), Outputs::default());
+    let h = model.hparams();
+    let token = |i: usize, position: usize| ((position * 7919 + i * 104_729) % h.n_vocab) as u32;
+    let mut sequences = Vec::with_capacity(test.rows);
+    for i in 0..test.rows {
+        let mut seq = engine.sequence(options)?;
+        for (adapter, scale) in adapters {
+            seq.attach(Arc::clone(adapter), *scale)?;
+        }
+        let context: Vec<u32> = (0..test.depth).map(|position| token(i, position)).collect();
+        for tokens in context.chunks(options.n_batch) {
+            engine.step(&mut [Slot::new(&mut seq, tokens, TokenKind::Prompt)], &mut outputs, &cancel)?;
+        }
+        sequences.push(seq);
+    }
+    let mut generate = |n: usize| -> Result<f64, Error> {
+        let mut forks = sequences.iter().map(Sequence::fork).collect::<Result<Vec<_>, _>>()?;
+        let start = Instant::now();
+        for position in test.depth..test.depth + n {
+            let tokens: Vec<u32> = (0..test.rows).map(|i| token(i, position)).collect();
+            let slots = forks.iter_mut().zip(tokens.chunks(1));
+            let mut slots: Vec<Slot<'_>> = slots.map(|(seq, t)| Slot::new(seq, t, TokenKind::Generated)).collect();
+            engine.step(&mut slots, &mut outputs, &cancel)?;
+        }
+        Ok((n * test.rows) as f64 / start.elapsed().as_secs_f64())
+    };
+    generate(test.n_gen.min(2))?;
+    let load = Load::now();
+    let rates = (0..repetitions.max(1)).map(|_| generate(test.n_gen)).collect::<Result<Vec<_>, _>>()?;
+    let depth = test.depth + test.n_gen / 2;
+    Ok(Outcome {
+        test,
+        n_threads: engine.n_threads(),
+        rates,
+        bytes_per_token: model.bytes_per_pass(test.rows) / test.rows as u64 + kv_bytes_read(h, options, depth),
+        // Of generated tokens every layer and the head are computed.
+        flops_per_token: model.flops_per_row(depth),
+        noise: Load::since(load),
+    })
+}
+
+fn once(session: &mut Session, test: Test, tokens: &[u32]) -> Result<(), SessionError> {
     let (prompt, generated) = tokens.split_at(test.n_prompt.min(tokens.len()));
     if !prompt.is_empty() {
         session.prefill(prompt)?;

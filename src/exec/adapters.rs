@@ -1,6 +1,7 @@
 //! Adapters of a session.
 
-use super::Session;
+use super::hook::Cut;
+use super::{Sequence, Session};
 use crate::error::AdapterError;
 use crate::lora::{Adapter, Attached};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdapterId(u64);
 
-/// A number that nobody in this process has had, above 0.
+/// A process-unique id, never 0.
 fn next_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
@@ -30,17 +31,17 @@ impl Adapters {
     }
 }
 
-impl Session<'_> {
-    /// Adds `scale·ΔW` of an adapter to the weights this session computes with, besides those that are
-    /// attached already. Other sessions of the model do not see it.
+impl Sequence {
+    /// Adds `scale·ΔW` of an adapter to the weights this sequence is computed with, besides those that are
+    /// attached already. Other sequences do not see it.
     ///
-    /// Empties the session, as [`Session::set_scale`] and [`Session::detach`] do: its keys and values
+    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and values
     /// were computed with other weights.
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
-        let attached = Attached::new(self.model, adapter, scale)?;
+        let attached = Attached::new(self.model(), adapter, scale)?;
         let id = AdapterId(next_number());
         self.adapters.attached.push(attached);
         self.adapters.ids.push(id);
@@ -49,19 +50,19 @@ impl Session<'_> {
     }
 
     /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
-    /// session.
+    /// sequence.
     ///
     /// # Errors
     /// If it is not attached, or the scale not finite.
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
-        let attached = &mut self.adapters.attached[i];
-        *attached = Attached::new(self.model, Arc::clone(&attached.adapter), scale)?;
+        let adapter = Arc::clone(&self.adapters.attached[i].adapter);
+        self.adapters.attached[i] = Attached::new(self.model(), adapter, scale)?;
         self.adapters_changed();
         Ok(())
     }
 
-    /// Takes an adapter off, and hands it back. Empties the session.
+    /// Takes an adapter off, and hands it back. Empties the sequence.
     ///
     /// # Errors
     /// If it is not attached.
@@ -79,15 +80,60 @@ impl Session<'_> {
         ids.iter().zip(attached).map(|(&id, a)| (id, &a.adapter, a.scale))
     }
 
-    /// Tells apart the weights that sessions compute with: 0 without adapters, and a number never used
-    /// before after every change of them. Keys and values may be exchanged between sessions where
-    /// model and generation are the same; a [fork](Session::fork) shares its parent's.
+    /// Tells apart the weights that sequences are computed with: 0 without adapters, and a number never used
+    /// before after every change of them. Keys and values may be exchanged between sequences where
+    /// model and generation are the same; a [fork](Sequence::fork) shares its parent's.
     pub fn adapter_generation(&self) -> u64 {
         self.adapters.generation
     }
 
     pub(super) fn adapters_changed(&mut self) {
         self.adapters.generation = if self.adapters.attached.is_empty() { 0 } else { next_number() };
-        self.clear();
+        self.cut(0, Cut::Rewound);
+    }
+}
+
+impl Session {
+    /// Adds `scale·ΔW` of an adapter to the weights this session computes with, besides those that are
+    /// attached already. Other sessions do not see it. Empties the session, as [`Session::set_scale`] and
+    /// [`Session::detach`] do: its keys and values were computed with other weights.
+    ///
+    /// # Errors
+    /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
+    pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
+        let id = self.seq.attach(adapter, scale)?;
+        self.forget_outputs();
+        Ok(id)
+    }
+
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
+    /// session.
+    ///
+    /// # Errors
+    /// If it is not attached, or the scale not finite.
+    pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
+        self.seq.set_scale(id, scale)?;
+        self.forget_outputs();
+        Ok(())
+    }
+
+    /// Takes an adapter off, and hands it back. Empties the session.
+    ///
+    /// # Errors
+    /// If it is not attached.
+    pub fn detach(&mut self, id: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
+        let adapter = self.seq.detach(id)?;
+        self.forget_outputs();
+        Ok(adapter)
+    }
+
+    /// What is attached, with its scale, in the order it was.
+    pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
+        self.seq.adapters()
+    }
+
+    /// See [`Sequence::adapter_generation`].
+    pub fn adapter_generation(&self) -> u64 {
+        self.seq.adapter_generation()
     }
 }

@@ -13,14 +13,14 @@ const ALIGN: usize = 64;
 #[repr(C, align(64))]
 struct Line([u8; ALIGN]);
 
-/// Memory of a session's forward passes.
+/// Memory of an engine's passes.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     lines: Vec<Line>,
 }
 
 /// Bytes that `take` takes from a frame.
-fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
+pub(super) fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
     let mut trial = Frame { rest: &mut [], counted: Some(0) };
     take(&mut trial);
     trial.counted.unwrap_or(0)
@@ -28,10 +28,15 @@ fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
 
 /// Bytes that `n` values of `T` take in a frame.
 fn footprint<T>(n: usize) -> usize {
-    (n * size_of::<T>()).next_multiple_of(ALIGN)
+    n.saturating_mul(size_of::<T>()).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
 impl Arena {
+    /// Bytes of the block.
+    pub(super) fn bytes(&self) -> u64 {
+        size_of_val(&*self.lines) as u64
+    }
+
     /// A frame with room for `bytes`, growing the block if it is too small.
     fn frame(&mut self, bytes: usize) -> Result<Frame<'_>, SessionError> {
         let n = bytes.div_ceil(ALIGN);
@@ -58,18 +63,9 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The memory of what was taken by [`Frame::take_either`], for one of its plans.
+    /// Memory that was taken as bytes, as many as several plans count at most, for one of them.
     pub(crate) fn of(bytes: &'a mut [u8]) -> Frame<'a> {
         Frame { rest: bytes, counted: None }
-    }
-
-    /// Room for either of two plans, whose buffers are never needed at the same time.
-    pub(crate) fn take_either<T, U>(
-        &mut self,
-        a: impl Fn(&mut Frame<'a>) -> T,
-        b: impl Fn(&mut Frame<'a>) -> U,
-    ) -> &'a mut [u8] {
-        self.take(counted(a).max(counted(b)))
     }
 
     /// The next `n` values; their content is whatever the last pass left.
@@ -78,11 +74,57 @@ impl<'a> Frame<'a> {
     /// If the frame was opened too small.
     pub(crate) fn take<T: Pod>(&mut self, n: usize) -> &'a mut [T] {
         if let Some(counted) = &mut self.counted {
-            *counted += footprint::<T>(n);
+            *counted = counted.saturating_add(footprint::<T>(n));
             return &mut [];
         }
         let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut(footprint::<T>(n));
         self.rest = rest;
         &mut bytemuck::cast_slice_mut(taken)[..n]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Buffers of a pass: 3 values, 100 values, and either 5 or 70 values.
+    fn buffers<'a>(f: &mut Frame<'a>) -> (&'a mut [f32], &'a mut [u64], &'a mut [u8]) {
+        let either = [5, 70].map(|n| counted(|f| f.take::<f32>(n).len()));
+        (f.take(3), f.take(100), f.take(either[0].max(either[1])))
+    }
+
+    #[test]
+    fn buffers_are_aligned_and_disjoint() {
+        let mut arena = Arena::default();
+        for _ in 0..2 {
+            let (a, b, c) = arena.plan(buffers).unwrap();
+            assert_eq!((a.len(), b.len(), c.len()), (3, 100, 320));
+            for address in [a.as_ptr().addr(), b.as_ptr().addr(), c.as_ptr().addr()] {
+                assert_eq!(address % ALIGN, 0);
+            }
+            a.fill(1.0);
+            b.fill(2);
+            c.fill(3);
+            let mut either = Frame::of(c);
+            either.take::<f32>(70).fill(4.0);
+            assert!(a.iter().all(|&a| a == 1.0) && b.iter().all(|&b| b == 2));
+        }
+    }
+
+    #[test]
+    fn a_second_pass_of_the_same_size_moves_nothing() {
+        let mut arena = Arena::default();
+        let first = arena.plan(|f| f.take::<f32>(1000)).unwrap().as_ptr();
+        assert_eq!(arena.plan(|f| f.take::<f32>(1000)).unwrap().as_ptr(), first);
+        assert_eq!(arena.plan(|f| f.take::<f32>(10)).unwrap().as_ptr(), first);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri ends where memory does")]
+    fn memory_that_is_not_there_is_an_error() {
+        // An allocation that nobody looks at could be left out.
+        let take = |f: &mut Frame<'_>| std::hint::black_box(f.take::<u8>(isize::MAX as usize - 4096)).len();
+        let error = Arena::default().plan(take).unwrap_err();
+        assert!(matches!(error, SessionError::OutOfMemory { what: "buffers", .. }), "{error}");
     }
 }

@@ -7,16 +7,20 @@
 //!
 //! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
 
-use super::arena::{Arena, Frame};
-use super::forward::{MAX_GROUP, RopeTables, attn_tiles, choose_experts, head_norms, norm, rope_kinds, rotate};
-use super::linear::{Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward};
-use super::probe::Probe;
-use crate::arch::{AttnBackward, AttnParams, MAX_HEAD_DIM};
-use crate::cache::KvCache;
+use super::arena::{Arena, Frame, counted};
+use super::forward::{
+    MAX_GROUP, RopeTables, Rotation, attn_params, attn_tiles, choose_experts, divisor, head_norms, norm, sigmoid,
+    squared_relu,
+};
+use super::linear::{Ctx, Product, RowAdapters, Scratch, ScratchBackward, Wanted, linear, linear_backward};
+use super::probe::{Probe, Tap};
+use crate::arch::{AttnBackward, MAX_HEAD_DIM};
+use crate::cache::SeqKv;
 use crate::error::SessionError;
 use crate::lora::{Attached, Gradients};
 use crate::model::{
-    Activation, FeedForward, Ffn, Hparams, Layer, Linear, Model, Moe, Norm, NormKind, QkNorm, Site, Weight,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer, Model, Moe,
+    MoeSpec, Norm, NormKind, Norms, QkNorm, Site, Weight,
 };
 use crate::quant::DType;
 use crate::team::Crew;
@@ -107,7 +111,7 @@ impl Saved {
             saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
             let products = match &layer.ffn {
                 FeedForward::Dense(ffn) => {
-                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + layer.wq.w.n_out) * m
+                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + layer.attn.wq.w.n_out) * m
                 }
                 FeedForward::Moe(_) => usize::MAX,
             };
@@ -122,18 +126,18 @@ impl Saved {
 }
 
 impl Probe for Saved {
-    fn tensor(&mut self, name: &str, layer: usize, values: &[f32]) {
+    fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
         let saved = layer.checked_sub(self.lowest).and_then(|i| self.layers.get_mut(i));
-        match (name, saved) {
-            ("inp_embd", _) if self.lowest == 0 => self.x[0].extend_from_slice(values),
-            ("l_out", _) if layer + 1 >= self.lowest => self.x[layer + 1 - self.lowest].extend_from_slice(values),
-            ("kqv_out", Some(saved)) => saved.attn.extend_from_slice(values),
-            ("ffn_inp", Some(saved)) => saved.mid.extend_from_slice(values),
-            ("attn_out", Some(saved)) if saved.has_post_norms.0 => saved.attn_out.extend_from_slice(values),
-            ("ffn_gate", Some(saved)) if saved.keeps_products => saved.gate.extend_from_slice(values),
-            ("ffn_up", Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
-            ("Qcur", Some(saved)) if saved.keeps_products => saved.q.extend_from_slice(values),
-            ("ffn_out", Some(saved)) if saved.has_post_norms.1 => saved.ffn_out.extend_from_slice(values),
+        match (tap, saved) {
+            (Tap::InpEmbd, _) if self.lowest == 0 => self.x[0].extend_from_slice(values),
+            (Tap::LOut, _) if layer + 1 >= self.lowest => self.x[layer + 1 - self.lowest].extend_from_slice(values),
+            (Tap::KqvOut, Some(saved)) => saved.attn.extend_from_slice(values),
+            (Tap::FfnInp, Some(saved)) => saved.mid.extend_from_slice(values),
+            (Tap::AttnOut, Some(saved)) if saved.has_post_norms.0 => saved.attn_out.extend_from_slice(values),
+            (Tap::FfnGate, Some(saved)) if saved.keeps_products => saved.gate.extend_from_slice(values),
+            (Tap::FfnUp, Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
+            (Tap::Qcur, Some(saved)) if saved.keeps_products => saved.q.extend_from_slice(values),
+            (Tap::FfnOut, Some(saved)) if saved.has_post_norms.1 => saved.ffn_out.extend_from_slice(values),
             _ => {}
         }
     }
@@ -146,7 +150,7 @@ pub(crate) struct BackwardPass<'a> {
     /// Which of them gradients are wanted of.
     pub(crate) target: usize,
     pub(crate) rope: &'a RopeTables,
-    pub(crate) kv: &'a KvCache,
+    pub(crate) kv: &'a SeqKv,
     pub(crate) tokens: &'a [u32],
     /// Position of the first token.
     pub(crate) pos: usize,
@@ -163,8 +167,10 @@ struct Buffers<'a> {
     dx: &'a mut [f32],
     /// Room for [`HeadBuffers`] or [`LayerBuffers`].
     inner: &'a mut [u8],
-    /// Cosines, sines and negative sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
-    rope: [[&'a mut [f32]; 3]; 2],
+    /// See [`RopeTables::angles`]; `back` are the negative sines, which rotate back.
+    cos: &'a mut [f32],
+    sin: &'a mut [f32],
+    back: &'a mut [f32],
 }
 
 /// Of some rows of logits.
@@ -231,14 +237,15 @@ fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
 impl<'a> Buffers<'a> {
     fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
         let h = model.hparams();
-        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
+        let head = counted(|frame| HeadBuffers::take(frame, h, n_outputs));
+        let layers = h.layers.iter().map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, m, pos)));
+        let n_angles = RopeTables::n_angles(h, m);
         Buffers {
             dx: frame.take(m * h.n_embd),
-            inner: frame.take_either(
-                |frame| HeadBuffers::take(frame, h, n_outputs),
-                |frame| LayerBuffers::take(frame, h, m, pos),
-            ),
-            rope: angles.map(|n| [frame.take(n), frame.take(n), frame.take(n)]),
+            inner: frame.take(layers.fold(head, usize::max)),
+            cos: frame.take(n_angles),
+            sin: frame.take(n_angles),
+            back: frame.take(n_angles),
         }
     }
 }
@@ -255,13 +262,13 @@ impl<'a> HeadBuffers<'a> {
 }
 
 impl<'a> LayerBuffers<'a> {
-    fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize, pos: usize) -> LayerBuffers<'a> {
-        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
-        let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
-        let n_attn = h.n_head * h.head_dim_v;
-        let m_padded = attn_tiles(h, m).1;
+    fn take(frame: &mut Frame<'a>, h: &Hparams, spec: &LayerSpec, m: usize, pos: usize) -> LayerBuffers<'a> {
+        let n_ff = spec.ffn.n_ff();
+        let Mixer::Attention(attn) = &spec.mixer;
+        let (n_q, n_k, n_v, n_attn) = (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
+        let m_padded = attn_tiles(attn, m).1;
         let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
-        let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
+        let (n_expert, n_used, m_moe) = spec.ffn.moe().map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         LayerBuffers {
             normed: frame.take(m * h.n_embd),
             dnormed: frame.take(m * h.n_embd),
@@ -277,8 +284,8 @@ impl<'a> LayerBuffers<'a> {
                 q_by_head: frame.take(m_padded * n_q),
                 dq_by_head: frame.take(m_padded * n_q),
                 dout_by_head: frame.take(m_padded * n_attn),
-                delta: frame.take(m_padded * h.n_head),
-                lse: frame.take(m_padded * h.n_head),
+                delta: frame.take(m_padded * attn.n_head),
+                lse: frame.take(m_padded * attn.n_head),
                 k_by_head: frame.take(n_kv * n_k),
                 v_by_head: frame.take(n_kv * n_v),
                 dk_by_head: frame.take(m_keys * n_k),
@@ -320,21 +327,24 @@ impl<'a> Tape<'a> {
     fn scratch(
         frame: &mut Frame<'a>,
         model: &Model,
+        n_threads: usize,
         adapters: &[Attached],
         m: usize,
         n_outputs: usize,
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
         let (h, arch) = (model.hparams(), model.arch());
-        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
-        let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
         let rank = adapters.iter().map(|a| a.max_rank).sum();
-        let n_expert = h.experts.map_or(1, |x| x.n_expert);
+        let widths = h.layers.iter().flat_map(|layer| {
+            let Mixer::Attention(attn) = &layer.mixer;
+            let n_expert = layer.ffn.moe().map_or(1, |x| x.n_expert);
+            [attn.n_q(), attn.n_k(), attn.n_v(), h.n_embd, layer.ffn.n_ff(), n_expert]
+        });
         // Nothing is packed wider than `f32`; for the head that would be much.
-        let widths = [n_q, n_k, n_v, h.n_embd, n_ff, n_expert].map(|n_out| (DType::F32, m, n_out));
+        let widths = widths.map(|n_out| (DType::F32, m, n_out));
         let logits = (model.weights().output.w.dtype, logit_rows(h, n_outputs), h.n_vocab);
-        let outputs = widths.into_iter().chain([logits]);
-        let forward = Scratch::take(frame, model, m, rank);
-        (forward, ScratchBackward::take(frame, arch, m, h.n_embd, outputs, rank))
+        let outputs = widths.chain([logits]);
+        let forward = Scratch::take(frame, model, n_threads, (0, m), rank);
+        (forward, ScratchBackward::take(frame, arch, n_threads, m, h.n_embd, outputs, rank))
     }
 
     fn linear(&mut self, x: &[f32], m: usize, products: &mut [Product<'_>]) {
@@ -356,16 +366,27 @@ pub(crate) fn backward(
     let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, objective, cancelled } =
         pass;
     let (h, w) = (model.hparams(), model.weights());
-    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
+    let ctx = Ctx {
+        arch: model.arch(),
+        crew,
+        gguf: model.gguf(),
+        adapters: RowAdapters::All(adapters),
+        n_generated: 0,
+        adapter_nanos: None,
+    };
     let m = tokens.len();
     let n_outputs = m - first_output;
     let (lowest, lowest_stage) = lowest(gradients, h.n_layer);
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
-        (Buffers::take(frame, model, m, pos, n_outputs), Tape::scratch(frame, model, adapters, m, n_outputs))
+        (
+            Buffers::take(frame, model, m, pos, n_outputs),
+            Tape::scratch(frame, model, crew.n_threads(), adapters, m, n_outputs),
+        )
     })?;
-    let wanted = Wanted { adapter: target, gradients };
+    let wanted = Wanted { adapters, adapter: target, gradients };
     let mut tape = Tape { ctx, h, pos, m, wanted, scratch, scratch_backward };
-    rotations(ctx, h, rope, pos, &mut b.rope);
+    rope.angles(ctx.arch, pos, (0..m, m), b.cos, b.sin);
+    b.back.iter_mut().zip(&*b.sin).for_each(|(back, sin)| *back = -sin);
 
     let head_alone = lowest == h.n_layer;
     let loss =
@@ -377,23 +398,12 @@ pub(crate) fn backward(
         }
         let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
         let stage = if i == lowest { lowest_stage } else { Stage::Below };
-        layer_backward(&mut tape, layer, i, x, saved, kv, stage, &mut b);
+        layer_backward(&mut tape, (&h.layers[i], layer), i, x, saved, rope, kv, stage, &mut b);
     }
     if !head_alone {
         embed_backward(&mut tape, &w.token_embd, tokens, b.dx);
     }
     Ok(loss)
-}
-
-/// Cosines and sines of the pass's positions, and the sines that rotate back.
-fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 3]; 2]) {
-    let n = h.rope.n_dims / 2;
-    for ([cos, sin, back], (frequencies, factor)) in rope.iter_mut().zip(&tables.kinds) {
-        for (i, (cos, sin)) in cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n)).enumerate() {
-            ctx.arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
-        }
-        back.iter_mut().zip(&**sin).for_each(|(back, sin)| *back = -sin);
-    }
 }
 
 /// The loss, and its gradient by the output of the last layer in `b.dx`, if that is wanted. Logits are
@@ -427,7 +437,7 @@ fn head(
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
         ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
-            let (scale, cap) = (h.logit_scale, h.final_softcap);
+            let (scale, cap) = (h.logit_scale, h.final_softcap.unwrap_or(0.0));
             if scale != 1.0 {
                 logits.iter_mut().for_each(|x| *x *= scale);
             }
@@ -456,18 +466,22 @@ fn head(
 /// Turns `b.dx` from the gradient by a layer's output to that by its input `x`, or stops at `stage`.
 fn layer_backward(
     tape: &mut Tape<'_>,
-    layer: &Layer,
+    (spec, layer): (&LayerSpec, &Layer),
     i: usize,
     x: &[f32],
     saved: &mut SavedLayer,
-    kv: &KvCache,
+    rope: &RopeTables,
+    kv: &SeqKv,
     stage: Stage,
-    Buffers { dx, inner, rope }: &mut Buffers<'_>,
+    Buffers { dx, inner, cos, sin, back }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
-    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, m, tape.pos);
-    branch_backward(ctx, h, layer.post_ffn_norm.as_ref(), &saved.ffn_out, dx, b.dbranch);
-    if h.parallel_residual {
+    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, spec, m, tape.pos);
+    let Mixer::Attention(attn) = &spec.mixer;
+    let parallel = spec.norms == Norms::Shared;
+    let scale = spec.residual_scale;
+    branch_backward(ctx, h, scale, layer.post_ffn_norm.as_ref(), &saved.ffn_out, dx, b.dbranch);
+    if parallel {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     } else {
         norm(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.normed);
@@ -480,34 +494,35 @@ fn layer_backward(
             let gate = if kept && ffn.gate.is_some() { &mut *saved.gate } else { &mut *b.gate };
             let io = FfnBuffers { gate, up, inner: b.inner, dinner: b.dinner, y: None, kept };
             let dnormed = below.then_some(&mut *b.dnormed);
-            feed_forward_backward(tape, h.activation, ffn, b.normed, m, b.dbranch, dnormed, io);
+            feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
         FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
     }
     if !below {
         return;
     }
-    if !h.parallel_residual {
+    if !parallel {
         norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, dx);
     }
 
-    branch_backward(ctx, h, layer.post_attn_norm.as_ref(), &saved.attn_out, dx, b.dbranch);
+    branch_backward(ctx, h, scale, layer.post_attn_norm.as_ref(), &saved.attn_out, dx, b.dbranch);
     let below = stage < Stage::Output;
     let dattn = below.then_some(&mut *b.attn.dattn);
-    tape.linear_backward(&saved.attn, m, &[(&layer.wo.w, b.dbranch)], dattn);
+    tape.linear_backward(&saved.attn, m, &[(&layer.attn.wo.w, b.dbranch)], dattn);
     if !below {
         return;
     }
-    if !h.parallel_residual {
+    if !parallel {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     }
-    attention_backward(tape, layer, i, saved, b.normed, kv, &mut b.attn, rope);
+    let rotations = attn.rope.map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, m, cos, sin)));
+    attention_backward(tape, (attn, &layer.attn), i, saved, b.normed, kv, &mut b.attn, rotations);
     let a = &b.attn;
-    let products = [(&layer.wq.w, &*a.dq), (&layer.wk.w, &*a.dk), (&layer.wv.w, &*a.dv)];
+    let products = [(&layer.attn.wq.w, &*a.dq), (&layer.attn.wk.w, &*a.dk), (&layer.attn.wv.w, &*a.dv)];
     let below = stage < Stage::Qkv;
     tape.linear_backward(b.normed, m, &products, below.then_some(&mut *b.dnormed_attn));
     if below {
-        if h.parallel_residual {
+        if parallel {
             let dnormed = &*b.dnormed;
             ctx.crew
                 .for_chunks(b.dnormed_attn, h.n_embd, |i, dx| ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd]));
@@ -524,13 +539,23 @@ fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: 
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
             (Some(norm), NormKind::Rms) => ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
-            (Some(norm), NormKind::Layer) => ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
+            (Some(norm), NormKind::Layer | NormKind::LayerNoBias) => {
+                ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
+            }
         }
     });
 }
 
 /// `dbranch` from the gradient `dx` by the residual stream that the branch was added to.
-fn branch_backward(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, branch: &[f32], dx: &[f32], dbranch: &mut [f32]) {
+fn branch_backward(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    scale: f32,
+    post: Option<&Norm>,
+    branch: &[f32],
+    dx: &[f32],
+    dbranch: &mut [f32],
+) {
     let n = h.n_embd;
     ctx.crew.for_chunks(dbranch, n, |i, dbranch| match post {
         Some(_) => dbranch.fill(0.0),
@@ -539,42 +564,43 @@ fn branch_backward(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, branch: &[f32
     if post.is_some() {
         norm_backward(ctx, h, post, branch, dx, dbranch);
     }
-    if h.residual_scale != 1.0 {
-        dbranch.iter_mut().for_each(|dx| *dx *= h.residual_scale);
+    if scale != 1.0 {
+        dbranch.iter_mut().for_each(|dx| *dx *= scale);
     }
 }
 
 /// `b.dq`, `b.dk` and `b.dv`, from `b.dattn`: the gradients by the results of `wq`, `wk` and `wv`.
 fn attention_backward(
     tape: &mut Tape<'_>,
-    layer: &Layer,
+    (spec, w): (&AttnSpec, &Attn),
     i: usize,
     saved: &SavedLayer,
     normed: &[f32],
-    kv: &KvCache,
+    kv: &SeqKv,
     b: &mut AttnBuffers<'_>,
-    rope: &[[&mut [f32]; 3]; 2],
+    rotations: Option<[Rotation<'_>; 2]>,
 ) {
     let (Ctx { arch, crew, .. }, h, m, pos) = (tape.ctx, tape.h, tape.m, tape.pos);
-    let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
-    let (tile, m_padded) = attn_tiles(h, m);
-    let window = h.window_of(i);
-    let [cos, sin, back] = &rope[if window.is_some() { rope_kinds(h) - 1 } else { 0 }];
-    let head_norms = head_norms(h, layer);
-    let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
+    let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
+    let (tile, m_padded) = attn_tiles(spec, m);
+    let window = spec.window;
+    let rotate = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[there, _]| there.apply(token, x));
+    let rotate_back = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[_, back]| back.apply(token, x));
+    let (q_norm, k_norm) = head_norms(spec, w);
+    let params = attn_params(spec, true);
 
     // Queries again, if they are not kept; of the keys only what a norm needs, as they are in the cache.
     if !saved.keeps_products {
-        tape.linear(normed, m, &mut [Product::of(&layer.wq, b.q, m)]);
+        tape.linear(normed, m, &mut [Product::of(&w.wq, b.q, m)]);
     }
-    if layer.k_norm.is_some() {
-        tape.linear(normed, m, &mut [Product::of(&layer.wk, b.k, m)]);
+    if w.k_norm.is_some() {
+        tape.linear(normed, m, &mut [Product::of(&w.wk, b.k, m)]);
     }
-    let full_norms = if h.qk_norm == QkNorm::Full { (&layer.q_norm, &layer.k_norm) } else { (&None, &None) };
+    let full_norms = if spec.qk_norm == Some(QkNorm::Full) { (&w.q_norm, &w.k_norm) } else { (&None, &None) };
     let (q, attn) = (if saved.keeps_products { &*saved.q } else { &*b.q }, &*saved.attn);
     let placed = match full_norms.0 {
         Some(w) => {
-            let n = h.n_head * d;
+            let n = spec.n_q();
             crew.for_chunks(b.dq, n, |token, y| arch.rms_norm(y, &q[token * n..][..n], w, h.norm_eps));
             &*b.dq
         }
@@ -583,12 +609,12 @@ fn attention_backward(
     crew.for_chunks(b.q_by_head, m_padded * n_group * d, |head, to| {
         for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
             let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-            let from = &placed[(token * h.n_head + q_head) * d..][..d];
-            match head_norms.0 {
+            let from = &placed[(token * spec.n_head + q_head) * d..][..d];
+            match q_norm {
                 Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
                 None => to.copy_from_slice(from),
             }
-            rotate(arch, h, i, (cos, sin), token, to);
+            rotate(token, to);
         }
     });
     let n_kv = pos + m;
@@ -597,7 +623,7 @@ fn attention_backward(
     crew.for_chunk_pairs(b.dout_by_head, m_padded * n_group * d_v, b.delta, m_padded * n_group, |head, to, delta| {
         let rows = to.chunks_exact_mut(d_v).zip(delta).take(m * n_group);
         for (j, (to, delta)) in rows.enumerate() {
-            let row = (j / n_group * h.n_head + head * n_group + j % n_group) * d_v;
+            let row = (j / n_group * spec.n_head + head * n_group + j % n_group) * d_v;
             to.copy_from_slice(&dattn[row..][..d_v]);
             *delta = arch.dot(to, &attn[row..][..d_v]);
         }
@@ -651,29 +677,29 @@ fn attention_backward(
         Some(w) => {
             let mut buffer = [0.0; MAX_HEAD_DIM];
             buffer[..d].copy_from_slice(from);
-            rotate(arch, h, i, (cos, back), token, &mut buffer[..d]);
+            rotate_back(token, &mut buffer[..d]);
             to.fill(0.0);
             arch.rms_norm_backward(to, &buffer[..d], x, w, h.norm_eps);
         }
         None => {
             to.copy_from_slice(from);
-            rotate(arch, h, i, (cos, back), token, to);
+            rotate_back(token, to);
         }
     };
     let (k, dq_by_head) = (&*b.k, &*b.dq_by_head);
-    crew.for_chunks(b.dq, h.n_head * d, |token, dq| {
+    crew.for_chunks(b.dq, spec.n_q(), |token, dq| {
         for (q_head, dq) in dq.chunks_exact_mut(d).enumerate() {
             let row = (q_head / n_group * m_padded + token) * n_group + q_head % n_group;
-            let x = &q[(token * h.n_head + q_head) * d..][..d];
-            place(token, &dq_by_head[row * d..][..d], x, head_norms.0, dq);
+            let x = &q[(token * spec.n_head + q_head) * d..][..d];
+            place(token, &dq_by_head[row * d..][..d], x, q_norm, dq);
         }
     });
     let m_keys = m.next_multiple_of(KEYS);
     let (dk_by_head, dv_by_head) = (&*b.dk_by_head, &*b.dv_by_head);
-    crew.for_chunk_pairs(b.dk, h.n_head_kv * d, b.dv, h.n_head_kv * d_v, |token, dk, dv| {
+    crew.for_chunk_pairs(b.dk, spec.n_k(), b.dv, spec.n_v(), |token, dk, dv| {
         for (head, (dk, dv)) in dk.chunks_exact_mut(d).zip(dv.chunks_exact_mut(d_v)).enumerate() {
-            let (row, x) = (head * m_keys + token, &k[(token * h.n_head_kv + head) * d..][..d]);
-            place(token, &dk_by_head[row * d..][..d], x, head_norms.1, dk);
+            let (row, x) = (head * m_keys + token, &k[(token * spec.n_head_kv + head) * d..][..d]);
+            place(token, &dk_by_head[row * d..][..d], x, k_norm, dk);
             dv.copy_from_slice(&dv_by_head[row * d_v..][..d_v]);
         }
     });
@@ -702,10 +728,9 @@ struct FfnBuffers<'b> {
     kept: bool,
 }
 
-/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(gelu(up(x)))`.
+/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
 fn feed_forward_backward(
     tape: &mut Tape<'_>,
-    activation: Activation,
     ffn: &Ffn,
     x: &[f32],
     m: usize,
@@ -722,14 +747,14 @@ fn feed_forward_backward(
         Some(w_gate) => tape.linear(x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]),
         None => tape.linear(x, m, &mut [Product::of(&ffn.up, up, m)]),
     }
-    let gated = ffn.gate.is_some();
     workers.for_chunks(inner, n_ff, |i, inner| {
         let (gate, up) = (&gate[i * n_ff..][..n_ff], &up[i * n_ff..][..n_ff]);
-        inner.copy_from_slice(if gated { gate } else { up });
-        match activation {
-            _ if !gated => arch.gelu(inner),
-            Activation::Silu => arch.silu_mul(inner, up),
-            Activation::Gelu => arch.gelu_mul(inner, up),
+        inner.copy_from_slice(if ffn.activation.is_gated() { gate } else { up });
+        match ffn.activation {
+            Activation::SwiGlu => arch.silu_mul(inner, up),
+            Activation::GeGlu => arch.gelu_mul(inner, up),
+            Activation::Gelu => arch.gelu(inner),
+            Activation::SquaredRelu => squared_relu(inner),
         }
     });
     if let Some(y) = b.y {
@@ -737,27 +762,29 @@ fn feed_forward_backward(
     }
     tape.linear_backward(inner, m, &[(&ffn.down.w, dy)], Some(dinner));
     let dinner = &*dinner;
-    if let Some(w_gate) = &ffn.gate {
-        workers.for_chunk_pairs(gate, n_ff, up, n_ff, |i, gate, up| match activation {
-            Activation::Silu => arch.silu_mul_backward(gate, up, &dinner[i * n_ff..][..n_ff]),
-            Activation::Gelu => arch.gelu_mul_backward(gate, up, &dinner[i * n_ff..][..n_ff]),
-        });
-        tape.linear_backward(x, m, &[(&w_gate.w, gate), (&ffn.up.w, up)], dx);
-    } else {
-        workers.for_chunks(up, n_ff, |i, up| arch.gelu_backward(up, &dinner[i * n_ff..][..n_ff]));
-        tape.linear_backward(x, m, &[(&ffn.up.w, up)], dx);
+    workers.for_chunk_pairs(gate, n_ff, up, n_ff, |i, gate, up| {
+        let dinner = &dinner[i * n_ff..][..n_ff];
+        match ffn.activation {
+            Activation::SwiGlu => arch.silu_mul_backward(gate, up, dinner),
+            Activation::GeGlu => arch.gelu_mul_backward(gate, up, dinner),
+            Activation::Gelu => arch.gelu_backward(up, dinner),
+            Activation::SquaredRelu => up.iter_mut().zip(dinner).for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
+        }
+    });
+    match &ffn.gate {
+        Some(w_gate) => tape.linear_backward(x, m, &[(&w_gate.w, gate), (&ffn.up.w, up)], dx),
+        None => tape.linear_backward(x, m, &[(&ffn.up.w, up)], dx),
     }
 }
 
 /// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.
 /// Which experts are chosen is a constant.
 fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
-    let Some(x) = tape.h.experts else { return };
+    let x = &moe.spec;
     let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
-    let activation = tape.h.activation;
     let e = &mut b.moe;
     tape.linear(b.normed, m, &mut [Product::of_weight(&moe.router, e.router, m)]);
-    choose_experts(tape.ctx, x, e.router, e.chosen, e.weights);
+    choose_experts(tape.ctx, moe, e.router, e.chosen, e.weights);
     b.dnormed.fill(0.0);
     for index in 0..x.n_expert {
         let slots = e.chosen.iter().enumerate().filter(|&(_, &chosen)| chosen == index as u32).map(|(slot, _)| slot);
@@ -777,7 +804,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
         let y = Some(&mut e.y[..values]);
         let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y, kept: false };
         let dx = Some(&mut e.dx[..values]);
-        feed_forward_backward(tape, activation, &moe.expert(index), &e.x[..values], n_rows, &e.dy[..values], dx, io);
+        feed_forward_backward(tape, &moe.expert(index), &e.x[..values], n_rows, &e.dy[..values], dx, io);
         for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
             let token = slot as usize / x.n_used;
             e.dweights[slot as usize] = arch.dot(&e.y[j * n..][..n], &b.dbranch[token * n..][..n]);
@@ -786,10 +813,9 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     }
     for token in 0..m {
         let slots = token * x.n_used..(token + 1) * x.n_used;
-        let probabilities = &e.router[token * x.n_expert..][..x.n_expert];
         choice_backward(
-            probabilities,
-            x.normalise,
+            x,
+            &e.router[token * x.n_expert..][..x.n_expert],
             (&e.chosen[slots.clone()], &e.weights[slots.clone()], &e.dweights[slots]),
             &mut e.drouter[token * x.n_expert..][..x.n_expert],
         );
@@ -797,15 +823,16 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     tape.linear_backward(b.normed, m, &[(&moe.router, e.drouter)], Some(e.dx));
     arch.add(b.dnormed, e.dx);
 
-    if let Some((shared, gate)) = &moe.shared {
+    let Some(shared) = &moe.shared else { return };
+    let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: false };
+    if let Some(gate) = &moe.shared_gate {
         let strength = &mut e.router[..m];
         tape.linear(b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
-        strength.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp()));
+        strength.iter_mut().for_each(|s| *s = sigmoid(*s));
         for ((dy, dbranch), s) in e.dy.chunks_exact_mut(n).zip(b.dbranch.chunks_exact(n)).zip(&*strength) {
             dy.iter_mut().zip(dbranch).for_each(|(dy, dbranch)| *dy = s * dbranch);
         }
-        let io = FfnBuffers { gate: b.gate, up: b.up, inner: b.inner, dinner: b.dinner, y: Some(e.y), kept: false };
-        feed_forward_backward(tape, activation, shared, b.normed, m, e.dy, Some(e.dx), io);
+        feed_forward_backward(tape, shared, b.normed, m, e.dy, Some(e.dx), io);
         arch.add(b.dnormed, e.dx);
         let dstrength = &mut e.drouter[..m];
         let outputs = e.y.chunks_exact(n).zip(b.dbranch.chunks_exact(n));
@@ -813,31 +840,48 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
             *ds = arch.dot(y, dbranch) * s * (1.0 - s);
         }
         tape.linear_backward(b.normed, m, &[(gate, dstrength)], Some(e.dx));
-        arch.add(b.dnormed, e.dx);
+    } else {
+        feed_forward_backward(tape, shared, b.normed, m, b.dbranch, Some(e.dx), FfnBuffers { y: None, ..io });
     }
+    arch.add(b.dnormed, e.dx);
 }
 
 /// The gradient by a router's outputs, from that by the weights of the chosen experts.
 fn choice_backward(
-    probabilities: &[f32],
-    normalised: bool,
+    spec: &MoeSpec,
+    scores: &[f32],
     (chosen, weights, dweights): (&[u32], &[f32], &[f32]),
     drouter: &mut [f32],
 ) {
     drouter.fill(0.0);
-    let mean: f32 = if normalised { weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum() } else { 0.0 };
-    let sum: f32 = if normalised { chosen.iter().map(|&e| probabilities[e as usize]).sum() } else { 1.0 };
-    for (&e, dw) in chosen.iter().zip(dweights) {
-        drouter[e as usize] = (dw - mean) / sum;
+    // Softmax and division by a sum: `dx = w·(dw − Σ w·dw)`, but for the factor before or after.
+    let mean: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
+    if spec.gating == Gating::SoftmaxAfterTopK {
+        let sum: f32 = weights.iter().sum();
+        for ((&e, dw), w) in chosen.iter().zip(dweights).zip(weights) {
+            drouter[e as usize] = w * (dw - mean / sum);
+        }
+        return;
     }
-    let mean: f32 = probabilities.iter().zip(&*drouter).map(|(p, dp)| p * dp).sum();
-    drouter.iter_mut().zip(probabilities).for_each(|(dx, p)| *dx = p * (*dx - mean));
+    let total: f32 = chosen.iter().map(|&e| scores[e as usize]).sum();
+    let sum = if spec.normalise { divisor(total) } else { 1.0 };
+    // Below its floor the sum is a constant.
+    let mean = if spec.normalise && sum == total { mean } else { 0.0 };
+    for (&e, dw) in chosen.iter().zip(dweights) {
+        drouter[e as usize] = (spec.scale * dw - mean) / sum;
+    }
+    if spec.gating == Gating::Sigmoid {
+        drouter.iter_mut().zip(scores).for_each(|(dx, p)| *dx *= p * (1.0 - p));
+        return;
+    }
+    let mean: f32 = scores.iter().zip(&*drouter).map(|(p, dp)| p * dp).sum();
+    drouter.iter_mut().zip(scores).for_each(|(dx, p)| *dx = p * (*dx - mean));
 }
 
 /// Gradients of an adapter of the embedding table.
 fn embed_backward(tape: &mut Tape<'_>, table: &Weight, tokens: &[u32], dx: &[f32]) {
     let (h, arch) = (tape.h, tape.ctx.arch);
-    let attached = &tape.ctx.adapters[tape.wanted.adapter];
+    let attached = &tape.wanted.adapters[tape.wanted.adapter];
     let Some(term) = attached.adapter.term(table.site) else { return };
     let Some(gradient) = tape.wanted.gradients.term_mut(table.site) else { return };
     let factor = attached.scale * attached.adapter.scale(term) * h.embd_scale;

@@ -1,66 +1,177 @@
-//! One forward pass: tokens in, logits out. Read this file first.
+//! One forward pass: tokens of some sequences in, logits out. Read this file first.
 //!
-//! `m` tokens at positions `pos..pos + m`; every matrix is row-major with one row per token.
+//! A batch has slots, one for each sequence, and every slot some tokens at adjacent positions. Every matrix is
+//! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
+//! sequence (its positions, keys and values, adapters) goes slot by slot.
 
-use super::arena::{Arena, Frame};
-use super::linear::{Ctx, Product, Scratch, linear};
-use super::probe::Probe;
-use crate::arch::{Arch, AttnParams};
-use crate::cache::KvCache;
+use super::arena::{Arena, Frame, counted};
+use super::batch::{Adapters, Outputs, Rows, Slot};
+use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
+use super::probe::{Probe, Tap};
+use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
-use crate::lora::Attached;
+use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Experts, FeedForward, Ffn, Hparams, Layer, Model, Moe, Norm, NormKind, QkNorm, RopeOrder, Weight,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, MAX_EXPERT, Mixer, Model, Moe, MoeSpec, Norm,
+    NormKind, Norms, QkNorm, RopeId, RopeOrder, Weight,
 };
 use crate::team::Crew;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 /// Query rows that one attention task handles at a time.
 const ATTN_ROWS: usize = 128;
+/// Pieces of one token's keys that one thread merges: a few microseconds of work.
+const FEW_PIECES: usize = 16;
 /// Logits that one task caps: some ten microseconds of work.
 const LOGITS: usize = 4096;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
 pub(super) const MAX_GROUP: usize = 1024;
 
-/// Rotation frequencies of a session, which depend on its context length, and the factor on cosines
-/// and sines: of all layers, or of those that see everything and those with a window.
+/// Rows of a sum of experts that one task adds to.
+const SUM_ROWS: usize = 16;
+/// Least sum of the weights of a token's experts that they are divided by: the smallest normal `f16`, as in llama.cpp.
+const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
+
+/// The ropes of a model, with the frequencies of a session, which depend on its context length.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTables {
-    pub(super) kinds: Vec<(Vec<f32>, f32)>,
+    ropes: Vec<RopeTable>,
+}
+
+#[derive(Clone, Debug)]
+struct RopeTable {
+    order: RopeOrder,
+    /// Of each pair of dimensions.
+    frequencies: Vec<f32>,
+    /// Factor on cosines and sines.
+    factor: f32,
+    /// Pairs of the ropes before it.
+    first: usize,
 }
 
 impl RopeTables {
     pub(crate) fn new(model: &Model, n_ctx: usize) -> RopeTables {
-        let (h, w) = (model.hparams(), model.weights());
-        let factors = match &w.rope_factors_short_long {
-            Some((_, long)) if n_ctx > h.rope.n_ctx_orig => Some(long),
-            Some((short, _)) => Some(short),
-            None => w.rope_factors.as_ref(),
-        };
-        let kind = |in_window| h.rope.frequencies(in_window, factors.map(Vec::as_slice));
-        RopeTables { kinds: (0..rope_kinds(h)).map(|i| kind(i == 1)).collect() }
+        let w = model.weights();
+        let mut ropes = Vec::<RopeTable>::new();
+        for rope in &model.hparams().ropes {
+            let factors = match &w.rope_factors_short_long {
+                Some((_, long)) if n_ctx > rope.n_ctx_orig => Some(long),
+                Some((short, _)) => Some(short),
+                None => w.rope_factors.as_ref(),
+            };
+            let (frequencies, factor) = rope.frequencies(factors.map(Vec::as_slice));
+            let first = ropes.last().map_or(0, |last| last.first + last.frequencies.len());
+            ropes.push(RopeTable { order: rope.order, frequencies, factor, first });
+        }
+        RopeTables { ropes }
+    }
+
+    /// Cosines, or sines, that `m` tokens take.
+    pub(super) fn n_angles(h: &Hparams, m: usize) -> usize {
+        h.ropes.iter().map(|rope| m * rope.n_dims / 2).sum()
+    }
+
+    /// Cosines and sines of the positions from `pos` on, in the rows `rows` of `m`: of each rope `(m, n_dims/2)`, one
+    /// after the other.
+    pub(super) fn angles(
+        &self,
+        arch: Arch,
+        pos: usize,
+        (rows, m): (Range<usize>, usize),
+        cos: &mut [f32],
+        sin: &mut [f32],
+    ) {
+        for RopeTable { frequencies, factor, first, .. } in &self.ropes {
+            let n = frequencies.len();
+            let begin = m * first + rows.start * n;
+            let [cos, sin] = [&mut *cos, &mut *sin].map(|x| x[begin..][..rows.len() * n].chunks_exact_mut(n));
+            for (i, (cos, sin)) in cos.zip(sin).enumerate() {
+                arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
+            }
+        }
+    }
+
+    /// A rope by the angles of `m` tokens.
+    pub(super) fn rotation<'a>(
+        &self,
+        arch: Arch,
+        id: RopeId,
+        m: usize,
+        cos: &'a [f32],
+        sin: &'a [f32],
+    ) -> Rotation<'a> {
+        let RopeTable { order, ref frequencies, first, .. } = self.ropes[id.index()];
+        let n_pairs = frequencies.len();
+        let [cos, sin] = [cos, sin].map(|x| &x[m * first..][..m * n_pairs]);
+        Rotation { arch, order, n_pairs, cos, sin }
     }
 }
 
-/// Whether layers with a window rotate by frequencies of their own (2) or like all others (1).
-pub(super) fn rope_kinds(h: &Hparams) -> usize {
-    1 + usize::from(h.rope.theta_window.is_some())
+/// A rope at the positions of some tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Rotation<'a> {
+    arch: Arch,
+    order: RopeOrder,
+    n_pairs: usize,
+    /// `(m, n_pairs)`.
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Rotation<'_> {
+    /// Rotates a head of `token`.
+    pub(super) fn apply(&self, token: usize, head: &mut [f32]) {
+        let [cos, sin] = [self.cos, self.sin].map(|x| &x[token * self.n_pairs..][..self.n_pairs]);
+        let x = &mut head[..2 * self.n_pairs];
+        match self.order {
+            RopeOrder::Norm => self.arch.rope_norm(x, cos, sin),
+            RopeOrder::NeoX => self.arch.rope_neox(x, cos, sin),
+        }
+    }
 }
 
 /// What a pass works on.
-pub(crate) struct Pass<'a> {
+pub(crate) struct Pass<'a, 's> {
     pub(crate) model: &'a Model,
-    pub(crate) adapters: &'a [Attached],
-    pub(crate) rope: &'a RopeTables,
-    pub(crate) kv: &'a mut KvCache,
-    pub(crate) tokens: &'a [u32],
-    /// Position of the first token.
-    pub(crate) pos: usize,
-    /// Logits are wanted from this token of the pass on.
-    pub(crate) first_output: usize,
-    /// If given, takes the normed states that the head read; logits are then left as the head's product.
-    pub(crate) states: Option<&'a mut Vec<f32>>,
+    /// Its rows are numbered already.
+    pub(crate) slots: &'a mut [Slot<'s>],
+    /// Has room for the rows with logits.
+    pub(crate) outputs: &'a mut Outputs,
+    /// Whether logits are left as the head's products, and the normed states that it read are kept.
+    pub(crate) raw: bool,
     /// Asked before every layer; `true` ends the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
+    /// See [`Ctx::adapter_nanos`].
+    pub(crate) adapter_nanos: &'a AtomicU64,
+    /// Where the residual stream goes, `(rows, n_embd)`, if only so many layers are computed.
+    pub(crate) first_layers: Option<(usize, &'a mut [f32])>,
+}
+
+/// What all products of a pass need.
+#[derive(Clone, Copy)]
+struct Base<'a> {
+    arch: Arch,
+    crew: &'a Crew<'a>,
+    gguf: &'a Gguf,
+    adapter_nanos: &'a AtomicU64,
+}
+
+impl<'a> Base<'a> {
+    /// For products whose rows have these adapters, the first `n_generated` being those of generated tokens.
+    fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
+        let Base { arch, crew, gguf, adapter_nanos } = self;
+        Ctx { arch, crew, gguf, adapters, n_generated, adapter_nanos: Some(adapter_nanos) }
+    }
+}
+
+/// The adapters of rows, those of slot `i` up to `ends[i]`.
+fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
+    match slots.0 {
+        [slot] => RowAdapters::All(&slot.seq.adapters.attached),
+        _ if slots.0.iter().all(|slot| slot.seq.adapters.attached.is_empty()) => RowAdapters::All(&[]),
+        _ => RowAdapters::Slots { slots, ends },
+    }
 }
 
 /// The buffers of a pass.
@@ -70,33 +181,66 @@ struct Buffers<'a> {
     branch: &'a mut [f32],
     /// Room for [`AttnBuffers`] or [`FfnBuffers`].
     inner: &'a mut [u8],
-    /// Cosines and sines, `(m, n_dims/2)`, of each kind in [`RopeTables`].
-    rope: [[&'a mut [f32]; 2]; 2],
+    /// See [`RopeTables::angles`].
+    cos: &'a mut [f32],
+    sin: &'a mut [f32],
+    /// Where the rows of each slot end: all, those with logits, and those of one expert.
+    ends: &'a [u32],
+    output_ends: &'a [u32],
+    expert_ends: &'a mut [u32],
     moe: MoeBuffers<'a>,
     scratch: Scratch<'a>,
 }
 
-/// Of attention; keys and values of `m_kv` tokens, the rest of the last `m` of them.
+/// Of attention; keys and values of all `m_kv` rows, the rest of `m` of them.
 struct AttnBuffers<'a> {
     q: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    /// Queries and outputs by KV head: `(n_head_kv, m_padded, n_group, head_dim)`.
+    /// Queries and outputs by KV head, slot by slot: `(n_head_kv, m_padded, n_group, head_dim)`.
     q_by_head: &'a mut [f32],
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
+    /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv, n_pieces)`.
+    partials: &'a mut [f32],
+}
+
+/// Sizes of [`AttnBuffers`].
+#[derive(Clone, Copy)]
+struct AttnSizes {
+    m_kv: usize,
+    m: usize,
+    /// The same, padded slot by slot to whole tiles.
+    m_padded: usize,
+    /// Slots with one row, times the pieces of the longest sequence.
+    n_partials: usize,
+}
+
+impl AttnSizes {
+    fn of(spec: &AttnSpec, slots: &[Slot<'_>], rows: Rows) -> AttnSizes {
+        let sizes = || slots.iter().map(|slot| rows.of(slot).2).filter(|&n| n > 0);
+        let longest = slots.iter().map(|slot| slot.pos() + slot.tokens.len()).max().unwrap_or(0);
+        let n_pieces = slots.iter().map(|slot| slot.seq.kv.max_pieces(longest)).max().unwrap_or(0);
+        AttnSizes {
+            m_kv: slots.iter().map(|slot| slot.tokens.len()).sum(),
+            m: sizes().sum(),
+            m_padded: sizes().map(|n| attn_tiles(spec, n).1).sum(),
+            n_partials: sizes().filter(|&n| n == 1).count() * n_pieces,
+        }
+    }
 }
 
 impl<'a> AttnBuffers<'a> {
-    fn take(frame: &mut Frame<'a>, h: &Hparams, m_kv: usize, m: usize) -> AttnBuffers<'a> {
-        let (n_q, n_attn, m_padded) = (h.n_head * h.head_dim, h.n_head * h.head_dim_v, attn_tiles(h, m).1);
+    fn take(frame: &mut Frame<'a>, spec: &AttnSpec, sizes: AttnSizes) -> AttnBuffers<'a> {
+        let (n_q, n_attn, AttnSizes { m_kv, m, m_padded, n_partials }) = (spec.n_q(), spec.n_out(), sizes);
         AttnBuffers {
             q: frame.take(m * n_q),
-            k: frame.take(m_kv * h.n_head_kv * h.head_dim),
-            v: frame.take(m_kv * h.n_head_kv * h.head_dim_v),
+            k: frame.take(m_kv * spec.n_k()),
+            v: frame.take(m_kv * spec.n_v()),
             q_by_head: frame.take(m_padded * n_q),
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
+            partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
     }
 }
@@ -113,162 +257,223 @@ impl<'a> FfnBuffers<'a> {
     }
 }
 
+/// Of a mixture.
 struct MoeBuffers<'a> {
+    /// `(m, n_expert)`.
     router: &'a mut [f32],
+    /// `(m, n_used)`.
     chosen: &'a mut [u32],
     weights: &'a mut [f32],
+    /// Tokens of one expert, or the places of one token's experts in `chosen`.
     rows: &'a mut [u32],
     x: &'a mut [f32],
     y: &'a mut [f32],
 }
 
 /// Tokens that one attention task handles, and the padded number of tokens, which is never 0.
-pub(super) fn attn_tiles(h: &Hparams, m: usize) -> (usize, usize) {
+pub(super) fn attn_tiles(spec: &AttnSpec, m: usize) -> (usize, usize) {
     let m = m.max(1);
-    let tile = (ATTN_ROWS / h.n_group()).clamp(1, m);
+    let tile = (ATTN_ROWS / spec.n_group()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }
 
-/// Room for products of `m` activation rows with any matrix of the model, outside of a pass.
+/// Room for products of `m` rows with any matrix of the model, outside of a pass; they count as generated.
 pub(crate) fn with_scratch(
     model: &Model,
+    crew: &Crew<'_>,
     arena: &mut Arena,
     m: usize,
     f: impl FnOnce(&mut Scratch<'_>),
 ) -> Result<(), SessionError> {
-    f(&mut arena.plan(|frame| Scratch::take(frame, model, m, 0))?);
+    f(&mut arena.plan(|frame| Scratch::take(frame, model, crew.n_threads(), (m, 0), 0))?);
     Ok(())
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, model: &Model, adapters: &[Attached], m: usize, n_outputs: usize) -> Buffers<'a> {
+    fn take(frame: &mut Frame<'a>, model: &Model, n_threads: usize, slots: &[Slot<'_>], n_last: usize) -> Buffers<'a> {
         let h = model.hparams();
-        let n_ff = h.n_ff.max(h.experts.map_or(0, |x| x.n_ff_shared));
-        let (n_expert, n_used, m_moe) = h.experts.map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
-        let angles = [1, rope_kinds(h) - 1].map(|kind| kind * m * h.rope.n_dims / 2);
+        let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
+        let most = |size: fn(&MoeSpec) -> usize| h.mixtures().map(size).max().unwrap_or(0);
+        let (n_expert, n_used) = (most(|x| x.n_expert), most(|x| x.n_used));
+        let (m_moe, m_single) = (if n_expert > 0 { m } else { 0 }, single_rows(h));
+        // Where a prompt's last row alone is left, it is taken like the row of a slot with one.
+        let attention = h.attention().flat_map(|spec| [Rows::All, Rows::Outputs].map(|rows| (spec, rows)));
+        let attention = attention
+            .map(|(spec, rows)| counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots, rows))));
+        let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
+        let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
+        let n_angles = RopeTables::n_angles(h, m);
+        let mut ends = |rows: Rows| {
+            let ends = frame.take::<u32>(slots.len());
+            ends.iter_mut().zip(slots).for_each(|(end, slot)| *end = rows.range(slot).end as u32);
+            &*ends
+        };
+        let [ends, output_ends] = [ends(Rows::All), ends(Rows::Outputs)];
+        let rank = |slot: &Slot<'_>| slot.seq.adapters.attached.iter().map(|a| a.max_rank).sum();
+        let rank = slots.iter().map(rank).max().unwrap_or(0);
+        let n_generated = Rows::All.n_generated(slots);
+        // All rows of the last layer count as generated.
+        let n_rows = (n_generated.max(n_last), m - n_generated);
         Buffers {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
             branch: frame.take(m * h.n_embd),
-            inner: frame.take_either(|f| AttnBuffers::take(f, h, m, m), |f| FfnBuffers::take(f, m, n_ff)),
-            rope: angles.map(|n| [frame.take(n), frame.take(n)]),
+            inner: frame.take(attention.fold(ffn, usize::max)),
+            cos: frame.take(n_angles),
+            sin: frame.take(n_angles),
+            ends,
+            output_ends,
+            expert_ends: frame.take(slots.len()),
             moe: MoeBuffers {
                 router: frame.take(m_moe * n_expert),
                 chosen: frame.take(m_moe * n_used),
                 weights: frame.take(m_moe * n_used),
-                rows: frame.take(m_moe),
+                rows: frame.take(m_moe.max(n_used)),
                 x: frame.take(m_moe * h.n_embd),
-                y: frame.take(m_moe * h.n_embd),
+                y: frame.take(m_moe.max(m_single) * h.n_embd),
             },
-            scratch: Scratch::take(frame, model, m.max(n_outputs), adapters.iter().map(|a| a.max_rank).sum()),
+            scratch: Scratch::take(frame, model, n_threads, n_rows, rank),
         }
     }
 
-    /// Goes on without the first `n` rows.
-    fn drop_rows(&mut self, n: usize, n_embd: usize) {
+    /// Goes on with the first `m` rows alone.
+    fn keep_rows(&mut self, m: usize, n_embd: usize) {
         for rows in [&mut self.x, &mut self.normed, &mut self.branch] {
-            *rows = &mut std::mem::take(rows)[n * n_embd..];
+            *rows = &mut std::mem::take(rows)[..m * n_embd];
         }
     }
 }
 
-/// Runs a pass and writes the logits of tokens `first_output..` into `logits`, `(n, n_vocab)`.
+/// Moves the rows with logits to the front.
+fn gather(slots: &[Slot<'_>], rows: &mut [f32], n: usize) {
+    for slot in slots {
+        let from = slot.row + slot.first_output;
+        rows.copy_within(from * n..(from + slot.n_outputs()) * n, slot.output * n);
+    }
+}
+
+/// Runs a pass and writes the logits of the rows that want them into `outputs`.
 /// After an error the cache holds nothing new of value.
-pub(crate) fn forward<P: Probe + ?Sized>(
-    pass: Pass<'_>,
+pub(crate) fn forward(
+    pass: Pass<'_, '_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
-    logits: &mut [f32],
-    probe: &mut P,
+    probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, adapters, rope, kv, tokens, pos, first_output, states, cancelled } = pass;
+    let Pass { model, slots, outputs, raw, cancelled, adapter_nanos, mut first_layers } = pass;
     let (h, w) = (model.hparams(), model.weights());
-    let ctx = Ctx { arch: model.arch(), crew, gguf: model.gguf(), adapters };
-    let m = tokens.len();
-    let n_outputs = m - first_output;
-    let mut b = arena.plan(|frame| Buffers::take(frame, model, adapters, m, n_outputs))?;
+    let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
+    let n_outputs = slots.iter().map(Slot::n_outputs).sum();
+    let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
+    let n_last = if probe.sees_all_rows() { m } else { n_outputs };
+    let mut b = arena.plan(|frame| Buffers::take(frame, model, crew.n_threads(), slots, n_last))?;
+    for slot in &*slots {
+        slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
+    }
 
-    embed(ctx, h, &w.token_embd, tokens, b.x);
-    probe.tensor("inp_embd", 0, b.x);
-    rotations(ctx, h, rope, pos, &mut b.rope);
+    embed(base, h, &w.token_embd, slots, b.x);
+    probe.tensor(Tap::InpEmbd, 0, b.x);
 
-    for (i, layer) in w.layers.iter().enumerate() {
+    // Which rows are left; once only those with logits are, all of them.
+    let mut rows = Rows::All;
+    for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
         if cancelled() {
             return Err(SessionError::Cancelled);
         }
-        norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
-        probe.tensor("attn_norm", i, b.normed);
-        // Of tokens without logits nobody reads more of the last layer than keys and values.
-        let first = if i + 1 == w.layers.len() && !probe.sees_all_rows() { first_output } else { 0 };
-        attention(ctx, h, layer, i, (pos, first), kv, &mut b, probe);
-        let n_rows = m - first;
-        if n_rows == 0 {
+        if let Some((n_layers, hidden)) = &mut first_layers
+            && i == *n_layers
+        {
+            hidden.copy_from_slice(b.x);
             return Ok(());
         }
-        b.drop_rows(first, h.n_embd);
-        add_branch(ctx, h, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
-        probe.tensor("ffn_inp", i, b.x);
-
-        if !h.parallel_residual {
-            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
-            probe.tensor("ffn_norm", i, b.normed);
+        let Mixer::Attention(attn) = &spec.mixer;
+        let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == w.layers.len());
+        norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+        probe.tensor(Tap::AttnNorm, i, b.normed);
+        // Of tokens without logits nobody reads more of the last layer than keys and values.
+        if is_last && !probe.sees_all_rows() {
+            rows = Rows::Outputs;
         }
+        attention(base, h, (attn, &layer.attn), i, rows, slots, &mut b, probe)?;
+        if rows == Rows::Outputs {
+            if n_outputs == 0 {
+                return Ok(());
+            }
+            gather(slots, b.x, h.n_embd);
+            b.keep_rows(n_outputs, h.n_embd);
+        }
+        add_branch(ctx, h, spec.residual_scale, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        probe.tensor(Tap::FfnInp, i, b.x);
+
+        if spec.norms != Norms::Shared {
+            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+            probe.tensor(Tap::FfnNorm, i, b.normed);
+        }
+        let n_rows = b.x.len() / h.n_embd;
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
-                let show = |name: &str, values: &[f32]| probe.tensor(name, i, values);
+                let show = |tap: Tap, values: &[f32]| probe.tensor(tap, i, values);
+                let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
+                let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
+                let ctx = base.with(adapters, n_generated);
                 let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
-                feed_forward(ctx, &mut b.scratch, h.activation, ffn, b.normed, n_rows, inner, b.branch, show);
+                feed_forward(ctx, &mut b.scratch, ffn, b.normed, n_rows, inner, b.branch, show);
             }
-            FeedForward::Moe(moe) => experts(ctx, h, moe, n_rows, &mut b),
+            FeedForward::Moe(moe) => {
+                let n_generated = n_generated(is_last, rows, slots);
+                experts(base, h.n_embd, moe, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
+            }
         }
-        probe.tensor("ffn_out", i, b.branch);
-        add_branch(ctx, h, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
-        probe.tensor("l_out", i, b.x);
+        probe.tensor(Tap::FfnOut, i, b.branch);
+        add_branch(ctx, h, spec.residual_scale, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        probe.tensor(Tap::LOut, i, b.x);
     }
 
     if n_outputs > 0 {
-        let normed = &mut b.normed[..n_outputs * h.n_embd];
-        norm(ctx, h, Some(&w.output_norm), &b.x[b.x.len() - n_outputs * h.n_embd..], normed);
-        probe.tensor("result_norm", 0, normed);
-        linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
-        match states {
-            Some(states) => states.extend_from_slice(normed),
-            None => {
-                let (finish, capped) = (h.logit_finish(), h.final_softcap > 0.0);
-                ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
-            }
+        if rows == Rows::All {
+            gather(slots, b.x, h.n_embd);
         }
-        probe.tensor("result_output", 0, logits);
+        let (x, normed) = (&b.x[..n_outputs * h.n_embd], &mut b.normed[..n_outputs * h.n_embd]);
+        let slots = Adapters(slots);
+        let ctx = base.with(row_adapters(&slots, b.output_ends), n_outputs);
+        norm(ctx, h, Some(&w.output_norm), x, normed);
+        probe.tensor(Tap::ResultNorm, 0, normed);
+        let logits = &mut *outputs.logits;
+        linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
+        if raw {
+            outputs.states.extend_from_slice(normed);
+        } else {
+            let (finish, capped) = (h.logit_finish(), h.final_softcap.is_some());
+            ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
+        }
+        probe.tensor(Tap::ResultOutput, 0, logits);
     }
     Ok(())
 }
 
-/// Looks up and scales the embeddings of `tokens`.
-fn embed(ctx: Ctx<'_>, h: &Hparams, table: &Weight, tokens: &[u32], x: &mut [f32]) {
-    let (data, row) = (table.data(ctx.gguf), table.row_bytes());
-    ctx.crew.when(tokens.len() > 1).for_chunks(x, h.n_embd, |i, x| {
-        let token = tokens[i] as usize;
-        ctx.arch.dequantize(table.dtype, &data[token * row..][..row], x);
+/// How many rows are computed as those of generated tokens, the first ones. Of the last layer, but for its keys and
+/// values, and in the head they are all: of a prompt, as a rule, one is left.
+fn n_generated(is_last: bool, rows: Rows, slots: &[Slot<'_>]) -> usize {
+    if is_last { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
+}
+
+/// Looks up and scales the embeddings of all tokens.
+fn embed(base: Base<'_>, h: &Hparams, table: &Weight, slots: &[Slot<'_>], x: &mut [f32]) {
+    let (arch, data, row_bytes) = (base.arch, table.data(base.gguf), table.row_bytes());
+    base.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |row, x| {
+        let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
+        let token = slot.tokens[row - slot.row] as usize;
+        arch.dequantize(table.dtype, &data[token * row_bytes..][..row_bytes], x);
         // A product with a vector that is one at the token: of `A·x` one column is left.
-        for (term, factor) in ctx.adapters.iter().filter_map(|a| a.term(table.site)) {
+        for (term, factor) in slot.seq.adapters.attached.iter().filter_map(|a| a.term(table.site)) {
             for (a, b) in term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd)) {
-                ctx.arch.add_scaled(x, b, factor * a[token]);
+                arch.add_scaled(x, b, factor * a[token]);
             }
         }
         if h.embd_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= h.embd_scale);
         }
     });
-}
-
-/// Cosines and sines of the pass's positions.
-fn rotations(ctx: Ctx<'_>, h: &Hparams, tables: &RopeTables, pos: usize, rope: &mut [[&mut [f32]; 2]; 2]) {
-    let n = h.rope.n_dims / 2;
-    for ([cos, sin], (frequencies, factor)) in rope.iter_mut().zip(&tables.kinds) {
-        for (i, (cos, sin)) in cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n)).enumerate() {
-            ctx.arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
-        }
-    }
 }
 
 /// Each row of `x`, normed; copied if there is no norm.
@@ -278,13 +483,21 @@ pub(super) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y:
         let x = &x[i * h.n_embd..][..h.n_embd];
         match h.norm {
             NormKind::Rms => ctx.arch.rms_norm(y, x, &norm.w, h.norm_eps),
-            NormKind::Layer => ctx.arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps),
+            NormKind::Layer | NormKind::LayerNoBias => ctx.arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps),
         }
     });
 }
 
-/// `x += residual_scale · norm(branch)`.
-fn add_branch(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, x: &mut [f32], branch: &[f32], normed: &mut [f32]) {
+/// `x += scale · norm(branch)`.
+fn add_branch(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    scale: f32,
+    post: Option<&Norm>,
+    x: &mut [f32],
+    branch: &[f32],
+    normed: &mut [f32],
+) {
     let branch = match post {
         Some(_) => {
             norm(ctx, h, post, branch, normed);
@@ -294,236 +507,600 @@ fn add_branch(ctx: Ctx<'_>, h: &Hparams, post: Option<&Norm>, x: &mut [f32], bra
     };
     ctx.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |i, x| {
         let branch = &branch[i * h.n_embd..][..h.n_embd];
-        match h.residual_scale {
+        match scale {
             1.0 => ctx.arch.add(x, branch),
             scale => ctx.arch.add_scaled(x, branch, scale),
         }
     });
 }
 
-/// Attention of layer `i` on `b.normed`; leaves its output in `b.branch`. Of the tokens before `first` it only
-/// puts keys and values into the cache.
-fn attention<P: Probe + ?Sized>(
-    ctx: Ctx<'_>,
+/// Attention of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts
+/// keys and values into the cache.
+fn attention(
+    base: Base<'_>,
     h: &Hparams,
-    layer: &Layer,
+    (spec, w): (&AttnSpec, &Attn),
     i: usize,
-    (pos, first): (usize, usize),
-    kv: &mut KvCache,
+    rows: Rows,
+    slots: &mut [Slot<'_>],
     b: &mut Buffers<'_>,
-    probe: &mut P,
-) {
-    let Ctx { arch, crew, .. } = ctx;
-    let (m, m_kv) = (b.x.len() / h.n_embd - first, b.x.len() / h.n_embd);
-    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn } = AttnBuffers::take(&mut Frame::of(b.inner), h, m_kv, m);
-    let of_q = Product::of(&layer.wq, q, m);
-    let [of_k, of_v] = [Product::of(&layer.wk, k, m_kv), Product::of(&layer.wv, v, m_kv)];
-    if first == 0 {
-        linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
-    } else {
-        linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
-        if m > 0 {
-            linear(ctx, &mut b.scratch, &b.normed[first * h.n_embd..], m, &mut [of_q]);
+    probe: &mut dyn Probe,
+) -> Result<(), SessionError> {
+    let Base { arch, crew, .. } = base;
+    let sizes = AttnSizes::of(spec, slots, rows);
+    let AttnSizes { m_kv, m, .. } = sizes;
+    let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
+    let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, partials } =
+        AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
+    {
+        let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
+        let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
+        let of_q = Product::of(&w.wq, q, m);
+        let [of_k, of_v] = [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
+        if (m, n_generated) == (m_kv, n_generated_kv) {
+            linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
+        } else {
+            linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
+            if rows == Rows::Outputs {
+                gather(slots.0, b.normed, h.n_embd);
+            }
+            if m > 0 {
+                let ctx = base.with(row_adapters(&slots, ends), n_generated);
+                linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [of_q]);
+            }
         }
     }
-    probe.tensor("Qcur", i, q);
-    if h.qk_norm == QkNorm::Full {
-        for (x, norm, n) in [(&mut *q, &layer.q_norm, h.n_head), (&mut *k, &layer.k_norm, h.n_head_kv)] {
-            let Some(w) = norm else { continue };
-            let width = n * h.head_dim;
-            for x in x.chunks_exact_mut(width) {
-                let normed = &mut q_by_head[..width];
-                arch.rms_norm(normed, x, w, h.norm_eps);
+    probe.tensor(Tap::Qcur, i, q);
+    if spec.qk_norm == Some(QkNorm::Full) {
+        for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+            let Some(norm) = norm else { continue };
+            // What is by head is not in use yet; of keys it may not have room for all rows.
+            let n = norm.len();
+            for x in x.chunks_mut(q_by_head.len() / n * n) {
+                let (from, normed) = (&*x, &mut q_by_head[..x.len()]);
+                crew.when(x.len() > n)
+                    .for_chunks(normed, n, |i, y| arch.rms_norm(y, &from[i * n..][..n], norm, h.norm_eps));
                 x.copy_from_slice(normed);
             }
         }
     }
-    let head_norms = head_norms(h, layer);
-    let window = h.window_of(i);
-    let [cos, sin] = &b.rope[if window.is_some() { rope_kinds(h) - 1 } else { 0 }];
-    let rotate = |token: usize, x: &mut [f32]| rotate(arch, h, i, (cos, sin), token, x);
+    let (q_norm, k_norm) = head_norms(spec, w);
+    // Which dimensions pair is up to the model; a session's angles are in `cos` and `sin` already.
+    let rotation = spec.rope.map(|id| slots[0].seq.rope.rotation(arch, id, m_kv, b.cos, b.sin));
+    let rotate = |row: usize, x: &mut [f32]| rotation.iter().for_each(|rotation| rotation.apply(row, x));
     let place = |from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
         Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
         None => to.copy_from_slice(from),
     };
-    let (n_group, d, d_v) = (h.n_group(), h.head_dim, h.head_dim_v);
+    let d = spec.head_dim;
     let workers = crew.when(m_kv > 1);
-    workers.for_chunks(k, h.n_head_kv * d, |token, k| {
+    workers.for_chunks(k, spec.n_k(), |row, k| {
         let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
         for k in k.chunks_exact_mut(d) {
-            place(k, head_norms.1, &mut buffer[..d]);
-            rotate(token, &mut buffer[..d]);
+            place(k, k_norm, &mut buffer[..d]);
+            rotate(row, &mut buffer[..d]);
             k.copy_from_slice(&buffer[..d]);
         }
     });
-    probe.tensor("k", i, k);
-    probe.tensor("v", i, v);
-    kv.append(&workers, arch, i, pos, k, v);
+    probe.tensor(Tap::K, i, k);
+    probe.tensor(Tap::V, i, v);
+    for slot in &mut *slots {
+        let (pos, range) = (slot.pos(), Rows::All.range(slot));
+        let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())].map(|(x, n)| &x[range.start * n..range.end * n]);
+        slot.seq.kv.append(&workers, arch, i, pos, k, v)?;
+        slot.seq.kv.convert(crew, arch, i);
+    }
     if m == 0 {
-        return;
+        return Ok(());
     }
 
-    let (tile, m_padded) = attn_tiles(h, m);
-    let q = &*q;
-    crew.when(m > 1).for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
-        for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
-            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-            place(&q[(token * h.n_head + q_head) * d..][..d], head_norms.0, to);
-            rotate(first + token, to);
+    // Slots with one row are taken together, each of the others alone.
+    let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
+    let q = Queries { values: q, norm: q_norm, place: &place, rotate: &rotate };
+    let layer = AttnLayer { arch, crew, spec, i, rows };
+    let mut rest = &*slots;
+    while let Some(first) = rest.first() {
+        let n_rows = rows.of(first).2;
+        let single = |slot: &Slot<'_>| rows.of(slot).2 == 1;
+        let n = if n_rows == 1 { rest.iter().take_while(|slot| single(slot)).count() } else { 1 };
+        let (group, tail) = rest.split_at(n);
+        rest = tail;
+        if n_rows == 0 {
+            continue;
         }
-    });
-    probe.tensor("q_by_head", i, q_by_head);
-    let params = AttnParams { head_dim: d, head_dim_v: d_v, scale: h.attn_scale, softcap: h.attn_softcap };
-    let n_tiles = m_padded / tile;
-    let (kv, q_by_head) = (&*kv, &*q_by_head);
-    crew.for_chunks(out_by_head, tile * n_group * d_v, |task, out| {
-        let (head, token) = (task / n_tiles, task % n_tiles * tile);
-        let n_rows = tile.min(m - token) * n_group;
-        let mut ranges = [(0, 0); MAX_GROUP];
-        for (j, range) in ranges[..n_rows].iter_mut().enumerate() {
-            let end = pos + first + token + j / n_group + 1;
-            *range = (window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32);
+        let m_padded = if n_rows == 1 { n } else { attn_tiles(spec, n_rows).1 };
+        let (q_here, q_tail) = q_rest.split_at_mut(m_padded * spec.n_q());
+        let (out, out_tail) = out_rest.split_at_mut(m_padded * spec.n_out());
+        (q_rest, out_rest) = (q_tail, out_tail);
+        if n_rows == 1 {
+            partials = layer.single_rows(group, &q, q_here, out, partials);
+        } else {
+            layer.many_rows(first, &q, q_here, out);
         }
-        let q = &q_by_head[(head * m_padded + token) * n_group * d..][..n_rows * d];
-        kv.attention(arch, (i, head), &mut out[..n_rows * d_v], q, &ranges[..n_rows], &params);
-    });
-    let by_head = &*out_by_head;
-    let attn = if m == 1 {
+    }
+    probe.tensor(Tap::QByHead, i, q_by_head);
+
+    // Of slots with one row, the output by head is the output.
+    let (attn, by_head) = (attn, &*out_by_head);
+    let all_single = slots.iter().all(|slot| rows.of(slot).2 <= 1);
+    let attn = if all_single {
         by_head
     } else {
-        crew.for_chunks(attn, h.n_head * d_v, |token, attn| {
-            for (head, attn) in attn.chunks_exact_mut(n_group * d_v).enumerate() {
-                attn.copy_from_slice(&by_head[(head * m_padded + token) * n_group * d_v..][..n_group * d_v]);
+        let mut by_head = by_head;
+        for slot in &*slots {
+            let (_, row, n) = rows.of(slot);
+            if n > 0 {
+                let here = &mut attn[row * spec.n_out()..][..n * spec.n_out()];
+                let (from, tail) = by_head.split_at(attn_tiles(spec, n).1 * spec.n_out());
+                layer.by_row(from, here);
+                by_head = tail;
             }
-        });
+        }
         &*attn
     };
-    probe.tensor("kqv_out", i, attn);
-    let branch = &mut b.branch[first * h.n_embd..];
-    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&layer.wo, branch, m)]);
-    probe.tensor("attn_out", i, branch);
+    probe.tensor(Tap::KqvOut, i, attn);
+    let branch = &mut b.branch[..m * h.n_embd];
+    let slots = Adapters(slots);
+    let ctx = base.with(row_adapters(&slots, ends), n_generated);
+    linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&w.wo, branch, m)]);
+    probe.tensor(Tap::AttnOut, i, branch);
+    Ok(())
+}
+
+type Place<'a> = dyn Fn(&[f32], Option<&Vec<f32>>, &mut [f32]) + Sync + 'a;
+
+/// Queries of a layer, and how they get their norm and rotation.
+struct Queries<'a> {
+    /// `(m, n_head·head_dim)`.
+    values: &'a [f32],
+    norm: Option<&'a Vec<f32>>,
+    /// Writes a head, normed.
+    place: &'a Place<'a>,
+    /// Rotates a head of a row among all rows of the pass.
+    rotate: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+}
+
+/// Attention of one layer, slot by slot.
+struct AttnLayer<'a> {
+    arch: Arch,
+    crew: &'a Crew<'a>,
+    spec: &'a AttnSpec,
+    i: usize,
+    rows: Rows,
+}
+
+impl AttnLayer<'_> {
+    /// Positions that the slot's row `j` of [`AttnLayer::rows`] sees.
+    fn range(&self, slot: &Slot<'_>, j: usize) -> (u32, u32) {
+        let end = slot.pos() + self.rows.of(slot).0 + j + 1;
+        (self.spec.window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32)
+    }
+
+    /// Slots with one row each, which lie one after the other. A task takes a head of one of them and a piece of its
+    /// keys; the bits are those of a task that takes all pieces in turn, see `arch/attention.rs`.
+    fn single_rows<'p>(
+        &self,
+        slots: &[Slot<'_>],
+        q: &Queries<'_>,
+        q_by_head: &mut [f32],
+        out: &mut [f32],
+        partials: &'p mut [f32],
+    ) -> &'p mut [f32] {
+        let AttnLayer { arch, crew, spec, i, rows } = *self;
+        let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
+        let crew_of = crew.when(slots.len() > 1);
+        crew_of.for_chunks(q_by_head, spec.n_q(), |s, to| {
+            let (first, row, _) = rows.of(&slots[s]);
+            for (j, to) in to.chunks_exact_mut(d).enumerate() {
+                (q.place)(&q.values[row * spec.n_q() + j * d..][..d], q.norm, to);
+                (q.rotate)(slots[s].row + first, to);
+                slots[s].seq.kv.transform_query(arch, i, to);
+            }
+        });
+        let q_by_head = &*q_by_head;
+        let pieces = |s: usize| slots[s].seq.kv.pieces(i, self.range(&slots[s], 0));
+        let n_pieces = (0..slots.len()).map(|s| pieces(s).count()).max().unwrap_or(0);
+        let len = AttnPartial::len(n_group, d_v);
+        let (partials, rest) = partials.split_at_mut(slots.len() * spec.n_head_kv * n_pieces * len);
+        crew.for_chunks(partials, len, |task, values| {
+            let (row, piece) = (task / n_pieces, task % n_pieces);
+            let (s, head) = (row / spec.n_head_kv, row % spec.n_head_kv);
+            let mut partial = AttnPartial::of(values, n_group);
+            partial.clear();
+            if let Some(piece) = pieces(s).nth(piece) {
+                let ranges = [self.range(&slots[s], 0); MAX_GROUP];
+                let q = &q_by_head[row * n_group * d..][..n_group * d];
+                let kv = &slots[s].seq.kv;
+                let params = attn_params(spec, slots[s].is_generated());
+                kv.attention(arch, (i, head), piece, &mut partial, q, &ranges[..n_group], &params);
+            }
+        });
+        let workers = crew.when(slots.len() * n_pieces > FEW_PIECES);
+        workers.for_chunk_pairs(out, n_group * d_v, partials, n_pieces * len, |row, out, partials| {
+            let (total, rest) = partials.split_at_mut(len);
+            let mut total = AttnPartial::of(total, n_group);
+            let params = attn_params(spec, true);
+            let n = pieces(row / spec.n_head_kv).count();
+            for partial in rest.chunks_exact_mut(len).take(n - 1) {
+                arch.attention_merge(&mut total, &AttnPartial::of(partial, n_group), &params);
+            }
+            arch.attention_finish(&mut total, &params);
+            out.copy_from_slice(total.out);
+        });
+        rest
+    }
+
+    /// A slot with several rows. A task takes a head and a tile of rows through all pieces of keys.
+    fn many_rows(&self, slot: &Slot<'_>, q: &Queries<'_>, q_by_head: &mut [f32], out: &mut [f32]) {
+        let AttnLayer { arch, crew, spec, i, rows } = *self;
+        let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
+        let (first, row, m) = rows.of(slot);
+        let (tile, m_padded) = attn_tiles(spec, m);
+        crew.for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
+            for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+                let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+                (q.place)(&q.values[((row + token) * spec.n_head + q_head) * d..][..d], q.norm, to);
+                (q.rotate)(slot.row + first + token, to);
+                slot.seq.kv.transform_query(arch, i, to);
+            }
+        });
+        let (q_by_head, params) = (&*q_by_head, attn_params(spec, slot.is_generated()));
+        let n_tiles = m_padded / tile;
+        crew.for_chunks(out, tile * n_group * d_v, |task, out| {
+            let (head, token) = (task / n_tiles, task % n_tiles * tile);
+            let n_rows = tile.min(m - token) * n_group;
+            let (mut ranges, mut max, mut sum) = ([(0, 0); MAX_GROUP], [0.0; MAX_GROUP], [0.0; MAX_GROUP]);
+            for (j, to) in ranges[..n_rows].iter_mut().enumerate() {
+                *to = self.range(slot, token + j / n_group);
+            }
+            let ranges = &ranges[..n_rows];
+            let q = &q_by_head[(head * m_padded + token) * n_group * d..][..n_rows * d];
+            let kv = &slot.seq.kv;
+            let mut next = 0;
+            while next < n_rows {
+                // Where precision depends on age, the rows of a page are taken together.
+                let page = |row: usize| (ranges[row].1 as usize - 1) / KV_BLOCK;
+                let same = (next..n_rows).take_while(|&row| !kv.is_tiered(i) || page(row) == page(next));
+                let rows = next..next + same.count();
+                next = rows.end;
+                let (q, ranges) = (&q[rows.start * d..rows.end * d], &ranges[rows.clone()]);
+                let out = &mut out[rows.start * d_v..rows.end * d_v];
+                let mut total = AttnPartial { out, max: &mut max[rows.clone()], sum: &mut sum[rows] };
+                total.clear();
+                for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
+                    kv.attention(arch, (i, head), piece, &mut total, q, ranges, &params);
+                }
+                arch.attention_finish(&mut total, &params);
+            }
+        });
+    }
+
+    /// A slot's output by head, `(n_head_kv, m_padded, n_group, head_dim_v)`, as rows `(m, n_head·head_dim_v)`.
+    fn by_row(&self, by_head: &[f32], to: &mut [f32]) {
+        let width = self.spec.n_group() * self.spec.head_dim_v;
+        let m_padded = by_head.len() / self.spec.n_out();
+        self.crew.for_chunks(to, self.spec.n_out(), |row, to| {
+            for (head, to) in to.chunks_exact_mut(width).enumerate() {
+                to.copy_from_slice(&by_head[(head * m_padded + row) * width..][..width]);
+            }
+        });
+    }
 }
 
 /// Norms of single query and key heads.
-pub(super) fn head_norms<'a>(h: &Hparams, layer: &'a Layer) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
-    let per_head = h.qk_norm == QkNorm::PerHead;
-    (layer.q_norm.as_ref().filter(|_| per_head), layer.k_norm.as_ref().filter(|_| per_head))
+pub(super) fn head_norms<'a>(spec: &AttnSpec, w: &'a Attn) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
+    let per_head = spec.qk_norm == Some(QkNorm::PerHead);
+    (w.q_norm.as_ref().filter(|_| per_head), w.k_norm.as_ref().filter(|_| per_head))
 }
 
-/// Rotates a head of `token` in layer `layer` by the pass's cosines and sines.
-pub(super) fn rotate(arch: Arch, h: &Hparams, layer: usize, (cos, sin): (&[f32], &[f32]), token: usize, x: &mut [f32]) {
-    let n = h.rope.n_dims / 2;
-    let (cos, sin) = (&cos[token * n..][..n], &sin[token * n..][..n]);
-    let x = &mut x[..h.rope.n_dims];
-    match h.rope.order {
-        _ if !h.has_rope(layer) => {}
-        RopeOrder::Norm => arch.rope_norm(x, cos, sin),
-        RopeOrder::NeoX => arch.rope_neox(x, cos, sin),
-    }
+/// What attention kernels need to know.
+pub(super) fn attn_params(spec: &AttnSpec, exact: bool) -> AttnParams {
+    let &AttnSpec { head_dim, head_dim_v, scale, softcap, .. } = spec;
+    AttnParams { head_dim, head_dim_v, scale, softcap: softcap.unwrap_or(0.0), exact }
 }
 
-/// `y = down(act(gate(x))·up(x))`, or `down(gelu(up(x)))`; `show` is given `gate(x)` and `up(x)`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
-    activation: Activation,
     ffn: &Ffn,
     x: &[f32],
     m: usize,
     FfnBuffers { gate, up }: FfnBuffers<'_>,
     y: &mut [f32],
-    mut show: impl FnMut(&str, &[f32]),
+    mut show: impl FnMut(Tap, &[f32]),
 ) {
-    let n_ff = ffn.up.w.n_out;
-    let workers = ctx.crew.when(m > 1);
-    let inner = if let Some(w_gate) = &ffn.gate {
+    if let Some(w_gate) = &ffn.gate {
         linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        show("ffn_gate", gate);
-        show("ffn_up", up);
-        let up = &*up;
-        workers.for_chunks(gate, n_ff, |i, gate| match activation {
-            Activation::Silu => ctx.arch.silu_mul(gate, &up[i * n_ff..][..n_ff]),
-            Activation::Gelu => ctx.arch.gelu_mul(gate, &up[i * n_ff..][..n_ff]),
-        });
-        &*gate
+        show(Tap::FfnGate, gate);
     } else {
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
-        show("ffn_up", up);
-        workers.for_chunks(up, n_ff, |_, up| ctx.arch.gelu(up));
-        &*up
-    };
+    }
+    show(Tap::FfnUp, up);
+    let inner = activate(ctx, ffn, m, gate, up);
     linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }
 
-/// Mixture of experts on `b.normed`; leaves its output in `b.branch`. Experts are taken in their
+/// The inner part of a feed-forward layer, of `m` rows; it takes the place of `gate` or `up`.
+fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a mut [f32]) -> &'a [f32] {
+    let (arch, workers, n_ff) = (ctx.arch, ctx.crew.when(m > 1), ffn.up.w.n_out);
+    match ffn.activation {
+        Activation::SwiGlu => workers.for_chunks(gate, n_ff, |i, gate| arch.silu_mul(gate, &up[i * n_ff..][..n_ff])),
+        Activation::GeGlu => workers.for_chunks(gate, n_ff, |i, gate| arch.gelu_mul(gate, &up[i * n_ff..][..n_ff])),
+        Activation::Gelu => workers.for_chunks(up, n_ff, |_, up| arch.gelu(up)),
+        Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
+    }
+    if ffn.activation.is_gated() { gate } else { up }
+}
+
+/// `max(x, 0)²`.
+pub(super) fn squared_relu(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x *= x.max(0.0));
+}
+
+/// Mixture of experts on `b.normed`, `m` rows of `n`; leaves its output in `b.branch`. Experts are taken in their
 /// order, so a token's sum does not depend on the other tokens of the pass.
-fn experts(ctx: Ctx<'_>, h: &Hparams, moe: &Moe, m: usize, b: &mut Buffers<'_>) {
-    let Some(x) = h.experts else { return };
-    let n = h.n_embd;
-    let router = &mut b.moe.router[..m * x.n_expert];
-    let (chosen, weights) = (&mut b.moe.chosen[..m * x.n_used], &mut b.moe.weights[..m * x.n_used]);
+fn experts(
+    base: Base<'_>,
+    n: usize,
+    moe: &Moe,
+    (n_generated, m): (usize, usize),
+    slots: &Adapters<'_, '_>,
+    rows: Rows,
+    b: &mut Buffers<'_>,
+) {
+    let (n_expert, n_used) = (moe.spec.n_expert, moe.spec.n_used);
+    let crew = base.crew.when(m > 1);
+    let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+    let ctx = base.with(row_adapters(slots, ends), n_generated);
+    let router = &mut b.moe.router[..m * n_expert];
+    let (chosen, weights) = (&mut b.moe.chosen[..m * n_used], &mut b.moe.weights[..m * n_used]);
     linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, router, m)]);
-    choose_experts(ctx, x, router, chosen, weights);
+    choose_experts(ctx, moe, router, chosen, weights);
     b.branch.fill(0.0);
-    for e in 0..x.n_expert {
-        let mut n_rows = 0;
-        for (token, chosen) in chosen.chunks_exact(x.n_used).enumerate() {
-            if chosen.contains(&(e as u32)) {
-                b.moe.rows[n_rows] = token as u32;
-                b.moe.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
-                n_rows += 1;
+    if m == 1 && n_generated == 1 {
+        let slot = slots.0.iter().find(|slot| rows.of(slot).2 == 1);
+        let adapters = slot.map_or(&[][..], |slot| &slot.seq.adapters.attached);
+        experts_of_one(base.with(RowAdapters::All(adapters), 1), n, moe, b);
+    } else {
+        let (chosen, weights) = (&*chosen, &*weights);
+        for e in 0..n_expert as u32 {
+            let mut n_rows = 0;
+            for (token, chosen) in chosen.chunks_exact(n_used).enumerate() {
+                if chosen.contains(&e) {
+                    b.moe.rows[n_rows] = token as u32;
+                    n_rows += 1;
+                }
             }
-        }
-        if n_rows == 0 {
-            continue;
-        }
-        let expert = moe.expert(e);
-        let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
-        let (rows, y) = (&b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
-        feed_forward(ctx, &mut b.scratch, h.activation, &expert, rows, n_rows, inner, y, |_, _| ());
-        for (y, &token) in b.moe.y.chunks_exact(n).zip(&b.moe.rows[..n_rows]) {
-            let slots = token as usize * x.n_used..(token as usize + 1) * x.n_used;
-            for slot in slots.filter(|&slot| chosen[slot] == e as u32) {
-                ctx.arch.add_scaled(&mut b.branch[token as usize * n..][..n], y, weights[slot]);
+            if n_rows == 0 {
+                continue;
             }
+            let (rows, normed) = (&b.moe.rows[..n_rows], &*b.normed);
+            for (of_expert, &end) in b.expert_ends.iter_mut().zip(ends) {
+                *of_expert = rows.partition_point(|&row| row < end) as u32;
+            }
+            let of_expert = rows.partition_point(|&row| (row as usize) < n_generated);
+            let ctx = base.with(row_adapters(slots, b.expert_ends), of_expert);
+            let (x, y) = (&mut b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
+            let workers = ctx.crew.when(n_rows > 1);
+            workers.for_chunks(x, n, |i, x| x.copy_from_slice(&normed[rows[i] as usize * n..][..n]));
+            let expert = moe.expert(e as usize);
+            let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
+            feed_forward(ctx, &mut b.scratch, &expert, x, n_rows, inner, y, |_, _| ());
+            let y = &*y;
+            workers.for_chunks(b.branch, SUM_ROWS * n, |i, branch| {
+                let tokens = i * SUM_ROWS..i * SUM_ROWS + branch.len() / n;
+                let first = rows.partition_point(|&token| (token as usize) < tokens.start);
+                for (&token, y) in rows[first..].iter().zip(y[first * n..].chunks_exact(n)) {
+                    let token = token as usize;
+                    if token >= tokens.end {
+                        break;
+                    }
+                    let branch = &mut branch[(token - tokens.start) * n..][..n];
+                    for slot in (token * n_used..(token + 1) * n_used).filter(|&slot| chosen[slot] == e) {
+                        ctx.arch.add_scaled(branch, y, weights[slot]);
+                    }
+                }
+            });
         }
     }
-    if let Some((shared, gate)) = &moe.shared {
-        let strength = &mut router[..m];
+    let Some(shared) = &moe.shared else { return };
+    let strength = moe.shared_gate.as_ref().map(|gate| {
+        let strength = &mut b.moe.router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
-        let y = &mut b.moe.y[..m * n];
-        let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, shared.up.w.n_out);
-        feed_forward(ctx, &mut b.scratch, h.activation, shared, b.normed, m, inner, y, |_, _| ());
-        for ((branch, y), s) in b.branch.chunks_exact_mut(n).zip(b.moe.y.chunks_exact(n)).zip(&*strength) {
-            ctx.arch.add_scaled(branch, y, 1.0 / (1.0 + (-*s).exp()));
+        &*strength
+    });
+    let y = &mut b.moe.y[..m * n];
+    let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, shared.up.w.n_out);
+    feed_forward(ctx, &mut b.scratch, shared, b.normed, m, inner, y, |_, _| ());
+    let y = &*y;
+    crew.for_chunks(b.branch, n, |i, branch| {
+        let y = &y[i * n..][..n];
+        match strength {
+            Some(strength) => ctx.arch.add_scaled(branch, y, sigmoid(strength[i])),
+            None => ctx.arch.add(branch, y),
+        }
+    });
+}
+
+/// The experts of a single generated token, [`MAX_EXPERTS`] at a time: their gates and ups are one region, their downs another.
+fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
+    let MoeBuffers { chosen, weights, rows, y, .. } = &mut b.moe;
+    let slots = &mut rows[..moe.spec.n_used];
+    slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = i);
+    slots.sort_unstable_by_key(|&slot| (chosen[slot as usize], slot));
+    for slots in slots.chunks(MAX_EXPERTS) {
+        let m = slots.len();
+        let experts: [Ffn; MAX_EXPERTS] =
+            std::array::from_fn(|i| moe.expert(chosen[slots[i.min(m - 1)] as usize] as usize));
+        let n_ff = moe.spec.n_ff;
+        let FfnBuffers { gate, up } = FfnBuffers::take(&mut Frame::of(b.inner), m, n_ff);
+        let mut n_products = 0;
+        let mut products: [Product<'_>; 2 * MAX_EXPERTS] = {
+            let outputs = experts.iter().zip(gate.chunks_exact_mut(n_ff).zip(up.chunks_exact_mut(n_ff)));
+            let mut products = outputs.flat_map(|(ffn, (gate, up))| {
+                let gate = ffn.gate.as_ref().map(|w| Product::of(w, gate, 1));
+                gate.into_iter().chain([Product::of(&ffn.up, up, 1)])
+            });
+            std::array::from_fn(|_| {
+                let product = products.next();
+                n_products += usize::from(product.is_some());
+                product.unwrap_or_else(|| Product::of(&experts[0].up, &mut [], 0))
+            })
+        };
+        linear(ctx, &mut b.scratch, b.normed, 1, &mut products[..n_products]);
+        let inner = activate(Ctx { crew: &ctx.crew.when(false), ..ctx }, &experts[0], m, gate, up);
+        let y = &mut y[..m * n];
+        let mut outputs = y.chunks_exact_mut(n);
+        let mut products: [Product<'_>; MAX_EXPERTS] =
+            std::array::from_fn(|i| Product::of_row(&experts[i].down, outputs.next().unwrap_or_default(), i));
+        linear(Ctx { n_generated: m, ..ctx }, &mut b.scratch, inner, m, &mut products[..m]);
+        for (&slot, y) in slots.iter().zip(y.chunks_exact(n)) {
+            ctx.arch.add_scaled(b.branch, y, weights[slot as usize]);
         }
     }
 }
 
-/// Turns the router's outputs into probabilities, and each token's largest into weights.
-pub(super) fn choose_experts(ctx: Ctx<'_>, x: Experts, router: &mut [f32], chosen: &mut [u32], weights: &mut [f32]) {
-    let choices = chosen.chunks_exact_mut(x.n_used).zip(weights.chunks_exact_mut(x.n_used));
-    for (p, (chosen, weights)) in router.chunks_exact_mut(x.n_expert).zip(choices) {
-        ctx.arch.softmax(p);
-        choose(p, chosen, weights);
-        if x.normalise {
-            let sum: f32 = weights.iter().sum();
-            weights.iter_mut().for_each(|w| *w /= sum);
-        }
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Turns the router's outputs into scores, and those of each token's experts into weights.
+pub(super) fn choose_experts(ctx: Ctx<'_>, moe: &Moe, router: &mut [f32], chosen: &mut [u32], weights: &mut [f32]) {
+    let spec = &moe.spec;
+    let (arch, n_expert) = (ctx.arch, spec.n_expert);
+    let workers = ctx.crew.when(router.len() > n_expert);
+    workers.for_chunks(router, n_expert, |_, scores| match spec.gating {
+        Gating::Softmax => arch.softmax(scores),
+        Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+        Gating::SoftmaxAfterTopK => {}
+    });
+    let router = &*router;
+    workers.for_chunk_pairs(chosen, spec.n_used, weights, spec.n_used, |token, chosen, weights| {
+        let scores = &router[token * n_expert..][..n_expert];
+        choose(spec, scores, moe.bias.as_deref(), chosen);
+        weigh(arch, spec, scores, chosen, weights);
+    });
+}
+
+/// The weights of the chosen experts.
+fn weigh(arch: Arch, spec: &MoeSpec, scores: &[f32], chosen: &[u32], weights: &mut [f32]) {
+    chosen.iter().zip(&mut *weights).for_each(|(&e, weight)| *weight = scores[e as usize]);
+    if spec.gating == Gating::SoftmaxAfterTopK {
+        arch.softmax(weights);
+    }
+    if spec.normalise {
+        let sum = divisor(weights.iter().sum());
+        weights.iter_mut().for_each(|w| *w /= sum);
+    }
+    if spec.scale != 1.0 {
+        weights.iter_mut().for_each(|w| *w *= spec.scale);
     }
 }
 
-/// The `chosen.len()` largest of `p`, the lower index first among equals.
-fn choose(p: &[f32], chosen: &mut [u32], weights: &mut [f32]) {
+/// What the weights of a token's experts, which sum to `sum`, are divided by.
+pub(super) fn divisor(sum: f32) -> f32 {
+    sum.max(MIN_WEIGHT_SUM)
+}
+
+/// The experts with the largest scores, to which `bias` is added, best first.
+fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u32]) {
+    let score = |e: usize| scores[e] + bias.map_or(0.0, |bias| bias[e]);
+    let mut open = [true; MAX_EXPERT];
+    let mut group_size = scores.len();
+    if let Some(groups) = spec.groups {
+        group_size /= groups.n_group;
+        open = [false; MAX_EXPERT];
+        let group_score = |group: usize| {
+            let mut best = [f32::NEG_INFINITY; 2];
+            for e in group * group_size..(group + 1) * group_size {
+                let score = score(e);
+                if score > best[0] {
+                    best = [score, best[0]];
+                } else if score > best[1] {
+                    best[1] = score;
+                }
+            }
+            if group_size > 1 { best[0] + best[1] } else { best[0] }
+        };
+        for _ in 0..groups.n_used {
+            open[largest((0..groups.n_group).filter(|&group| !open[group]), group_score)] = true;
+        }
+    }
     for slot in 0..chosen.len() {
         let (taken, rest) = chosen.split_at_mut(slot);
-        let mut best = None;
-        for (e, &p) in p.iter().enumerate() {
-            if !taken.contains(&(e as u32)) && best.is_none_or(|(_, max)| p > max) {
-                best = Some((e as u32, p));
-            }
+        let left = (0..scores.len()).filter(|&e| open[e / group_size] && !taken.contains(&(e as u32)));
+        rest[0] = largest(left, score) as u32;
+    }
+}
+
+/// The one of `items` with the largest score, the first among equals. Not-a-number compares as smaller: some item is
+/// still chosen.
+fn largest(items: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> usize {
+    let mut best = None;
+    for item in items {
+        let score = score(item);
+        if best.is_none_or(|(_, max)| score > max) {
+            best = Some((item, score));
         }
-        // Not-a-number probabilities compare as smaller: some expert is still chosen.
-        (rest[0], weights[slot]) = best.unwrap_or((0, 0.0));
+    }
+    best.map_or(0, |(item, _)| item)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ExpertGroups;
+
+    fn spec(gating: Gating, groups: Option<(usize, usize)>) -> MoeSpec {
+        MoeSpec {
+            n_expert: 6,
+            n_used: 2,
+            n_ff: 1,
+            activation: Activation::SwiGlu,
+            gating,
+            bias: false,
+            groups: groups.map(|(n_group, n_used)| ExpertGroups { n_group, n_used }),
+            normalise: true,
+            scale: 3.0,
+            shared: None,
+        }
+    }
+
+    fn weights(spec: &MoeSpec, scores: &[f32], chosen: &[u32]) -> Vec<f32> {
+        let mut weights = vec![0.0; chosen.len()];
+        weigh(Arch::scalar(), spec, scores, chosen, &mut weights);
+        weights
+    }
+
+    #[test]
+    fn weights_are_divided_by_no_less_than_the_least_f16() {
+        let spec = spec(Gating::Sigmoid, None);
+        let floor = half::f16::MIN_POSITIVE.to_f32();
+        assert_eq!(
+            weights(&spec, &[0.0, 1e-5, 2e-5, 0.0, 0.0, 0.0], &[2, 1]),
+            [2e-5 / floor * 3.0, 1e-5 / floor * 3.0]
+        );
+        assert_eq!(weights(&spec, &[0.0, 0.25, 0.75, 0.0, 0.0, 0.0], &[2, 1]), [0.75 * 3.0, 0.25 * 3.0]);
+        let of_chosen = weights(&self::spec(Gating::SoftmaxAfterTopK, None), &[9.0, 1.0, 1.0, 9.0, 9.0, 9.0], &[2, 1]);
+        assert_eq!(of_chosen, [1.5, 1.5]);
+    }
+
+    #[test]
+    fn experts_of_the_best_groups_are_chosen() {
+        let mut chosen = [0; 2];
+        let scores = [0.9, 0.1, 0.6, 0.5, 0.4, 0.7];
+        choose(&spec(Gating::Sigmoid, None), &scores, None, &mut chosen);
+        assert_eq!(chosen, [0, 5]);
+        // Groups weigh 1.0, 1.1 and 1.1.
+        choose(&spec(Gating::Sigmoid, Some((3, 1))), &scores, None, &mut chosen);
+        assert_eq!(chosen, [2, 3]);
+        choose(&spec(Gating::Sigmoid, Some((3, 2))), &scores, None, &mut chosen);
+        assert_eq!(chosen, [5, 2]);
+        choose(&spec(Gating::Sigmoid, Some((3, 1))), &scores, Some(&[0.3, 0.0, 0.0, 0.0, 0.0, 0.0]), &mut chosen);
+        assert_eq!(chosen, [0, 1]);
+        choose(&spec(Gating::Softmax, Some((3, 1))), &[f32::NAN; 6], None, &mut chosen);
+        assert_eq!(chosen, [0, 1]);
     }
 }

@@ -1,10 +1,12 @@
 //! Gradients of a session's adapters, and learning by them.
 
 use super::backward::{BackwardPass, backward};
+use super::hook::TokenKind;
+use super::sequence::Sequence;
 use super::{AdapterId, Session};
 use crate::arch::Arch;
 use crate::error::{AdapterError, Error, SessionError};
-use crate::lora::{Adapter, Attached, Gradients, Optimiser, Source};
+use crate::lora::{Adapter, Attached, Gradients, Optimiser};
 use std::sync::Arc;
 
 /// `−weight·ln p(target)`, given the logits of what follows a token; replaces them by the gradient,
@@ -27,7 +29,7 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
     f64::from(weight) * loss
 }
 
-impl Session<'_> {
+impl Session {
     /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss by
     /// the values of an attached adapter. Returns the loss.
     ///
@@ -53,17 +55,21 @@ impl Session<'_> {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        let target = self.adapters.index(id)?;
-        gradients.check(&self.adapters.attached[target].adapter)?;
+        let target = self.seq.adapters.index(id)?;
+        gradients.check(&self.seq.adapters.attached[target].adapter)?;
         let mut saved = std::mem::take(&mut self.saved);
-        saved.prepare(self.model, gradients, tokens.len());
-        let pos = self.tokens.len();
-        let result = self.run(Source::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());
+        saved.prepare(self.model(), gradients, tokens.len());
+        let pos = self.position();
+        self.seq.kv.hold(pos);
+        let result = self.run(TokenKind::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());
         self.saved = saved;
-        result?;
-        let Session { model, team, rope, kv, adapters, arena, saved, cancel, .. } = self;
+        if let Err(error) = result {
+            self.seq.kv.release();
+            return Err(error.into());
+        }
+        let Session { engine, seq: Sequence { rope, kv, adapters, .. }, saved, cancel, .. } = self;
         let pass = BackwardPass {
-            model,
+            model: engine.model(),
             adapters: &adapters.attached,
             target,
             rope,
@@ -75,7 +81,9 @@ impl Session<'_> {
             objective,
             cancelled: &|| cancel.is_cancelled(),
         };
-        let loss = team.enter(|crew| backward(pass, crew, arena, gradients));
+        let loss = engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients));
+        self.seq.kv.release();
+        let loss = loss?;
         Ok(loss?)
     }
 
@@ -96,11 +104,11 @@ impl Session<'_> {
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
         assert!(targets.len() == tokens.len() && weights.len() == tokens.len(), "a target and a weight per token");
-        let n_vocab = self.model.hparams().n_vocab;
+        let n_vocab = self.model().hparams().n_vocab;
         if let Some(&token) = targets.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
         }
-        let arch = self.model.arch();
+        let arch = self.model().arch();
         let first = weights.iter().take_while(|&&w| w == 0.0).count();
         let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
         self.gradient(id, tokens, first, &objective, gradients)
@@ -112,12 +120,13 @@ impl Session<'_> {
     /// # Errors
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
     pub fn update_adapter(&mut self, id: AdapterId, change: impl FnOnce(&mut Adapter)) -> Result<(), AdapterError> {
-        let i = self.adapters.index(id)?;
-        let attached = &mut self.adapters.attached[i];
+        let i = self.seq.adapters.index(id)?;
+        let attached = &mut self.seq.adapters.attached[i];
         let mut adapter = Adapter::clone(&attached.adapter);
         change(&mut adapter);
-        *attached = Attached::new(self.model, Arc::new(adapter), attached.scale)?;
-        self.adapters_changed();
+        *attached = Attached::new(self.engine.model(), Arc::new(adapter), attached.scale)?;
+        self.seq.adapters_changed();
+        self.forget_outputs();
         Ok(())
     }
 

@@ -1,14 +1,20 @@
 //! The only place where a weight is multiplied.
+//!
+//! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and neither depends on how
+//! many rows there are: generated rows are multiplied by [`Arch::matvec`], prompt rows by [`Arch::gemm`], a single one
+//! too. Where a pass has both, a task multiplies the same weight rows by the ones and then by the others, so that
+//! weights come from memory once.
 
 use super::arena::Frame;
-use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
+use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
+use crate::clock::Timer;
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Gradients};
-use crate::model::{Linear, Model, Weight};
+use crate::model::{Hparams, Linear, Model, Weight};
 use crate::quant::DType;
-use crate::team::Crew;
-use bytemuck::Pod;
+use crate::team::{Crew, Tiled};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, at the end of a
 /// task in vain, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
@@ -26,8 +32,15 @@ const LOW_ROWS: usize = 16;
 const LOW_COLUMNS: usize = 128;
 /// Activations that are worth sharing among threads to round them: some microseconds of work.
 const SHARED_VALUES: usize = 16 << 10;
-/// Most products that one call of [`linear`] is given.
+/// Most products of all rows that one call of [`linear`] is given.
 const MAX_PRODUCTS: usize = 3;
+/// Most experts whose products of a single row one call of [`linear`] is given.
+pub(super) const MAX_EXPERTS: usize = 8;
+
+/// Most experts of a token whose products are computed together.
+pub(super) fn single_rows(h: &Hparams) -> usize {
+    h.mixtures().map(|x| x.n_used.min(MAX_EXPERTS)).max().unwrap_or(0)
+}
 
 /// What a product needs besides its operands.
 #[derive(Clone, Copy)]
@@ -35,25 +48,75 @@ pub(crate) struct Ctx<'a> {
     pub(crate) arch: Arch,
     pub(crate) crew: &'a Crew<'a>,
     pub(crate) gguf: &'a Gguf,
-    pub(crate) adapters: &'a [Attached],
+    pub(crate) adapters: RowAdapters<'a>,
+    /// So many rows, the first ones, are multiplied as generated tokens are; the others as prompts.
+    pub(crate) n_generated: usize,
+    /// Takes the nanoseconds that products with adapters took, shared out among threads.
+    pub(crate) adapter_nanos: Option<&'a AtomicU64>,
+}
+
+/// The adapters of each row of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum RowAdapters<'a> {
+    /// All rows have these.
+    All(&'a [Attached]),
+    /// The rows of a slot have its own; those of slot `i` end at row `ends[i]`.
+    Slots { slots: &'a dyn SlotAdapters, ends: &'a [u32] },
+}
+
+/// Adapters by slot.
+pub(crate) trait SlotAdapters: Sync {
+    fn of(&self, slot: usize) -> &[Attached];
+}
+
+impl<'a> RowAdapters<'a> {
+    fn is_empty(self) -> bool {
+        matches!(self, RowAdapters::All([]))
+    }
+
+    /// Runs of rows with the same adapters, of `m` rows.
+    fn runs(self, m: usize) -> impl Iterator<Item = (Range<usize>, &'a [Attached])> {
+        let n_runs = if let RowAdapters::Slots { ends, .. } = self { ends.len() } else { 1 };
+        (0..n_runs).map(move |i| match self {
+            RowAdapters::All(adapters) => (0..m, adapters),
+            RowAdapters::Slots { slots, ends } => {
+                let start = i.checked_sub(1).map_or(0, |before| ends[before] as usize);
+                (start..ends[i] as usize, slots.of(i))
+            }
+        })
+    }
 }
 
 /// One product: `y = W·x (+ b)` and what adapters add to it, `y` is `(m, n_out)`.
-pub(crate) struct Product<'a> {
+pub(crate) type Product<'a> = Tiled<'a, Factors<'a>>;
+
+/// What a [`Product`] is computed from, besides the activations.
+pub(crate) struct Factors<'a> {
     w: &'a Weight,
     b: Option<&'a [f32]>,
-    y: ColumnsMut<'a>,
+    /// The first row of `x` that it reads; it reads as many as the output has.
+    row: usize,
     /// Where its adapters' `s·A·x` begin in [`Scratch::low`].
     low: usize,
 }
 
 impl<'a> Product<'a> {
     pub(crate) fn of(linear: &'a Linear, y: &'a mut [f32], m: usize) -> Product<'a> {
-        Product { b: linear.b.as_deref(), ..Product::of_weight(&linear.w, y, m) }
+        let mut product = Product::of_weight(&linear.w, y, m);
+        product.item.b = linear.b.as_deref();
+        product
     }
 
     pub(crate) fn of_weight(w: &'a Weight, y: &'a mut [f32], m: usize) -> Product<'a> {
-        Product { w, b: None, y: ColumnsMut::new(y, m, w.n_out), low: 0 }
+        let item = Factors { w, b: None, row: 0, low: 0 };
+        Product { y: ColumnsMut::new(y, m, w.n_out), width: w.n_out, item }
+    }
+
+    /// Of row `row` alone; of none if `y` is empty.
+    pub(crate) fn of_row(linear: &'a Linear, y: &'a mut [f32], row: usize) -> Product<'a> {
+        let mut product = Product::of(linear, y, usize::from(!y.is_empty()));
+        product.item.row = row;
+        product
     }
 }
 
@@ -62,24 +125,48 @@ pub(crate) struct Scratch<'a> {
     prepared: &'a mut [u8],
     /// `s·A·x` of every product and adapter, each `(m, rank)`.
     low: &'a mut [f32],
+    /// What the threads need for [`Arch::gemm`].
+    workspace: &'a mut [CacheLine],
 }
 
 impl<'a> Scratch<'a> {
-    /// For products of up to `m` rows with any matrix of `model`; `rank` is that of all adapters together.
-    pub(crate) fn take(frame: &mut Frame<'a>, model: &Model, m: usize, rank: usize) -> Scratch<'a> {
-        let shapes = model.weights().shapes.iter();
-        let prepared = shapes.map(|&(dtype, n)| prepared_len(model.arch(), dtype, m, n)).max();
-        Scratch { prepared: frame.take(prepared.unwrap_or(0)), low: frame.take(MAX_PRODUCTS * m * rank) }
+    /// For products of up to `n_generated` rows of generated tokens and `n_prompt` of prompts with any matrix of `model`
+    /// on `n_threads`; `rank` is that of all adapters together.
+    pub(crate) fn take(
+        frame: &mut Frame<'a>,
+        model: &Model,
+        n_threads: usize,
+        (n_generated, n_prompt): (usize, usize),
+        rank: usize,
+    ) -> Scratch<'a> {
+        let (arch, shapes) = (model.arch(), &model.weights().shapes);
+        let m_single = single_rows(model.hparams());
+        let rows = (n_generated.max(m_single), n_prompt);
+        let prepared = shapes.iter().map(|&(dtype, n)| prepared_len(arch, dtype, rows, n)).max();
+        let by_panels = shapes.iter().filter(|_| n_prompt > 0);
+        let workspace = by_panels.map(|&(dtype, _)| arch.gemm_workspace(dtype)).max();
+        let low = (MAX_PRODUCTS * (n_generated + n_prompt)).max(2 * m_single) * rank;
+        Scratch {
+            prepared: frame.take(prepared.unwrap_or(0)),
+            low: frame.take(low),
+            workspace: frame.take(n_threads * workspace.unwrap_or(0)),
+        }
     }
 }
 
-/// Bytes that up to `m` rows of `n` values take in the form that products with weights of `dtype` read.
-fn prepared_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    let gemm_min_rows = arch.gemm_min_rows(dtype);
-    // The 8-bit form is shorter than the 16-bit ones, which are of one size.
-    const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>());
-    let rounded = m.min(gemm_min_rows.saturating_sub(1)) * BlockQ16::per_row(n) * size_of::<BlockQ16>();
-    if m >= gemm_min_rows { rounded.max(arch.packed_len(dtype, m, n)) } else { rounded }
+/// Bytes that rows of `n` values take in the forms that products with weights of `dtype` read.
+fn prepared_len(arch: Arch, dtype: DType, (n_generated, n_prompt): (usize, usize), n: usize) -> usize {
+    rounded_len(arch, dtype, n_generated, n) + arch.packed_len(dtype, n_prompt, n)
+}
+
+/// Bytes of `m` rows of generated tokens, a multiple of a cache line.
+fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
+    // The 16-bit forms are of one size.
+    const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>() && size_of::<BlockQ16>().is_multiple_of(64));
+    match arch.act_form(dtype) {
+        ActForm::F32 => 0,
+        ActForm::Q16 | ActForm::P16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
+    }
 }
 
 /// Bytes of [`Scratch::low`] for `m` rows and adapters whose ranks sum to `rank`.
@@ -87,149 +174,173 @@ pub(crate) fn low_bytes(m: usize, rank: usize) -> u64 {
     (MAX_PRODUCTS as u64).saturating_mul(m as u64).saturating_mul(4 * rank as u64)
 }
 
-/// How the rows of one product are multiplied.
-#[derive(Clone, Copy, PartialEq)]
-enum Path {
-    Matvec(ActForm),
-    Gemm,
-}
-
-/// Activations as the kernels of some products read them.
-enum Prepared<'a> {
-    Acts(Acts<'a>),
-    /// Rows of `n` values, packed.
-    Packed {
-        packed: &'a [u8],
-        n: usize,
-    },
+/// Activations as the kernels of some products read them: rows of generated tokens, then rows of prompts.
+struct Prepared<'a> {
+    generated: Acts<'a>,
+    /// `n_prompt` rows of `n` values.
+    packed: &'a [u8],
+    n_prompt: usize,
+    n: usize,
 }
 
 impl Prepared<'_> {
     /// Rows of `w` that one task multiplies. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
-        if let Prepared::Packed { .. } = self {
+        if self.n_prompt > 0 {
             return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
         }
         let bytes = (share * w.row_bytes()).clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
         (bytes / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
     }
 
-    fn multiply(&self, arch: Arch, dtype: DType, w: &[u8], y: &mut ColumnsMut<'_>) {
-        match self {
-            Prepared::Acts(x) => arch.matvec(dtype, y, w, x),
-            Prepared::Packed { packed, n } => arch.gemm(dtype, y, w, packed, *n),
+    /// Multiplies all rows, or row `row` if `y` has one.
+    fn multiply(
+        &self,
+        arch: Arch,
+        dtype: DType,
+        w: &[u8],
+        row: usize,
+        y: &mut ColumnsMut<'_>,
+        workspace: &mut [CacheLine],
+    ) {
+        let n_generated = y.rows() - self.n_prompt;
+        if n_generated > 0 {
+            arch.matvec(dtype, &mut y.rows_mut(0..n_generated), w, &self.generated.rows(row, n_generated));
+        }
+        if self.n_prompt > 0 {
+            arch.gemm(dtype, &mut y.rows_mut(n_generated..y.rows()), w, self.packed, self.n, workspace);
         }
     }
 }
 
-fn path(arch: Arch, dtype: DType, m: usize) -> Path {
-    if m >= arch.gemm_min_rows(dtype) { Path::Gemm } else { Path::Matvec(arch.act_form(dtype, m)) }
-}
-
-/// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow.
+/// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow. A product reads all
+/// rows or, of generated tokens, a single one.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-    assert!(products.iter().all(|p| x.len() == m * p.w.n_in), "linear: {m} rows in {} values", x.len());
-    let Scratch { prepared, low } = scratch;
-    project(ctx, low, x, m, products);
+    assert!(products.iter().all(|p| x.len() == m * p.item.w.n_in), "linear: {m} rows in {} values", x.len());
+    assert!(ctx.n_generated == m || products.iter().all(|p| p.y.rows() == m), "linear: some of {m} rows");
+    let Scratch { prepared, low, workspace } = scratch;
+    timed(ctx, 1, || project(ctx, low, x, products));
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
-        let w = first.w;
-        let how = path(ctx.arch, w.dtype, m);
+        let (arch, w) = (ctx.arch, first.item.w);
         let alike = |p: &Product<'_>| {
-            path(ctx.arch, p.w.dtype, m) == how && (how != Path::Gemm || ctx.arch.same_packing(p.w.dtype, w.dtype))
+            let dtype = p.item.w.dtype;
+            (ctx.n_generated == 0 || arch.act_form(dtype) == arch.act_form(w.dtype))
+                && (ctx.n_generated == m || arch.same_packing(dtype, w.dtype))
         };
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);
         let x = prepare(ctx, prepared, x, m, w);
-        ctx.crew.for_tiles(group, |p| (&p.y, x.task_rows(ctx, p.w)), |p, rows, y| multiply(ctx, &x, low, p, rows, y));
+        for p in &mut *group {
+            p.width = x.task_rows(ctx, p.item.w);
+        }
+        ctx.crew.for_tiles(group, workspace, |p, rows, y, workspace| multiply(ctx, &x, low, p, rows, y, workspace));
         rest = tail;
     }
 }
 
+/// Runs `f`, which is about adapters and shared by `n` threads, and counts its time.
+fn timed(ctx: Ctx<'_>, n: usize, f: impl FnOnce()) {
+    let Some(nanos) = ctx.adapter_nanos.filter(|_| !ctx.adapters.is_empty()) else { return f() };
+    let timer = Timer::start();
+    f();
+    let taken = u64::try_from(timer.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    nanos.fetch_add(taken / n as u64, Ordering::Relaxed);
+}
+
 /// Leaves `s·A·x` of every product and adapter in `low`.
-fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], m: usize, products: &mut [Product<'_>]) {
+fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>]) {
     let mut end = 0;
     for i in 0..products.len() {
         let (before, rest) = products.split_at_mut(i);
-        let p = &mut rest[0];
+        let n_rows = rest[0].y.rows();
+        let p = &mut rest[0].item;
         // Parts of one matrix have one `A`.
-        if let Some(same) = before.iter().find(|b| b.w.site == p.w.site) {
-            p.low = same.low;
+        if let Some(same) = before.iter().find(|b| (b.item.w.site, b.item.row) == (p.w.site, p.row)) {
+            p.low = same.item.low;
             continue;
         }
         p.low = end;
-        for (term, factor) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
-            let (n, rank) = (p.w.n_in, term.rank());
-            let t = &mut low[end..end + m * rank];
-            end += m * rank;
-            ctx.crew.when(m > 1).for_chunks(t, LOW_ROWS * rank, |i, t| {
-                let rows = t.len() / rank;
-                let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
-                let a = bytemuck::cast_slice(term.a());
-                ctx.arch.matvec(DType::F32, &mut ColumnsMut::new(t, rows, rank), a, &x);
-                t.iter_mut().for_each(|t| *t *= factor);
-            });
+        for (rows, adapters) in ctx.adapters.runs(n_rows) {
+            for (term, factor) in adapters.iter().filter_map(|a| a.term(p.w.site)) {
+                let (n, rank, m) = (p.w.n_in, term.rank(), rows.len());
+                let x = &x[(p.row + rows.start) * n..][..m * n];
+                let t = &mut low[end..end + m * rank];
+                end += m * rank;
+                ctx.crew.when(m > 1).for_chunks(t, LOW_ROWS * rank, |i, t| {
+                    let rows = t.len() / rank;
+                    let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
+                    let a = bytemuck::cast_slice(term.a());
+                    ctx.arch.matvec(DType::F32, &mut ColumnsMut::new(t, rows, rank), a, &x);
+                    t.iter_mut().for_each(|t| *t *= factor);
+                });
+            }
         }
     }
 }
 
-/// The first `n` blocks that have room in `bytes`.
-fn blocks<T: Pod>(bytes: &mut [u8], n: usize) -> &mut [T] {
-    bytemuck::cast_slice_mut(&mut bytes[..n * size_of::<T>()])
-}
-
-/// The `m` rows of `x` in the form that products with `w` and its like read.
+/// The `m` rows of `x` in the forms that products with `w` and its like read.
 fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight) -> Prepared<'a> {
-    let (n, dtype) = (w.n_in, w.dtype);
-    let workers = ctx.crew.when(m > 1 && x.len() >= SHARED_VALUES);
-    let row = |i: usize| &x[i * n..][..n];
-    match path(ctx.arch, dtype, m) {
-        Path::Matvec(ActForm::F32) => Prepared::Acts(Acts::F32 { x, n }),
-        Path::Matvec(ActForm::Q16) => {
-            let blocks = blocks(room, m * BlockQ16::per_row(n));
+    let (n, dtype, n_prompt) = (w.n_in, w.dtype, m - ctx.n_generated);
+    let (generated, prompt) = x.split_at(ctx.n_generated * n);
+    let (rounded, room) = room.split_at_mut(rounded_len(ctx.arch, dtype, ctx.n_generated, n));
+    let workers = ctx.crew.when(ctx.n_generated > 1 && generated.len() >= SHARED_VALUES);
+    let row = |i: usize| &generated[i * n..][..n];
+    let generated = match ctx.arch.act_form(dtype) {
+        ActForm::F32 => Acts::F32 { x: generated, n },
+        ActForm::Q16 => {
+            let blocks = bytemuck::cast_slice_mut(rounded);
             workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
-            Prepared::Acts(Acts::Q16 { x: blocks, n })
+            Acts::Q16 { x: blocks, n }
         }
-        Path::Matvec(ActForm::P16) => {
-            let blocks = blocks(room, m * BlockP16::per_row(n));
+        ActForm::P16 => {
+            let blocks = bytemuck::cast_slice_mut(rounded);
             workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
-            Prepared::Acts(Acts::P16 { x: blocks, n })
+            Acts::P16 { x: blocks, n }
         }
-        Path::Matvec(ActForm::Q8) => {
-            let blocks = blocks(room, m * BlockQ8::per_row(n));
-            workers.for_chunks(blocks, BlockQ8::per_row(n), |i, blocks| ctx.arch.quantize_q8(row(i), blocks));
-            Prepared::Acts(Acts::Q8 { x: blocks, n })
-        }
-        Path::Gemm => {
-            let packed = &mut room[..ctx.arch.packed_len(dtype, m, n)];
-            let group = ctx.arch.pack_group(dtype);
-            ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
-                let rows = group.min(m - i * group);
-                ctx.arch.pack(dtype, &x[i * group * n..][..rows * n], rows, n, packed);
-            });
-            Prepared::Packed { packed, n }
-        }
+    };
+    let packed = &mut room[..ctx.arch.packed_len(dtype, n_prompt, n)];
+    if n_prompt > 0 {
+        let group = ctx.arch.pack_group(dtype);
+        ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
+            let rows = group.min(n_prompt - i * group);
+            ctx.arch.pack(dtype, &prompt[i * group * n..][..rows * n], rows, n, packed);
+        });
     }
+    Prepared { generated, packed, n_prompt, n }
 }
 
 /// The output rows `rows` of a product, with its bias and what adapters add.
-fn multiply(ctx: Ctx<'_>, x: &Prepared<'_>, low: &[f32], p: &Product<'_>, rows: Range<usize>, y: &mut ColumnsMut<'_>) {
+fn multiply(
+    ctx: Ctx<'_>,
+    x: &Prepared<'_>,
+    low: &[f32],
+    p: &Factors<'_>,
+    rows: Range<usize>,
+    y: &mut ColumnsMut<'_>,
+    workspace: &mut [CacheLine],
+) {
     let row = p.w.row_bytes();
-    x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], y);
+    x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], p.row, y, workspace);
     if let Some(b) = p.b {
         for i in 0..y.rows() {
             ctx.arch.add(y.row(i), &b[rows.clone()]);
         }
     }
     let mut low = &low[p.low..];
-    for (term, _) in ctx.adapters.iter().filter_map(|a| a.term(p.w.site)) {
-        let rank = term.rank();
-        let (t, rest) = low.split_at(y.rows() * rank);
-        ctx.arch.add_product(y, t, &term.b()[p.w.first_row + rows.start..], term.b().len() / rank);
-        low = rest;
-    }
+    timed(ctx, ctx.crew.n_threads(), || {
+        for (of_run, adapters) in ctx.adapters.runs(y.rows()) {
+            for (term, _) in adapters.iter().filter_map(|a| a.term(p.w.site)) {
+                let rank = term.rank();
+                let (t, rest) = low.split_at(of_run.len() * rank);
+                let b = &term.b()[p.w.first_row + rows.start..];
+                ctx.arch.add_product(&mut y.rows_mut(of_run.clone()), t, b, term.b().len() / rank);
+                low = rest;
+            }
+        }
+    });
 }
 
 /// Room for the backward pass of products of up to `m` rows.
@@ -239,6 +350,8 @@ pub(crate) struct ScratchBackward<'a> {
     dx: &'a mut [f32],
     /// `dy·B` and `A·x` of one adapter, `(m, rank)` each, and their transposes.
     low: [&'a mut [f32]; 4],
+    /// What the threads need for [`TransposedProduct::multiply`](crate::arch::TransposedProduct::multiply).
+    workspace: &'a mut [CacheLine],
 }
 
 impl<'a> ScratchBackward<'a> {
@@ -247,22 +360,31 @@ impl<'a> ScratchBackward<'a> {
     pub(crate) fn take(
         frame: &mut Frame<'a>,
         arch: Arch,
+        n_threads: usize,
         m: usize,
         n_in: usize,
         outputs: impl IntoIterator<Item = (DType, usize, usize)>,
         rank: usize,
     ) -> ScratchBackward<'a> {
-        let packed = outputs.into_iter().map(|(dtype, m, n_out)| arch.transposed(dtype, n_out, 1).packed_len(m));
+        let (mut packed, mut workspace) = (0, 0);
+        for (dtype, m, n_out) in outputs {
+            let product = arch.transposed(dtype, n_out, 1);
+            packed = packed.max(product.packed_len(m));
+            workspace = workspace.max(product.workspace());
+        }
         ScratchBackward {
-            packed: frame.take(packed.max().unwrap_or(0)),
+            packed: frame.take(packed),
             dx: frame.take(m * n_in),
             low: [(); 4].map(|()| frame.take(m * rank)),
+            workspace: frame.take(n_threads * workspace),
         }
     }
 }
 
-/// Of which of the attached adapters gradients are wanted, and those so far.
+/// The gradients of one of the attached adapters, so far.
 pub(crate) struct Wanted<'a> {
+    pub(crate) adapters: &'a [Attached],
+    /// Index of the one that they are of.
     pub(crate) adapter: usize,
     pub(crate) gradients: &'a mut Gradients,
 }
@@ -281,22 +403,30 @@ pub(crate) fn linear_backward(
     for (i, &(w, dy)) in products.iter().enumerate() {
         assert!(x.len() == m * w.n_in && dy.len() == m * w.n_out, "linear_backward: {m} rows");
         match &mut dx {
-            Some(dx) if i == 0 => transposed(ctx, scratch.packed, w, dy, m, dx),
+            Some(dx) if i == 0 => transposed(ctx, scratch.packed, scratch.workspace, w, dy, m, dx),
             Some(dx) => {
                 let more = &mut scratch.dx[..m * w.n_in];
-                transposed(ctx, scratch.packed, w, dy, m, more);
+                transposed(ctx, scratch.packed, scratch.workspace, w, dy, m, more);
                 ctx.crew.for_chunks(dx, w.n_in, |i, dx| ctx.arch.add(dx, &more[i * w.n_in..][..w.n_in]));
             }
             None => {}
         }
-        for (j, attached) in ctx.adapters.iter().enumerate() {
+        for (j, attached) in wanted.adapters.iter().enumerate() {
             low_rank_backward(ctx, &mut scratch.low, wanted, j, attached, x, m, (w, dy), dx.as_deref_mut());
         }
     }
 }
 
 /// `dx = Wᵀ·dy`.
-fn transposed(ctx: Ctx<'_>, packed: &mut [u8], w: &Weight, dy: &[f32], m: usize, dx: &mut [f32]) {
+fn transposed(
+    ctx: Ctx<'_>,
+    packed: &mut [u8],
+    workspace: &mut [CacheLine],
+    w: &Weight,
+    dy: &[f32],
+    m: usize,
+    dx: &mut [f32],
+) {
     let product = ctx.arch.transposed(w.dtype, w.n_out, w.n_in);
     let packed = &mut packed[..product.packed_len(m)];
     let group = product.group();
@@ -305,11 +435,10 @@ fn transposed(ctx: Ctx<'_>, packed: &mut [u8], w: &Weight, dy: &[f32], m: usize,
         product.pack(&dy[i * group * w.n_out..][..rows * w.n_out], rows, packed);
     });
     let (packed, data) = (&*packed, w.data(ctx.gguf));
-    ctx.crew.for_tiles(
-        &mut [ColumnsMut::new(dx, m, w.n_in)],
-        |dx| (dx, product.tile()),
-        |_, columns, dx| product.multiply(dx, columns.start, data, packed),
-    );
+    let mut dx = [Tiled { y: ColumnsMut::new(dx, m, w.n_in), width: product.tile(), item: () }];
+    ctx.crew.for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
+        product.multiply(dx, columns.start, data, packed, workspace);
+    });
 }
 
 /// The backward pass of `y += s·B·A·x`, of adapter `j`: `dB += s·dy·(A·x)ᵀ`, `dA += s·(Bᵀ·dy)·xᵀ`,
@@ -359,23 +488,18 @@ fn low_rank_backward(
         let (da, db) = gradient.parts_mut();
         let (by_rank, x_by_rank) = (&*by_rank, &*x_by_rank);
         // Columns of `dA` and `dB`, and where those of `x` and `dy` begin among them.
-        let mut sums = [
-            (ColumnsMut::new(da, rank, w.n_in), x, w.n_in, 0, by_rank),
-            (ColumnsMut::new(db, rank, n_rows), dy, w.n_out, w.first_row, x_by_rank),
-        ];
-        crew.for_tiles(
-            &mut sums,
-            |(d, ..)| (d, LOW_COLUMNS),
-            |&(_, rows, n, first, t), columns, d| {
-                let (start, end) = (columns.start.max(first), columns.end.min(first + n));
-                if start < end {
-                    for (r, t) in t.chunks_exact(m).enumerate() {
-                        let d = &mut d.row(r)[start - columns.start..end - columns.start];
-                        arch.add_weighted(d, &rows[start - first..], n, t);
-                    }
+        let sums = |d, cols, item| Tiled { y: ColumnsMut::new(d, rank, cols), width: LOW_COLUMNS, item };
+        let mut sums =
+            [sums(da, w.n_in, (x, w.n_in, 0, by_rank)), sums(db, n_rows, (dy, w.n_out, w.first_row, x_by_rank))];
+        crew.for_tiles(&mut sums, &mut [(); 0], |&(rows, n, first, t), columns, d, _| {
+            let (start, end) = (columns.start.max(first), columns.end.min(first + n));
+            if start < end {
+                for (r, t) in t.chunks_exact(m).enumerate() {
+                    let d = &mut d.row(r)[start - columns.start..end - columns.start];
+                    arch.add_weighted(d, &rows[start - first..], n, t);
                 }
-            },
-        );
+            }
+        });
     }
     if let Some(dx) = dx {
         let by_token = &*by_token;

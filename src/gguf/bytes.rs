@@ -87,6 +87,12 @@ impl Bytes {
         Ok(!done.is_empty())
     }
 
+    /// Whether they are a map of a file, and no copy of it is in use.
+    #[cfg(all(feature = "metal", target_vendor = "apple"))]
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self.source, Source::Mapped(_)) && self.copy.get().is_none()
+    }
+
     /// Asks the system to read the whole file ahead. Only a hint: failures do not matter.
     pub(super) fn prefetch(&self) {
         #[cfg(unix)]

@@ -169,6 +169,12 @@ impl Inner {
 }
 
 impl Gguf {
+    /// Whether all of it lies in maps of files, which begin and end at pages.
+    #[cfg(all(feature = "metal", target_vendor = "apple"))]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.0.shards.iter().all(|bytes| bytes.is_mapped())
+    }
+
     /// Maps a file and reads its header. Any part of a split model opens all of it: the parts lie in
     /// one folder under names that end in `-00001-of-00003.gguf`.
     ///

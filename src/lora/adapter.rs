@@ -13,7 +13,7 @@ pub struct Term {
 }
 
 impl Term {
-    pub(super) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
+    pub(crate) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
         Term { rank, a, b }
     }
 
@@ -88,13 +88,13 @@ impl Adapter {
     }
 
     /// Of no terms yet, and without a strength.
-    pub(super) fn empty(model: &Model) -> Adapter {
+    pub(crate) fn empty(model: &Model) -> Adapter {
         let sites = Arc::clone(model.sites());
         let terms = vec![None; sites.len()];
         Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha: 0.0 }
     }
 
-    pub(super) fn set_term(&mut self, site: usize, term: Term) {
+    pub(crate) fn set_term(&mut self, site: usize, term: Term) {
         self.terms[site] = Some(term);
     }
 

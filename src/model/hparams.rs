@@ -1,10 +1,20 @@
-//! What distinguishes one transformer from another: sizes, and the few choices families make.
+//! What distinguishes one transformer from another: sizes of the model, and a specification of each layer.
 
+use super::family::Family;
+use super::spec::{
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms,
+    SharedSpec,
+};
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
-use crate::gguf::{Array, Metadata, Value};
+use crate::gguf::{Array, Metadata, TensorInfo, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+
+/// Most rows of an embedding table.
+const MAX_VOCAB: u64 = (1 << 24) - 1;
+/// Most experts of a layer.
+pub(crate) const MAX_EXPERT: usize = 1024;
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,46 +30,24 @@ pub struct Hparams {
     pub n_embd: usize,
     /// Number of layers.
     pub n_layer: usize,
-    /// Query heads.
-    pub n_head: usize,
-    /// Key and value heads.
-    pub n_head_kv: usize,
-    /// Width of a query or key head.
-    pub head_dim: usize,
-    /// Width of a value head.
-    pub head_dim_v: usize,
-    /// Width of the feed-forward layer (of one expert, in a mixture).
-    pub n_ff: usize,
     /// Kind of normalisation.
     pub norm: NormKind,
     /// Its epsilon.
     pub norm_eps: f32,
-    /// Activation of the feed-forward layer.
-    pub activation: Activation,
-    /// Rotary position embedding.
-    pub rope: Rope,
-    /// Layer `i` is not rotated if `no_rope_step > 0` and `(i + 1) % no_rope_step == 0`.
-    pub no_rope_step: usize,
-    /// Sliding window, if some layers have one.
-    pub window: Option<Window>,
-    /// Factor on `q·k`.
-    pub attn_scale: f32,
-    /// Soft cap of attention scores; 0 means none.
-    pub attn_softcap: f32,
-    /// Soft cap of logits; 0 means none.
-    pub final_softcap: f32,
     /// Factor on embeddings.
     pub embd_scale: f32,
-    /// Factor on what a layer adds to the residual stream.
-    pub residual_scale: f32,
     /// Factor on logits.
     pub logit_scale: f32,
-    /// Attention and feed-forward read the same normed input and are added together (GPT-J style).
-    pub parallel_residual: bool,
-    /// Normalisation of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Mixture of experts.
-    pub experts: Option<Experts>,
+    /// Soft cap `c` of logits: `c·tanh(x/c)`.
+    pub final_softcap: Option<f32>,
+    /// Whether the head is a matrix of its own always. Otherwise the embedding table serves where there is none.
+    pub own_head: bool,
+    /// Whether the head has a bias always. Otherwise it is up to the file.
+    pub head_bias: bool,
+    /// Rotary position embeddings, as many as layers tell apart.
+    pub ropes: Vec<Rope>,
+    /// The layers, first to last.
+    pub layers: Vec<LayerSpec>,
 }
 
 /// From the head's product to the logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
@@ -100,55 +88,8 @@ pub enum NormKind {
     Rms,
     /// Mean and variance, with bias.
     Layer,
-}
-
-/// Activation of the feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `silu(gate)·up`.
-    Silu,
-    /// `gelu(gate)·up`, or `gelu(up)` where there is no gate: nothing else goes without.
-    Gelu,
-}
-
-/// What the weights of a q/k norm span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorm {
-    /// There is none.
-    None,
-    /// Each head by itself.
-    PerHead,
-    /// All heads together.
-    Full,
-}
-
-/// Layers that only see the last `size` positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Positions seen, the current one included.
-    pub size: usize,
-    /// Every `pattern`-th layer sees everything; 0: none does.
-    pub pattern: usize,
-}
-
-impl Window {
-    /// Whether layer `layer` has the window.
-    pub fn covers(&self, layer: usize) -> bool {
-        self.pattern == 0 || layer % self.pattern < self.pattern - 1
-    }
-}
-
-/// Mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Experts {
-    /// Experts per layer.
-    pub n_expert: usize,
-    /// Experts each token uses.
-    pub n_used: usize,
-    /// Whether the weights of the used experts are scaled to sum to one.
-    pub normalise: bool,
-    /// Width of the expert that every token uses; 0 if there is none.
-    pub n_ff_shared: usize,
+    /// Mean and variance, no bias.
+    LayerNoBias,
 }
 
 /// Order of the pairs that are rotated.
@@ -193,8 +134,6 @@ pub struct Rope {
     pub n_dims: usize,
     /// Base of the frequencies.
     pub theta: f32,
-    /// Base in layers with a sliding window, which are never scaled; `None`: all layers alike.
-    pub theta_window: Option<f32>,
     /// Stretching.
     pub scaling: RopeScaling,
     /// Context the frequencies were trained for.
@@ -203,11 +142,56 @@ pub struct Rope {
     pub attn_factor: f32,
 }
 
+/// Place of a rope in [`Hparams::ropes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeId(usize);
+
+impl RopeId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// What to do with metadata keys and tensors of the architecture that this build does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unknown {
+    /// Refuse the file: they may change what the model computes.
+    #[default]
+    Refuse,
+    /// Ignore them and list them in [`Model::unknown`](crate::Model::unknown).
+    Report,
+}
+
+/// Unknown metadata keys and tensors of a file, as far as they are not refused.
+#[derive(Debug, Default)]
+pub(crate) struct UnknownNames {
+    pub(crate) policy: Unknown,
+    pub(crate) names: Vec<String>,
+}
+
+impl UnknownNames {
+    /// Notes what is called `name`, or returns `error`.
+    pub(crate) fn found(&mut self, name: &str, error: ModelError) -> Result<(), ModelError> {
+        match self.policy {
+            Unknown::Refuse => Err(error),
+            Unknown::Report => {
+                self.names.push(name.to_owned());
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Metadata of one architecture: keys are given without their prefix. Remembers which were asked for, so that
 /// none is ignored.
 pub(crate) struct Keys<'a> {
     pub(crate) arch: &'a str,
+    /// Number of layers.
+    pub(crate) n_layer: usize,
+    n_vocab: usize,
     metadata: &'a Metadata,
+    tensors: &'a [TensorInfo],
     asked: RefCell<BTreeSet<String>>,
 }
 
@@ -246,8 +230,20 @@ const FIXED: &[(&str, &[f64])] = &[
 ];
 
 impl<'a> Keys<'a> {
-    pub(crate) fn new(arch: &'a str, metadata: &'a Metadata) -> Keys<'a> {
-        Keys { arch, metadata, asked: RefCell::default() }
+    fn new(
+        arch: &'a str,
+        metadata: &'a Metadata,
+        tensors: &'a [TensorInfo],
+        n_vocab: usize,
+    ) -> Result<Keys<'a>, ModelError> {
+        let keys = Keys { arch, n_layer: 0, n_vocab, metadata, tensors, asked: RefCell::default() };
+        Ok(Keys { n_layer: keys.count("block_count", 1024)?, ..keys })
+    }
+
+    /// Whether a layer has a tensor of this name.
+    pub(crate) fn has_part(&self, part: &str) -> bool {
+        let is_it = |t: &TensorInfo| t.name.strip_suffix(part).is_some_and(|layer| layer.ends_with('.'));
+        self.tensors.iter().any(is_it)
     }
 
     /// Its name in the file; it counts as asked for.
@@ -278,15 +274,21 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Refuses the keys of the architecture that nobody asked for, but for those that change nothing.
-    pub(crate) fn none_ignored(&self) -> Result<(), ModelError> {
+    /// Counts a key as asked for.
+    pub(crate) fn ignore(&self, key: &str) {
+        self.name(key);
+    }
+
+    /// Refuses or reports the keys of the architecture that nobody asked for, but for those that change nothing.
+    fn none_ignored(&self, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let asked = self.asked.take();
         for (name, _) in self.metadata.iter().filter(|(name, _)| !asked.contains(*name)) {
             let Some(key) = name.strip_prefix(self.arch).and_then(|rest| rest.strip_prefix('.')) else { continue };
             if let Some((key, values)) = FIXED.iter().find(|(fixed, _)| *fixed == key) {
                 self.only(key, values)?;
             } else if !HARMLESS.contains(&key) {
-                return Err(ModelError::UnknownKey { key: name.to_owned(), arch: self.arch.to_owned() });
+                let error = ModelError::UnknownKey { key: name.to_owned(), arch: self.arch.to_owned() };
+                unknown.found(name, error)?;
             }
         }
         Ok(())
@@ -294,17 +296,21 @@ impl<'a> Keys<'a> {
 
     /// A count, refused outside `1..=max`.
     pub(crate) fn count(&self, key: &str, max: usize) -> Result<usize, ModelError> {
-        let value = self.opt_count(key, max)?;
-        value.ok_or_else(|| ModelError::MissingKey { key: self.name(key) })
+        self.opt_count(key, max)?.ok_or_else(|| self.missing(key))
     }
 
     pub(crate) fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>, ModelError> {
         let name = self.name(key);
-        let Some(value) = self.uniform_u64(&name)? else { return Ok(None) };
-        match usize::try_from(value) {
-            Ok(n) if (1..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(ModelError::OutOfRange { key: name, value: value.to_string(), expected: format!("1 to {max}") }),
-        }
+        self.uniform_u64(&name)?.map(|value| Self::in_range(&name, value, max)).transpose()
+    }
+
+    fn in_range(name: &str, value: u64, max: usize) -> Result<usize, ModelError> {
+        let count = usize::try_from(value).ok().filter(|n| (1..=max).contains(n));
+        count.ok_or_else(|| ModelError::OutOfRange {
+            key: name.to_owned(),
+            value: value.to_string(),
+            expected: format!("1 to {max}"),
+        })
     }
 
     /// An integer, or an array that repeats one (some converters write one value per layer).
@@ -320,6 +326,31 @@ impl<'a> Keys<'a> {
         Ok(Some(first.into()))
     }
 
+    /// A count of every layer, refused outside `1..=max`: one number for all, or an array.
+    fn opt_counts(&self, key: &str, max: usize) -> Result<Option<Vec<usize>>, ModelError> {
+        let name = self.name(key);
+        let values: Vec<u64> = match self.metadata.get(&name) {
+            Some(Value::Array(_)) => self.metadata.u32s(&name)?.iter().map(|&n| n.into()).collect(),
+            _ => match self.metadata.opt_u64(&name)? {
+                Some(n) => vec![n; self.n_layer],
+                None => return Ok(None),
+            },
+        };
+        self.one_per_layer(&name, values.len())?;
+        values.into_iter().map(|value| Self::in_range(&name, value, max)).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn one_per_layer(&self, name: &str, n: usize) -> Result<(), ModelError> {
+        if n == self.n_layer {
+            return Ok(());
+        }
+        Err(ModelError::Inconsistent { what: format!("{name} has {n} values for {} layers", self.n_layer) })
+    }
+
+    pub(crate) fn missing(&self, key: &str) -> ModelError {
+        ModelError::MissingKey { key: format!("{}.{key}", self.arch) }
+    }
+
     /// A finite positive number.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let name = self.name(key);
@@ -333,25 +364,113 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The sliding window: `default` positions unless the file says, none if it says 0; in the layers that
-    /// `pattern` covers unless it names another pattern.
-    pub(crate) fn window(&self, default: Option<usize>, pattern: usize) -> Result<Option<Window>, ModelError> {
+    /// The sliding window of every layer: `default` positions unless the file says, none if it says 0. Every
+    /// `pattern`-th layer sees everything, or none does if that is 0, unless the file names another pattern.
+    fn windows(&self, default: Option<usize>, pattern: usize) -> Result<Vec<Option<usize>>, ModelError> {
         let size = self.uniform_u64(&self.name("attention.sliding_window"))?;
-        let size = size.map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX)));
+        let size = size.map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX))).filter(|&n| n > 0);
         let key = self.name("attention.sliding_window_pattern");
-        let by_layer = match self.metadata.get(&key) {
-            Some(Value::Array(Array::Bool(by_layer))) => by_layer.as_slice(),
-            _ => &[],
+        let covered: Vec<bool> = match self.metadata.get(&key) {
+            Some(Value::Array(Array::Bool(by_layer))) => by_layer.clone(),
+            _ => {
+                let pattern = self.metadata.opt_u32(&key)?.map_or(pattern, |n| n as usize);
+                (0..self.n_layer).map(|i| pattern == 0 || i % pattern < pattern - 1).collect()
+            }
         };
-        let pattern = match by_layer {
-            [] => self.metadata.opt_u32(&key)?.map_or(pattern, |n| n as usize),
-            _ => pattern,
+        self.one_per_layer(&key, covered.len())?;
+        Ok(covered.into_iter().map(|covered| size.filter(|_| covered)).collect())
+    }
+
+    /// Dense feed-forward layers.
+    pub(crate) fn dense(&self, activation: Activation) -> Result<Vec<FfnSpec>, ModelError> {
+        self.all_dense(activation, false)
+    }
+
+    /// Dense feed-forward layers whose gate is the first half of `ffn_up`.
+    pub(crate) fn dense_fused(&self, activation: Activation) -> Result<Vec<FfnSpec>, ModelError> {
+        self.all_dense(activation, true)
+    }
+
+    fn all_dense(&self, activation: Activation, fused: bool) -> Result<Vec<FfnSpec>, ModelError> {
+        let n_ff = self.opt_counts("feed_forward_length", 1 << 20)?;
+        let n_ff = n_ff.ok_or_else(|| self.missing("feed_forward_length"))?;
+        Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused })).collect())
+    }
+
+    /// A mixture of experts after `n_dense` dense layers, unless the file says otherwise about it: `silu(gate)·up`,
+    /// the weights of the chosen experts divided by their sum if `normalise`, the shared expert without a gate.
+    pub(crate) fn mixture(&self, n_dense: usize, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
+        let n_expert = self.count("expert_count", MAX_EXPERT)?;
+        let n_used = self.count("expert_used_count", n_expert)?;
+        // That of dense layers, if there are some.
+        self.ignore("feed_forward_length");
+        let n_ff = match self.opt_count("expert_feed_forward_length", 1 << 20)? {
+            Some(n) => n,
+            None => self.count("feed_forward_length", 1 << 20)?,
         };
-        let window = size.filter(|&n| n > 0).map(|size| Window { size, pattern });
-        if window.is_some_and(|w| (0..).zip(by_layer).any(|(layer, &covered)| w.covers(layer) != covered)) {
-            return Err(ModelError::VariesByLayer { key });
+        let n_shared = self.opt_u64("expert_shared_count")?.unwrap_or(0) as usize;
+        let shared = match self.opt_count("expert_shared_feed_forward_length", 1 << 20)? {
+            None if (1..=n_expert).contains(&n_shared) => Some(n_shared * n_ff),
+            n => n,
+        };
+        let moe = MoeSpec {
+            n_expert,
+            n_used,
+            n_ff,
+            activation: Activation::SwiGlu,
+            gating: match self.opt_u64("expert_gating_func")? {
+                None | Some(1) => Gating::Softmax,
+                Some(2) => Gating::Sigmoid,
+                Some(3) => Gating::SoftmaxAfterTopK,
+                Some(n) => {
+                    return Err(ModelError::OutOfRange {
+                        key: self.name("expert_gating_func"),
+                        value: n.to_string(),
+                        expected: "1 to 3".into(),
+                    });
+                }
+            },
+            bias: self.has_part("exp_probs_b.bias") || self.has_part("exp_probs_b"),
+            groups: self.expert_groups(n_expert, n_used)?,
+            normalise: self.metadata.opt_bool(&self.name("expert_weights_norm"))?.unwrap_or(normalise),
+            // Files say 0 where there is none.
+            scale: self.metadata.opt_f32(&self.name("expert_weights_scale"))?.filter(|&s| s != 0.0).unwrap_or(1.0),
+            shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
+        };
+        if !moe.scale.is_finite() {
+            return Err(ModelError::OutOfRange {
+                key: self.name("expert_weights_scale"),
+                value: moe.scale.to_string(),
+                expected: "a finite number".into(),
+            });
         }
-        Ok(window)
+        let n_dense = self.opt_u64("leading_dense_block_count")?.map_or(n_dense, |n| n as usize).min(self.n_layer);
+        let mut layers = vec![FfnSpec::Moe(moe); self.n_layer];
+        if n_dense > 0 {
+            layers[..n_dense].clone_from_slice(&self.dense(Activation::SwiGlu)?[..n_dense]);
+        }
+        Ok(layers)
+    }
+
+    fn expert_groups(&self, n_expert: usize, n_used: usize) -> Result<Option<ExpertGroups>, ModelError> {
+        let (count, used) = (self.opt_u64("expert_group_count")?, self.opt_u64("expert_group_used_count")?);
+        let (count, used) = (count.unwrap_or(1).max(1), used.unwrap_or(0));
+        if count == 1 || used == 0 || used == count {
+            return Ok(None);
+        }
+        let fits = |count: usize, used: usize| {
+            n_expert.is_multiple_of(count) && used < count && n_used <= used * (n_expert / count)
+        };
+        match (usize::try_from(count), usize::try_from(used)) {
+            (Ok(n_group), Ok(used)) if fits(n_group, used) => Ok(Some(ExpertGroups { n_group, n_used: used })),
+            _ => Err(ModelError::Inconsistent {
+                what: format!("{n_used} of {n_expert} experts from {used} of {count} groups"),
+            }),
+        }
+    }
+
+    pub(crate) fn opt_u64(&self, key: &str) -> Result<Option<u64>, ModelError> {
+        Ok(self.metadata.opt_u64(&self.name(key))?)
     }
 
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ModelError> {
@@ -360,42 +479,189 @@ impl<'a> Keys<'a> {
 }
 
 impl Hparams {
-    /// From the head's product to the logits.
-    pub(crate) fn logit_finish(&self) -> Finish {
-        Finish { scale: self.logit_scale, cap: self.final_softcap }
+    /// The hyper-parameters of a file, from its header alone.
+    ///
+    /// # Errors
+    /// If its architecture is not supported or a parameter makes no sense.
+    pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
+        Hparams::of_with(metadata, tensors, &mut UnknownNames::default())
     }
 
-    /// What all families read alike: a llama with the sizes of the file.
-    pub(crate) fn base(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    /// As [`Hparams::of`]; `unknown` says what happens to keys that this build does not know.
+    pub(crate) fn of_with(
+        metadata: &Metadata,
+        tensors: &[TensorInfo],
+        unknown: &mut UnknownNames,
+    ) -> Result<Hparams, ModelError> {
+        if let Some(kind) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
+            let what = match kind {
+                "adapter" => "an adapter (give it with --lora, besides its model)".into(),
+                "learned" => "what was learnt with a model (give its folder with --learn)".into(),
+                other => format!("something of type {other:?}"),
+            };
+            return Err(ModelError::NotAModel { what });
+        }
+        let arch = metadata
+            .opt_str("general.architecture")?
+            .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
+        let family = Family::of(arch)?;
+        if tensors.is_empty() {
+            return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
+        }
+        let Some(embd) = tensors.iter().find(|t| t.name == "token_embd.weight") else {
+            return Err(ModelError::MissingTensor { name: "token_embd.weight".into() });
+        };
+        // Binding checks the other dimensions.
+        let n_vocab = embd.dims.get(1).copied().unwrap_or(1);
+        if n_vocab > MAX_VOCAB {
+            return Err(ModelError::TensorShape {
+                name: embd.name.clone(),
+                found: embd.dims.clone(),
+                expected: vec![embd.dims[0], MAX_VOCAB],
+            });
+        }
+        let keys = Keys::new(arch, metadata, tensors, n_vocab as usize)?;
+        let hparams = (family.hparams)(&keys)?;
+        keys.none_ignored(unknown)?;
+        Ok(hparams)
+    }
+
+    /// From the head's product to the logits.
+    pub(crate) fn logit_finish(&self) -> Finish {
+        Finish { scale: self.logit_scale, cap: self.final_softcap.unwrap_or(0.0) }
+    }
+
+    /// A llama with the sizes of the file, which families vary.
+    pub(crate) fn llama(keys: &Keys<'_>, norm: NormKind, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
         let n_embd = keys.count("embedding_length", 1 << 17)?;
-        let n_layer = keys.count("block_count", 1024)?;
-        let n_head = keys.count("attention.head_count", 1024)?;
-        let n_head_kv = keys.opt_count("attention.head_count_kv", 1024)?.unwrap_or(n_head);
+        let n_head = keys.opt_counts("attention.head_count", 1024)?;
+        let n_head = n_head.ok_or_else(|| keys.missing("attention.head_count"))?;
+        let n_head_kv = keys.opt_counts("attention.head_count_kv", 1024)?.unwrap_or_else(|| n_head.clone());
         let n_ctx_train = keys.count("context_length", 1 << 28)?;
         let head_dim = match keys.opt_count("attention.key_length", MAX_HEAD_DIM)? {
             Some(n) => n,
-            None if n_embd % n_head == 0 && n_embd / n_head <= MAX_HEAD_DIM => n_embd / n_head,
+            None if n_embd % n_head[0] == 0 && n_embd / n_head[0] <= MAX_HEAD_DIM => n_embd / n_head[0],
             None => {
                 return Err(ModelError::Inconsistent {
                     what: format!(
-                        "embedding_length {n_embd} does not divide into {n_head} heads of at most {MAX_HEAD_DIM}"
+                        "embedding_length {n_embd} does not divide into {} heads of at most {MAX_HEAD_DIM}",
+                        n_head[0]
                     ),
                 });
             }
         };
         let head_dim_v = keys.opt_count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(head_dim);
-        if n_head % n_head_kv != 0 {
-            return Err(ModelError::Inconsistent {
-                what: format!("{n_head} heads cannot share {n_head_kv} key/value heads"),
-            });
+        if let Some((n, n_kv)) = n_head.iter().zip(&n_head_kv).find(|(n, n_kv)| *n % *n_kv != 0) {
+            return Err(ModelError::Inconsistent { what: format!("{n} heads cannot share {n_kv} key/value heads") });
         }
+        let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
+        let eps = if norm == NormKind::Rms { rms } else { layer };
+        let layers = n_head.into_iter().zip(n_head_kv).zip(ffn).map(|((n_head, n_head_kv), ffn)| LayerSpec {
+            mixer: Mixer::Attention(AttnSpec {
+                n_head,
+                n_head_kv,
+                head_dim,
+                head_dim_v,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                softcap: None,
+                window: None,
+                rope: Some(RopeId(0)),
+                qk_norm: None,
+            }),
+            ffn,
+            norms: Norms::Before,
+            biases: Biases::Optional,
+            residual_scale: 1.0,
+        });
+        Ok(Hparams {
+            arch: keys.arch.to_owned(),
+            n_vocab: keys.n_vocab,
+            n_ctx_train,
+            n_embd,
+            n_layer: keys.n_layer,
+            norm,
+            norm_eps: keys.positive(eps)?.ok_or_else(|| keys.missing(eps))?,
+            embd_scale: 1.0,
+            logit_scale: 1.0,
+            final_softcap: None,
+            own_head: false,
+            head_bias: false,
+            ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
+            layers: layers.collect(),
+        })
+    }
+
+    /// The attention of every layer that has one, to vary.
+    pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttnSpec> {
+        self.layers.iter_mut().map(|layer| {
+            let Mixer::Attention(attn) = &mut layer.mixer;
+            attn
+        })
+    }
+
+    /// The attention of every layer that has one.
+    pub fn attention(&self) -> impl Iterator<Item = &AttnSpec> {
+        self.layers.iter().map(|layer| {
+            let Mixer::Attention(attn) = &layer.mixer;
+            attn
+        })
+    }
+
+    /// The mixtures of experts among the layers.
+    pub fn mixtures(&self) -> impl Iterator<Item = &MoeSpec> {
+        self.layers.iter().filter_map(|layer| layer.ffn.moe())
+    }
+
+    /// A rope by its name in a layer.
+    pub fn rope(&self, id: RopeId) -> &Rope {
+        &self.ropes[id.0]
+    }
+
+    /// Sets where norms are, in all layers.
+    pub(crate) fn set_norms(&mut self, norms: Norms) {
+        self.layers.iter_mut().for_each(|layer| layer.norms = norms);
+    }
+
+    /// Sets which matrices have a bias, in all layers.
+    pub(crate) fn set_biases(&mut self, biases: Biases) {
+        self.layers.iter_mut().for_each(|layer| layer.biases = biases);
+    }
+
+    /// Gives layers their sliding windows: `default` positions unless the file says, none if it says 0. Every
+    /// `pattern`-th layer sees everything, or none does if that is 0, unless the file names another pattern.
+    pub(crate) fn set_windows(
+        &mut self,
+        keys: &Keys<'_>,
+        default: Option<usize>,
+        pattern: usize,
+    ) -> Result<(), ModelError> {
+        let windows = keys.windows(default, pattern)?;
+        self.attention_mut().zip(windows).for_each(|(attn, window)| attn.window = window);
+        Ok(())
+    }
+
+    /// Rotates nothing in layers without a window.
+    pub(crate) fn rotate_in_windows_alone(&mut self) {
+        self.attention_mut().filter(|attn| attn.window.is_none()).for_each(|attn| attn.rope = None);
+    }
+
+    /// Gives layers with a window a rope of their own: of base `theta`, and never scaled.
+    pub(crate) fn set_window_rope(&mut self, theta: f32) {
+        let id = RopeId(self.ropes.len());
+        self.ropes.push(Rope { theta, scaling: RopeScaling::None, attn_factor: 1.0, ..self.ropes[0] });
+        self.attention_mut().filter(|attn| attn.window.is_some()).for_each(|attn| attn.rope = Some(id));
+    }
+}
+
+impl Rope {
+    /// That of a file, for heads of `head_dim`.
+    fn of(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
         let n_dims = keys.opt_count("rope.dimension_count", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         if n_dims % 2 != 0 || n_dims > head_dim {
             return Err(ModelError::Inconsistent {
                 what: format!("rope rotates {n_dims} dimensions of heads of {head_dim}"),
             });
         }
-        let n_ctx_orig = keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train);
         let linear = keys.positive("rope.scale_linear")?;
         let factor = keys.positive("rope.scaling.factor")?.or(linear);
         let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
@@ -413,81 +679,19 @@ impl Hparams {
                 });
             }
         };
-        Ok(Hparams {
-            arch: keys.arch.to_owned(),
-            n_vocab: 0, // the embedding table's rows, known when tensors are bound
-            n_ctx_train,
-            n_embd,
-            n_layer,
-            n_head,
-            n_head_kv,
-            head_dim,
-            head_dim_v,
-            n_ff: keys.opt_count("feed_forward_length", 1 << 20)?.unwrap_or(0),
-            norm: NormKind::Rms,
-            norm_eps: 0.0, // which key holds it depends on the kind: `finish`
-            activation: Activation::Silu,
-            rope: Rope {
-                order: RopeOrder::NeoX,
-                n_dims,
-                theta: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
-                theta_window: None,
-                scaling,
-                n_ctx_orig,
-                attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
-            },
-            no_rope_step: 0,
-            window: None,
-            attn_scale: 1.0 / (head_dim as f32).sqrt(),
-            attn_softcap: 0.0,
-            final_softcap: 0.0,
-            embd_scale: 1.0,
-            residual_scale: 1.0,
-            logit_scale: 1.0,
-            parallel_residual: false,
-            qk_norm: QkNorm::None,
-            experts: None,
+        Ok(Rope {
+            order: RopeOrder::NeoX,
+            n_dims,
+            theta: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
+            scaling,
+            n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
+            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
         })
     }
 
-    /// Reads what depends on the family's choices.
-    pub(crate) fn finish(mut self, keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-        let key = match self.norm {
-            NormKind::Rms => "attention.layer_norm_rms_epsilon",
-            NormKind::Layer => "attention.layer_norm_epsilon",
-        };
-        self.norm_eps =
-            keys.positive(key)?.ok_or_else(|| ModelError::MissingKey { key: format!("{}.{key}", keys.arch) })?;
-        if self.n_ff == 0 {
-            return Err(ModelError::MissingKey { key: format!("{}.feed_forward_length", keys.arch) });
-        }
-        Ok(self)
-    }
-
-    /// Query heads that share one key/value head.
-    pub fn n_group(&self) -> usize {
-        self.n_head / self.n_head_kv
-    }
-
-    /// Whether layer `layer` only sees a window, and how large it is.
-    pub fn window_of(&self, layer: usize) -> Option<usize> {
-        self.window.filter(|w| w.covers(layer)).map(|w| w.size)
-    }
-
-    /// Whether layer `layer` rotates queries and keys.
-    pub fn has_rope(&self, layer: usize) -> bool {
-        self.no_rope_step == 0 || !(layer + 1).is_multiple_of(self.no_rope_step)
-    }
-}
-
-impl Rope {
-    /// Frequencies of the pairs, and the factor on cosines and sines. `factors` divides each
-    /// frequency.
-    pub(crate) fn frequencies(&self, in_window: bool, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
-        let (theta, scaling) = match self.theta_window {
-            Some(theta) if in_window => (theta, RopeScaling::None),
-            _ => (self.theta, self.scaling),
-        };
+    /// Frequencies of the pairs, and the factor on cosines and sines. `factors` divides each frequency.
+    pub(crate) fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
+        let Rope { theta, scaling, .. } = *self;
         let n = self.n_dims as f32;
         let base = |i: usize| theta.powf(-2.0 * i as f32 / n);
         let divide = |i: usize, f: f32| f / factors.map_or(1.0, |x| x[i]);

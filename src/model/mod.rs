@@ -1,234 +1,407 @@
 //! A model: hyper-parameters, weights and tokenizer of one GGUF file, judged as a whole when opened.
 //!
-//! [`Model`] is immutable and shared: any number of sessions can use one at the same time.
+//! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
 mod family;
 mod hparams;
+mod spec;
 mod weights;
 
 use crate::arch::Arch;
 use crate::error::ModelError;
-use crate::gguf::{Gguf, Metadata, TensorInfo};
+use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use crate::tokenizer::Tokenizer;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use family::Family;
-pub(crate) use hparams::Finish;
-use hparams::Keys;
-pub use hparams::{Activation, Experts, Hparams, NormKind, QkNorm, Rope, RopeOrder, RopeScaling, Window};
+use hparams::UnknownNames;
+pub(crate) use hparams::{Finish, MAX_EXPERT};
+pub use hparams::{Hparams, NormKind, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
+pub use spec::{
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
+    SharedSpec,
+};
 pub use weights::Site;
-pub(crate) use weights::{FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
-
-/// Called with the share of loading done, 0 to 1; returns whether to go on.
-pub type Progress<'a> = dyn FnMut(f32) -> bool + 'a;
+pub(crate) use weights::{Attn, FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Residence {
-    /// From the mapped file, always: memory is shared with other processes that map it.
-    Mapped,
-    /// From the map at first. Once [`DECODES`] single tokens were computed, and if that leaves as much
-    /// memory again to others, a copy in huge pages is made in the background: decoding then reads a
-    /// fifth faster or so.
+    /// From the mapped file: memory is shared with other processes that map it.
     #[default]
+    Mapped,
+    /// From the map at first. After [`DECODES`] decoded tokens a copy in huge pages is made in the background, if
+    /// that leaves as much memory again to others. Decoding then reads about a fifth faster, and the process holds
+    /// the weights twice.
     Background,
-    /// From such a copy, made when it is asked for.
+    /// From such a copy, made when the model is opened.
     Copied,
 }
 
-/// Single tokens a model computes before [`Residence::Background`] begins to copy: a process that only
+/// What computes a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Device {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU of an Apple machine. Without one, an engine ends in
+    /// [`MetalError::NoDevice`](crate::MetalError::NoDevice).
+    #[cfg(feature = "metal")]
+    Metal {
+        /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX` for all.
+        n_layers: usize,
+    },
+}
+
+/// Tokens a model decodes before [`Residence::Background`] begins to copy: a process that only
 /// looks at a prompt does without.
 pub const DECODES: u32 = 16;
 
-/// Most rows of an embedding table.
-const MAX_VOCAB: u64 = (1 << 24) - 1;
+/// A stage of opening a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenStage {
+    /// Reading the header and binding tensors.
+    Bind,
+    /// Copying weights, with [`Residence::Copied`].
+    Copy,
+}
 
-/// A model that is ready to run. Cheap to share behind an [`Arc`].
-pub struct Model {
-    gguf: Gguf,
-    hparams: Hparams,
-    weights: Weights,
-    tokenizer: Option<Tokenizer>,
-    arch: Arch,
+/// Hears how far opening is, as a share from 0 to 1 of the stage; `false` cancels.
+type Progress<'p> = Box<dyn FnMut(OpenStage, f32) -> bool + 'p>;
+
+/// How a model is opened.
+///
+/// ```
+/// use ruvllm::model::{OpenOptions, Residence};
+///
+/// # fn main() -> Result<(), ruvllm::ModelError> {
+/// let model = OpenOptions::new()
+///     .residence(Residence::Background)
+///     .progress(|stage, share| {
+///         println!("{stage:?}: {:.0} %", 100.0 * share);
+///         true // go on
+///     })
+///     .open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// # Ok(()) }
+/// ```
+#[derive(Default)]
+pub struct OpenOptions<'p> {
+    arch: Option<Arch>,
     residence: Residence,
-    decoded: AtomicU32,
+    unknown: Unknown,
+    device: Device,
+    progress: Option<Progress<'p>>,
 }
 
-impl fmt::Debug for Model {
+impl fmt::Debug for OpenOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Model").field("hparams", &self.hparams).field("arch", &self.arch).finish_non_exhaustive()
+        let OpenOptions { arch, residence, unknown, device, .. } = self;
+        write!(
+            f,
+            "OpenOptions {{ arch: {arch:?}, residence: {residence:?}, unknown: {unknown:?}, device: {device:?}, .. }}"
+        )
     }
 }
 
-impl Model {
-    /// Opens the model in a GGUF file. The file is mapped, not read: this takes milliseconds whatever
-    /// its size.
-    ///
-    /// # Errors
-    /// If the file is unsound, or holds something this build cannot run. All of it is judged here:
-    /// a model that opens can run.
-    pub fn open(path: impl AsRef<Path>) -> Result<Model, ModelError> {
-        Model::open_with(path, &mut |_| true)
+impl<'p> OpenOptions<'p> {
+    /// The defaults: the best level of the CPU, weights from the map, unknown keys and tensors refused.
+    pub fn new() -> OpenOptions<'p> {
+        OpenOptions::default()
     }
 
-    /// Opens a model and reports progress; `progress` returning `false` cancels.
-    ///
-    /// # Errors
-    /// As [`Model::open`]; [`ModelError::Cancelled`] if `progress` says so.
-    pub fn open_with(path: impl AsRef<Path>, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
-        Model::from_gguf(Gguf::open(path)?, progress)
+    /// The instruction-set level to run on. Default: the best one of the CPU.
+    #[must_use]
+    pub fn arch(mut self, arch: Arch) -> Self {
+        self.arch = Some(arch);
+        self
     }
 
-    /// The model in a GGUF file that was opened by other means, for instance from memory.
+    /// Where weights are read from. Default [`Residence::Mapped`].
+    #[must_use]
+    pub fn residence(mut self, residence: Residence) -> Self {
+        self.residence = residence;
+        self
+    }
+
+    /// What to do with what is not known. Default [`Unknown::Refuse`].
+    #[must_use]
+    pub fn unknown(mut self, unknown: Unknown) -> Self {
+        self.unknown = unknown;
+        self
+    }
+
+    /// What computes the model. Default [`Device::Cpu`]. Engines judge whether it can.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Calls `progress` with the share of a stage that is done, 0 to 1; `false` cancels.
+    #[must_use]
+    pub fn progress(mut self, progress: impl FnMut(OpenStage, f32) -> bool + 'p) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Opens the model in a GGUF file.
     ///
     /// # Errors
-    /// As [`Model::open_with`].
-    pub fn from_gguf(gguf: Gguf, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
-        let hparams = Hparams::of(gguf.metadata(), gguf.tensors())?;
-        if !progress(0.0) {
+    /// If the file is unsound, or holds something this build cannot run: a model that opens can run.
+    /// [`ModelError::Cancelled`] if `progress` says so, [`ModelError::NoRoom`] if there is no memory for a copy.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Model, ModelError> {
+        self.open_gguf(Gguf::open(path)?)
+    }
+
+    /// Opens the model in a GGUF file that was opened by other means, for instance from memory.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub fn open_gguf(self, gguf: Gguf) -> Result<Model, ModelError> {
+        let mut progress = self.progress.unwrap_or_else(|| Box::new(|_, _| true));
+        let mut unknown = UnknownNames { policy: self.unknown, ..Default::default() };
+        let hparams = Hparams::of_with(gguf.metadata(), gguf.tensors(), &mut unknown)?;
+        if !progress(OpenStage::Bind, 0.0) {
             return Err(ModelError::Cancelled);
         }
-        let weights = Weights::bind(&gguf, &hparams, progress)?;
+        let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| progress(OpenStage::Bind, share))?;
         let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
         if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
             return Err(ModelError::Inconsistent {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
             });
         }
-        Ok(Model {
+        if self.residence == Residence::Copied {
+            let mut cancelled = false;
+            let copied = gguf.make_resident(&mut |share| {
+                cancelled = !progress(OpenStage::Copy, share);
+                !cancelled
+            });
+            if cancelled {
+                return Err(ModelError::Cancelled);
+            }
+            copied.map_err(|error| ModelError::NoRoom { n_bytes: gguf.file_size(), error })?;
+        }
+        Ok(Model(Arc::new(Inner {
             gguf,
             hparams,
             weights,
-            tokenizer,
-            arch: Arch::detect()?,
-            residence: Residence::default(),
+            tokenizer: tokenizer.map(Arc::new),
+            arch: self.arch.unwrap_or_else(Arch::detect),
+            // A GPU reads the map itself.
+            residence: if self.device == Device::Cpu { self.residence } else { Residence::Mapped },
+            device: self.device,
+            unknown: unknown.names,
             decoded: AtomicU32::new(0),
-        })
+            shared: Mutex::default(),
+        })))
     }
+}
 
-    /// Runs on another instruction-set level than the detected one: for tests and comparisons.
-    #[must_use]
-    pub fn with_arch(mut self, arch: Arch) -> Model {
-        self.arch = arch;
-        self
+/// A model that is ready to run: a cheap handle to clone, `Send + Sync + 'static`.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    gguf: Gguf,
+    hparams: Hparams,
+    weights: Weights,
+    tokenizer: Option<Arc<Tokenizer>>,
+    arch: Arch,
+    residence: Residence,
+    device: Device,
+    unknown: Vec<String>,
+    decoded: AtomicU32,
+    /// What sessions share unless they have an engine of their own. `exec` knows its type.
+    shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("hparams", self.hparams()).field("arch", &self.arch()).finish_non_exhaustive()
     }
+}
 
-    /// Reads weights from elsewhere than [`Residence::default`] says. [`Residence::Copied`] copies now;
-    /// `progress` is told, and may end that early.
+impl Model {
+    /// Opens the model in a GGUF file with default options. The file is mapped, not read: this takes milliseconds
+    /// whatever its size.
     ///
     /// # Errors
-    /// If there is no room for a copy.
-    pub fn with_residence(mut self, residence: Residence, progress: &mut Progress<'_>) -> Result<Model, ModelError> {
-        self.residence = residence;
-        if residence == Residence::Copied {
-            self.gguf
-                .make_resident(progress)
-                .map_err(|error| ModelError::NoRoom { n_bytes: self.gguf.file_size(), error })?;
-        }
-        Ok(self)
+    /// As [`OpenOptions::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Model, ModelError> {
+        OpenOptions::new().open(path)
+    }
+
+    /// Opens the model in a GGUF file that was opened by other means, for instance from memory.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub fn from_gguf(gguf: Gguf) -> Result<Model, ModelError> {
+        OpenOptions::new().open_gguf(gguf)
     }
 
     /// Does now what [`Residence::Background`] does sooner or later, so that measurements see the same
     /// all along.
     pub fn settle(&self) {
-        if self.residence == Residence::Background && self.gguf.worth_residence() {
+        if self.0.residence == Residence::Background && self.gguf().worth_residence() {
             // Without room for a copy the map serves as well.
-            let _ = self.gguf.make_resident(&mut |_| true);
+            let _ = self.gguf().make_resident(&mut |_| true);
         }
     }
 
     /// Counts a single token.
     pub(crate) fn decoded(&self) {
-        if self.residence == Residence::Background
-            && self.decoded.load(Ordering::Relaxed) < DECODES
-            && self.decoded.fetch_add(1, Ordering::Relaxed) + 1 == DECODES
-            && self.gguf.worth_residence()
+        let Inner { gguf, residence, decoded, .. } = &*self.0;
+        if *residence == Residence::Background
+            && decoded.load(Ordering::Relaxed) < DECODES
+            && decoded.fetch_add(1, Ordering::Relaxed) + 1 == DECODES
+            && gguf.worth_residence()
         {
-            self.gguf.make_resident_in_background();
+            gguf.make_resident_in_background();
         }
+    }
+
+    /// Whether both are handles of one opened model.
+    pub(crate) fn same(&self, other: &Model) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// What the sessions of this model share, made by the first that can.
+    pub(crate) fn shared<T: Any + Send + Sync, E>(
+        &self,
+        make: impl FnOnce() -> Result<Arc<T>, E>,
+    ) -> Result<Arc<T>, E> {
+        let mut shared = self.0.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Ok(made)) = shared.clone().map(Arc::downcast) {
+            return Ok(made);
+        }
+        let made = make()?;
+        *shared = Some(Arc::clone(&made) as _);
+        Ok(made)
     }
 
     /// The file.
     pub fn gguf(&self) -> &Gguf {
-        &self.gguf
+        &self.0.gguf
+    }
+
+    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows.
+    pub fn unknown(&self) -> &[String] {
+        &self.0.unknown
     }
 
     /// The hyper-parameters.
     pub fn hparams(&self) -> &Hparams {
-        &self.hparams
+        &self.0.hparams
     }
 
     /// The tokenizer, if the file has one.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.tokenizer.as_ref()
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.0.tokenizer.as_ref()
     }
 
     /// The instruction-set level this model runs on.
     pub fn arch(&self) -> Arch {
-        self.arch
+        self.0.arch
+    }
+
+    /// What computes this model.
+    pub fn device(&self) -> Device {
+        self.0.device
     }
 
     /// The chat template of the file, as its author wrote it.
     pub fn chat_template(&self) -> Option<&str> {
-        self.gguf.metadata().opt_str("tokenizer.chat_template").ok().flatten()
+        self.gguf().metadata().opt_str("tokenizer.chat_template").ok().flatten()
     }
 
     /// Number of weights.
     pub fn n_params(&self) -> u64 {
-        self.gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
+        self.gguf().tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
     }
 
     /// Tells models apart: a hash of the metadata, the tensor table and samples of the weights. Not meant
     /// to withstand forgery.
     pub fn fingerprint(&self) -> u64 {
-        self.gguf.fingerprint()
+        self.gguf().fingerprint()
     }
 
     /// Bytes of weights that one token has to read: of experts those used, of the embedding table
     /// nothing unless it serves as the head, too.
     pub fn bytes_per_token(&self) -> u64 {
-        let tied = self.gguf.tensor("output.weight").is_none();
-        let bytes = |t: &TensorInfo| match self.hparams.experts {
-            Some(x) if t.name.contains("_exps.") => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
+        let tied = self.gguf().tensor("output.weight").is_none();
+        let bytes = |t: &TensorInfo| match self.experts_of(t) {
+            Some(x) => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
             _ if t.name == "token_embd.weight" && !tied => 0,
             _ => t.n_bytes,
         };
-        self.gguf.tensors().iter().map(bytes).sum()
+        self.gguf().tensors().iter().map(bytes).sum()
+    }
+
+    /// [`Model::bytes_per_token`] of a pass over `rows` tokens: of experts those that so many tokens use on average, if
+    /// all are used alike.
+    pub fn bytes_per_pass(&self, rows: usize) -> u64 {
+        let more = |t: &TensorInfo| match self.experts_of(t) {
+            Some(x) => {
+                let used = x.n_used as f64 / x.n_expert as f64;
+                let of_rows = 1.0 - (1.0 - used).powf(rows as f64);
+                (t.n_bytes as f64 * (of_rows - used)) as u64
+            }
+            None => 0,
+        };
+        self.bytes_per_token() + self.gguf().tensors().iter().map(more).sum::<u64>()
+    }
+
+    /// Operations that a generated token takes with `depth` tokens before it: a multiplication and an addition for
+    /// every weight it meets, the head's included, and for every key and value.
+    pub fn flops_per_row(&self, depth: usize) -> u64 {
+        let h = self.hparams();
+        let tied = self.gguf().tensor("output.weight").is_none();
+        let weights = |t: &TensorInfo| match self.experts_of(t) {
+            _ if t.dims.len() < 2 || t.name == "token_embd.weight" && !tied => 0,
+            Some(x) => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
+            _ => t.n_elems(),
+        };
+        let attention: usize = h.attention().map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
+        2 * (self.gguf().tensors().iter().map(weights).sum::<u64>() + (attention * depth) as u64)
     }
 
     /// Operations that a token of a prompt takes with `depth` tokens before it: a multiplication and an
     /// addition for every weight it meets, and for every key and value. The last layer makes no more than a key
     /// and a value of it.
     pub fn flops_per_token(&self, depth: usize) -> u64 {
-        let h = &self.hparams;
-        let weights = |t: &TensorInfo| match h.experts {
+        let h = self.hparams();
+        let weights = |t: &TensorInfo| match self.experts_of(t) {
             _ if t.dims.len() < 2 => 0,
-            Some(x) if t.name.contains("_exps.") => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
+            Some(x) => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
             _ => t.n_elems(),
         };
         let last = h.n_layer - 1;
-        let in_layer = |t: &&TensorInfo| {
-            t.name
-                .strip_prefix("blk.")
-                .and_then(|name| name.split('.').next()?.parse().ok())
-                .is_some_and(|i: usize| i < last)
-        };
-        let layers: u64 = self.gguf.tensors().iter().filter(in_layer).map(weights).sum();
-        let heads = h.head_dim + h.head_dim_v;
-        let attention = last * h.n_head * heads * depth;
-        let last_layer = h.n_embd * h.n_head_kv * heads;
-        2 * (layers + (attention + last_layer) as u64)
+        let in_layer = |t: &&TensorInfo| weights::in_layer(&t.name).is_some_and(|(i, _)| i < last);
+        let layers: u64 = self.gguf().tensors().iter().filter(in_layer).map(weights).sum();
+        let attention: usize = h.attention().take(last).map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
+        let last_layer: usize = h.attention().skip(last).map(|a| h.n_embd * (a.n_k() + a.n_v())).sum();
+        2 * (layers + (attention * depth + last_layer) as u64)
+    }
+
+    /// The mixture that a tensor holds all experts of.
+    fn experts_of(&self, t: &TensorInfo) -> Option<&MoeSpec> {
+        let (layer, part) = weights::in_layer(&t.name)?;
+        self.hparams().layers.get(layer)?.ffn.moe().filter(|_| part.contains("_exps."))
     }
 
     /// The type of most weights in its layers.
     pub fn main_type(&self) -> DType {
         let mut n_elems = BTreeMap::<DType, u64>::new();
-        for t in self.gguf.tensors().iter().filter(|t| t.name.starts_with("blk.")) {
+        for t in self.gguf().tensors().iter().filter(|t| t.name.starts_with("blk.")) {
             *n_elems.entry(t.dtype).or_default() += t.n_elems();
         }
         n_elems.into_iter().max_by_key(|&(_, n)| n).map_or(DType::F32, |(dtype, _)| dtype)
@@ -236,57 +409,16 @@ impl Model {
 
     /// The matrices that adapters can change; an adapter counts them in this order.
     pub fn sites(&self) -> &Arc<[Site]> {
-        &self.weights.sites
+        &self.weights().sites
     }
 
     /// The Frobenius norm of each of [`Model::sites`], estimated from at most 64 of its rows.
     pub fn site_norms(&self) -> Vec<f32> {
-        self.sites().iter().map(|site| self.weights.site_norm(&self.gguf, site)).collect()
+        self.sites().iter().map(|site| self.weights().site_norm(self.gguf(), site)).collect()
     }
 
     pub(crate) fn weights(&self) -> &Weights {
-        &self.weights
-    }
-}
-
-impl Hparams {
-    /// The hyper-parameters of a file, from its header alone.
-    ///
-    /// # Errors
-    /// If its architecture is not supported or a parameter makes no sense.
-    pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
-        if let Some(kind) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
-            let what = match kind {
-                "adapter" => "an adapter (give it with --lora, besides its model)".into(),
-                "learned" => "what was learnt with a model (give its folder with --learn)".into(),
-                other => format!("something of type {other:?}"),
-            };
-            return Err(ModelError::NotAModel { what });
-        }
-        let arch = metadata
-            .opt_str("general.architecture")?
-            .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
-        let family = Family::of(arch)?;
-        if tensors.is_empty() {
-            return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
-        }
-        let keys = Keys::new(arch, metadata);
-        let mut hparams = (family.hparams)(&keys)?;
-        keys.none_ignored()?;
-        let Some(embd) = tensors.iter().find(|t| t.name == "token_embd.weight") else {
-            return Err(ModelError::MissingTensor { name: "token_embd.weight".into() });
-        };
-        // Binding checks the other dimensions.
-        let n_vocab = embd.dims.get(1).copied().unwrap_or(1);
-        if n_vocab > MAX_VOCAB {
-            return Err(ModelError::TensorShape {
-                name: embd.name.clone(),
-                found: embd.dims.clone(),
-                expected: vec![hparams.n_embd as u64, MAX_VOCAB],
-            });
-        }
-        hparams.n_vocab = n_vocab as usize;
-        Ok(hparams)
+        &self.0.weights
     }
 }
 

@@ -1,12 +1,12 @@
 //! A model's weights, bound by name with their shapes checked; the bytes stay in the file.
 
-use super::family::{Family, Gate, Layout, Norms};
-use super::hparams::{Hparams, NormKind, QkNorm, RopeScaling};
+use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
+use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Site {
 const TOKEN_EMBD: &str = "token_embd.weight";
 
 /// Layer and rest of a tensor's name, if it is in one.
-fn in_layer(name: &str) -> Option<(usize, &str)> {
+pub(super) fn in_layer(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
@@ -69,6 +69,12 @@ impl Weight {
     /// Its rows, as they lie in the file.
     pub(crate) fn data<'g>(&self, gguf: &'g Gguf) -> &'g [u8] {
         &gguf.data(&gguf.tensors()[self.tensor])[self.bytes.clone()]
+    }
+
+    /// The index of its tensor in the file, and its first byte there.
+    #[cfg(feature = "metal")]
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.tensor, self.bytes.start)
     }
 
     /// Bytes of one row.
@@ -110,9 +116,10 @@ pub(crate) struct Norm {
     pub(crate) b: Vec<f32>,
 }
 
-/// Feed-forward weights; without `gate`, `down(gelu(up(x)))`.
+/// Weights of a dense feed-forward layer or of one expert.
 #[derive(Clone, Debug)]
 pub(crate) struct Ffn {
+    pub(crate) activation: Activation,
     pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -121,19 +128,23 @@ pub(crate) struct Ffn {
 /// Mixture of experts: a router, the experts, and one that every token uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
+    pub(crate) spec: MoeSpec,
     pub(crate) router: Weight,
+    /// Added to the experts' scores for the choice alone.
+    pub(crate) bias: Option<Vec<f32>>,
     /// The matrices of all, one after the other.
-    stacked: Ffn,
-    pub(crate) shared: Option<(Ffn, Weight)>,
+    pub(crate) stacked: Ffn,
+    pub(crate) shared: Option<Ffn>,
+    /// Its product with the input says how much of the shared expert is added.
+    pub(crate) shared_gate: Option<Weight>,
 }
 
 impl Moe {
     /// Expert `e`.
     pub(crate) fn expert(&self, e: usize) -> Ffn {
-        let n = self.router.n_out;
-        let one = |all: &Linear| Linear { w: all.w.matrix(e, n), b: None };
-        let Ffn { gate, up, down } = &self.stacked;
-        Ffn { gate: gate.as_ref().map(one), up: one(up), down: one(down) }
+        let one = |all: &Linear| Linear { w: all.w.matrix(e, self.spec.n_expert), b: None };
+        let Ffn { activation, gate, up, down } = &self.stacked;
+        Ffn { activation: *activation, gate: gate.as_ref().map(one), up: one(up), down: one(down) }
     }
 }
 
@@ -144,16 +155,22 @@ pub(crate) enum FeedForward {
     Moe(Box<Moe>),
 }
 
-/// One layer; an absent norm does nothing.
+/// Weights of attention.
 #[derive(Clone, Debug)]
-pub(crate) struct Layer {
-    pub(crate) attn_norm: Option<Norm>,
+pub(crate) struct Attn {
     pub(crate) wq: Linear,
     pub(crate) wk: Linear,
     pub(crate) wv: Linear,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
     pub(crate) wo: Linear,
+}
+
+/// One layer; an absent norm does nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    pub(crate) attn_norm: Option<Norm>,
+    pub(crate) attn: Attn,
     pub(crate) post_attn_norm: Option<Norm>,
     pub(crate) ffn_norm: Option<Norm>,
     pub(crate) ffn: FeedForward,
@@ -180,7 +197,6 @@ pub(crate) struct Weights {
 /// Binds tensors by name and remembers which were used.
 struct Binder<'a> {
     gguf: &'a Gguf,
-    layout: Layout,
     used: RefCell<HashSet<&'a str>>,
     shapes: RefCell<BTreeSet<(DType, usize)>>,
     sites: RefCell<Vec<Site>>,
@@ -275,15 +291,13 @@ impl<'a> Binder<'a> {
         self.opt_vector(name, n)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
-    fn linear(&self, name: &str, n_in: usize, n_out: usize) -> Result<Linear, ModelError> {
+    /// A matrix, and its bias, which must be there if it is `biased`.
+    fn linear(&self, name: &str, n_in: usize, n_out: usize, biased: bool) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, 1)?;
-        let bias = format!("{name}.bias");
-        let part = name.rsplit('.').next().unwrap_or(name);
-        let b = if self.layout.biased.contains(&part) {
-            Some(self.vector(&bias, n_out)?)
-        } else {
-            self.opt_vector(&bias, n_out)?
-        };
+        let b = self.opt_vector(&format!("{name}.bias"), n_out)?;
+        if biased && b.is_none() {
+            return Err(ModelError::MissingTensor { name: format!("{name}.bias") });
+        }
         Ok(Linear { w, b })
     }
 
@@ -292,6 +306,7 @@ impl<'a> Binder<'a> {
         let b = match h.norm {
             NormKind::Rms => Vec::new(),
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
+            NormKind::LayerNoBias => vec![0.0; h.n_embd],
         };
         Ok(Norm { w, b })
     }
@@ -307,70 +322,77 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// Refuses tensors that nobody asked for.
-    fn none_ignored(&self, arch: &str) -> Result<(), ModelError> {
+    /// Refuses or reports tensors that nobody asked for.
+    fn none_ignored(&self, arch: &str, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let used = self.used.borrow();
         // Tables that other engines once stored and that follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
-        match self.gguf.tensors().iter().find(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            Some(t) => Err(ModelError::UnknownTensor { name: t.name.clone(), arch: arch.to_owned() }),
-            None => Ok(()),
+        for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
+            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: arch.to_owned() };
+            unknown.found(&t.name, error)?;
         }
+        Ok(())
     }
 
-    /// Refuses layers that are not alike: what some have and others lack was lost.
-    fn uniform(&self, n_layer: usize) -> Result<(), ModelError> {
-        let mut parts = BTreeMap::<&str, (usize, &str)>::new();
-        for &name in &*self.used.borrow() {
-            if let Some((_, part)) = in_layer(name) {
-                parts.entry(part).or_insert((0, name)).0 += 1;
+    /// Refuses layers of equal specifications that are not alike: what some have and others lack was lost.
+    fn uniform(&self, layers: &[LayerSpec]) -> Result<(), ModelError> {
+        let mut parts = vec![BTreeSet::new(); layers.len()];
+        for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
+            parts[i].insert(part);
+        }
+        for (i, spec) in layers.iter().enumerate() {
+            let first = layers.iter().position(|other| other == spec).unwrap_or(i);
+            for (missing, present) in [(i, first), (first, i)] {
+                if let Some(part) = parts[present].difference(&parts[missing]).next() {
+                    let name = |i: usize| format!("blk.{i}.{part}");
+                    return Err(ModelError::MissingInLayer { name: name(missing), present: name(present) });
+                }
             }
         }
-        let Some((part, (_, present))) = parts.into_iter().find(|&(_, (n, _))| n < n_layer) else { return Ok(()) };
-        let mut names = (0..n_layer).map(|i| format!("blk.{i}.{part}"));
-        match names.find(|name| !self.has(name)) {
-            Some(name) => Err(ModelError::MissingInLayer { name, present: present.to_owned() }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
 impl Weights {
-    /// Binds every tensor that `h` asks for; `progress` hears the share done and may stop it.
-    pub(crate) fn bind(gguf: &Gguf, h: &Hparams, progress: &mut dyn FnMut(f32) -> bool) -> Result<Weights, ModelError> {
-        let layout = Family::of(&h.arch)?.layout;
-        let b =
-            Binder { gguf, layout, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+    /// Binds every tensor that `h` asks for; `unknown` says what happens to others, `progress` hears the share done
+    /// and may stop it.
+    pub(crate) fn bind(
+        gguf: &Gguf,
+        h: &Hparams,
+        unknown: &mut UnknownNames,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Weights, ModelError> {
+        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
         let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
         let output_norm = b.norm("output_norm", h)?;
-        let output = if layout.own_head || b.has("output.weight") {
-            b.linear("output", h.n_embd, h.n_vocab)?
+        let output = if h.own_head || b.has("output.weight") {
+            b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
             let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
             Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
-        for i in 0..h.n_layer {
-            layers.push(layer(&b, h, i)?);
+        for (i, spec) in h.layers.iter().enumerate() {
+            layers.push(layer(&b, h, spec, i)?);
             if !progress((i + 1) as f32 / h.n_layer as f32) {
                 return Err(ModelError::Cancelled);
             }
         }
-        let n_pairs = h.rope.n_dims / 2;
+        let n_pairs = h.ropes[0].n_dims / 2;
         let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
         let short = b.rope_factors("rope_factors_short.weight", n_pairs)?;
         let long = b.rope_factors("rope_factors_long.weight", n_pairs)?;
         let rope_factors_short_long = match (short, long) {
             (Some(short), Some(long)) => Some((short, long)),
-            (None, None) if h.rope.scaling == RopeScaling::Long => {
+            (None, None) if h.ropes[0].scaling == RopeScaling::Long => {
                 return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() });
             }
             (None, None) => None,
             (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
-        b.none_ignored(&h.arch)?;
-        b.uniform(h.n_layer)?;
+        b.none_ignored(&h.arch, unknown)?;
+        b.uniform(&h.layers)?;
         Ok(Weights {
             token_embd,
             layers,
@@ -404,84 +426,110 @@ impl Weights {
     }
 }
 
-fn layer(b: &Binder<'_>, h: &Hparams, i: usize) -> Result<Layer, ModelError> {
+fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let (n_q, n_k, n_v) = (h.n_head * h.head_dim, h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v);
-    let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
-        let qkv = b.linear(&name("attn_qkv"), h.n_embd, n_q + n_k + n_v)?;
-        (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
-    } else {
-        (
-            b.linear(&name("attn_q"), h.n_embd, n_q)?,
-            b.linear(&name("attn_k"), h.n_embd, n_k)?,
-            b.linear(&name("attn_v"), h.n_embd, n_v)?,
-        )
-    };
-    let (q_norm, k_norm) = match h.qk_norm {
-        QkNorm::None => (None, None),
-        QkNorm::PerHead => (
-            Some(b.vector(&name("attn_q_norm.weight"), h.head_dim)?),
-            Some(b.vector(&name("attn_k_norm.weight"), h.head_dim)?),
-        ),
-        QkNorm::Full => {
-            (Some(b.vector(&name("attn_q_norm.weight"), n_q)?), Some(b.vector(&name("attn_k_norm.weight"), n_k)?))
-        }
-    };
-    let norm =
-        |part: &str, places: &[Norms]| places.contains(&b.layout.norms).then(|| b.norm(&name(part), h)).transpose();
-    let attn_norm = norm("attn_norm", &[Norms::Before, Norms::Both, Norms::Shared])?;
-    let post_attn_norm = norm("post_attention_norm", &[Norms::After, Norms::Both])?;
-    let ffn_norm = norm("ffn_norm", &[Norms::Before, Norms::Both])?;
-    let post_ffn_norm = norm("post_ffw_norm", &[Norms::After, Norms::Both])?;
+    let norm = |part: &str, places: &[Norms]| places.contains(&spec.norms).then(|| b.norm(&name(part), h)).transpose();
+    // Some files call the norm before the feed-forward layer after what comes before it.
+    let renamed = spec.norms == Norms::Before && !b.has(&name("ffn_norm.weight"));
+    let ffn_norm =
+        if renamed && b.has(&name("post_attention_norm.weight")) { "post_attention_norm" } else { "ffn_norm" };
+    let Mixer::Attention(attn) = &spec.mixer;
     Ok(Layer {
-        attn_norm,
-        wq,
-        wk,
-        wv,
-        q_norm,
-        k_norm,
-        wo: b.linear(&name("attn_output"), h.n_head * h.head_dim_v, h.n_embd)?,
-        post_attn_norm,
-        ffn_norm,
-        ffn: feed_forward(b, h, &name)?,
-        post_ffn_norm,
+        attn_norm: norm("attn_norm", &[Norms::Before, Norms::Both, Norms::Shared])?,
+        attn: attention(b, h.n_embd, attn, spec.biases, &name)?,
+        post_attn_norm: norm("post_attention_norm", &[Norms::After, Norms::Both])?,
+        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both])?,
+        ffn: feed_forward(b, h.n_embd, spec, &name)?,
+        post_ffn_norm: norm("post_ffw_norm", &[Norms::After, Norms::Both])?,
     })
 }
 
-fn feed_forward(b: &Binder<'_>, h: &Hparams, name: &dyn Fn(&str) -> String) -> Result<FeedForward, ModelError> {
-    let Some(x) = h.experts else {
-        let down = b.linear(&name("ffn_down"), h.n_ff, h.n_embd)?;
-        let (gate, up) = match b.layout.gate {
-            Gate::Own => {
-                (Some(b.linear(&name("ffn_gate"), h.n_embd, h.n_ff)?), b.linear(&name("ffn_up"), h.n_embd, h.n_ff)?)
-            }
-            Gate::InUp => {
-                let both = b.linear(&name("ffn_up"), h.n_embd, 2 * h.n_ff)?;
-                (Some(both.rows(0..h.n_ff)), both.rows(h.n_ff..2 * h.n_ff))
-            }
-            Gate::None => (None, b.linear(&name("ffn_up"), h.n_embd, h.n_ff)?),
-        };
-        return Ok(FeedForward::Dense(Box::new(Ffn { gate, up, down })));
+fn attention(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &AttnSpec,
+    biases: Biases,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Attn, ModelError> {
+    let biased = biases != Biases::Optional;
+    let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
+    let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
+        let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
+        (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
+    } else {
+        (
+            b.linear(&name("attn_q"), n_embd, n_q, biased)?,
+            b.linear(&name("attn_k"), n_embd, n_k, biased)?,
+            b.linear(&name("attn_v"), n_embd, n_v, biased)?,
+        )
     };
+    let norm = |part: &str, n: usize| {
+        let width = match spec.qk_norm {
+            None => return Ok(None),
+            Some(QkNorm::PerHead) => spec.head_dim,
+            Some(QkNorm::Full) => n,
+        };
+        b.vector(&name(part), width).map(Some)
+    };
+    Ok(Attn {
+        wq,
+        wk,
+        wv,
+        q_norm: norm("attn_q_norm.weight", n_q)?,
+        k_norm: norm("attn_k_norm.weight", n_k)?,
+        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, biases == Biases::All)?,
+    })
+}
+
+fn feed_forward(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &LayerSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<FeedForward, ModelError> {
+    let x = match &spec.ffn {
+        FfnSpec::Moe(x) => x,
+        FfnSpec::Dense(ffn) => {
+            let biased = spec.biases == Biases::All;
+            let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
+            let down = linear("ffn_down", ffn.n_ff, n_embd)?;
+            let (gate, up) = if ffn.fused {
+                let both = linear("ffn_up", n_embd, 2 * ffn.n_ff)?;
+                (Some(both.rows(0..ffn.n_ff)), both.rows(ffn.n_ff..2 * ffn.n_ff))
+            } else {
+                let gate = ffn.activation.is_gated().then(|| linear("ffn_gate", n_embd, ffn.n_ff));
+                (gate.transpose()?, linear("ffn_up", n_embd, ffn.n_ff)?)
+            };
+            return Ok(FeedForward::Dense(Box::new(Ffn { activation: ffn.activation, gate, up, down })));
+        }
+    };
+    let activation = x.activation;
     let stack = |part: &str, n_in: usize, n_out: usize| {
         b.weight(&name(&format!("{part}.weight")), n_in, n_out, x.n_expert).map(|w| Linear { w, b: None })
     };
-    let router = b.weight(&name("ffn_gate_inp.weight"), h.n_embd, x.n_expert, 1)?;
+    let router = b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?;
+    let bias = name("exp_probs_b.bias");
+    let bias = if b.has(&bias) { bias } else { name("exp_probs_b") };
+    let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
     let stacked = Ffn {
-        gate: Some(stack("ffn_gate_exps", h.n_embd, h.n_ff)?),
-        up: stack("ffn_up_exps", h.n_embd, h.n_ff)?,
-        down: stack("ffn_down_exps", h.n_ff, h.n_embd)?,
+        activation,
+        gate: Some(stack("ffn_gate_exps", n_embd, x.n_ff)?),
+        up: stack("ffn_up_exps", n_embd, x.n_ff)?,
+        down: stack("ffn_down_exps", x.n_ff, n_embd)?,
     };
-    let shared = match x.n_ff_shared {
-        0 => None,
-        n => Some((
-            Ffn {
-                gate: Some(b.linear(&name("ffn_gate_shexp"), h.n_embd, n)?),
-                up: b.linear(&name("ffn_up_shexp"), h.n_embd, n)?,
-                down: b.linear(&name("ffn_down_shexp"), n, h.n_embd)?,
-            },
-            b.weight(&name("ffn_gate_inp_shexp.weight"), h.n_embd, 1, 1)?,
-        )),
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let (shared, shared_gate) = match x.shared {
+        None => (None, None),
+        Some(shared) => {
+            let ffn = Ffn {
+                activation,
+                gate: Some(linear("ffn_gate_shexp", n_embd, shared.n_ff)?),
+                up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
+                down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
+            };
+            let gate = shared.gated.then(|| b.weight(&name("ffn_gate_inp_shexp.weight"), n_embd, 1, 1));
+            (Some(ffn), gate.transpose()?)
+        }
     };
-    Ok(FeedForward::Moe(Box::new(Moe { router, stacked, shared })))
+    Ok(FeedForward::Moe(Box::new(Moe { spec: x.clone(), router, bias, stacked, shared, shared_gate })))
 }

@@ -299,10 +299,25 @@ impl SamplerBuilder {
             seed,
             rng: Rng::new(seed),
             mirostat,
+            mask: None,
             candidates: Candidates::default(),
             ranked: Candidates::default(),
             params: self,
         })
+    }
+
+    /// Whether `chain` takes the token with the best logit, whatever the others are.
+    pub(super) fn is_argmax(&self, chain: &[Filter]) -> bool {
+        self.temperature == 0.0
+            && self.dynatemp_range == 0.0
+            && chain.contains(&Filter::Temperature)
+            && !chain.iter().any(|filter| match filter {
+                Filter::Penalties => !self.penalties.is_off(),
+                Filter::Dry => self.dry.multiplier > 0.0,
+                Filter::TypP => self.typical < 1.0,
+                Filter::Xtc => self.xtc_probability > 0.0,
+                Filter::TopNSigma | Filter::TopK | Filter::TopP | Filter::MinP | Filter::Temperature => false,
+            })
     }
 
     /// A bias that is NaN or +∞, where there is one.

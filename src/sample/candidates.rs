@@ -90,6 +90,11 @@ impl Candidates {
         self.items.iter_mut().for_each(|c| c.logit /= t);
     }
 
+    /// Keeps the candidates of which `keep` holds, in their order.
+    pub(super) fn retain(&mut self, keep: impl FnMut(&Candidate) -> bool) {
+        self.items.retain(keep);
+    }
+
     /// Keeps candidates with at least this logit.
     pub(super) fn retain_logit(&mut self, min: f32) {
         if self.sorted {

@@ -15,8 +15,8 @@
 //! | `xtc` | [`xtc_probability`], [`xtc_threshold`] | 0, 0.1: off |
 //! | `temperature` | [`temperature`], [`dynatemp_range`], [`dynatemp_exponent`] | 0.8, 0, 1 |
 //!
-//! [`logit_bias`] comes before all of them. [`mirostat`] replaces the chain, as it does in
-//! llama.cpp: only the bias and the temperature act besides it.
+//! [`logit_bias`] comes before all of them, and so does a [`TokenMask`], such as a grammar: what it forbids is no
+//! candidate. [`mirostat`] replaces the chain, as it does in llama.cpp: only bias, mask and temperature act besides it.
 //!
 //! The choice depends on nothing but the parameters, the seed, and the logits and histories of
 //! the calls since the sampler was built or [reset](Sampler::reset). Tokens masked by one filter
@@ -50,6 +50,7 @@
 mod builder;
 mod candidates;
 mod dry;
+mod mask;
 mod min_p;
 mod mirostat;
 mod penalties;
@@ -64,6 +65,7 @@ mod xtc;
 pub use builder::{Mirostat, SamplerBuilder};
 use candidates::{Candidate, Candidates};
 pub use dry::breaker_sequences;
+pub use mask::TokenMask;
 
 use crate::SampleError;
 use rng::Rng;
@@ -116,6 +118,7 @@ pub struct Sampler {
     seed: u64,
     rng: Rng,
     mirostat: Option<mirostat::Mirostat>,
+    mask: Option<Box<dyn TokenMask>>,
     candidates: Candidates,
     ranked: Candidates,
 }
@@ -131,8 +134,51 @@ impl Sampler {
         self.seed
     }
 
-    /// Back to the state after [`SamplerBuilder::build`], with the same seed.
+    /// Restricts the tokens from now on; `None` lifts the restriction.
+    pub fn set_mask(&mut self, mask: Option<Box<dyn TokenMask>>) {
+        self.mask = mask;
+    }
+
+    /// The restriction, to ask it for tokens that it forces or whether the text is complete.
+    pub fn mask_mut(&mut self) -> Option<&mut dyn TokenMask> {
+        // Shortens the lifetime of the trait object, which `as_deref_mut` cannot.
+        match &mut self.mask {
+            Some(mask) => Some(&mut **mask),
+            None => None,
+        }
+    }
+
+    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because the text does not keep them.
+    ///
+    /// # Errors
+    /// [`MaskError::Rollback`](crate::MaskError::Rollback) when fewer were sampled since the mask was set or reset.
+    pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
+        match &mut self.mask {
+            Some(mask) => Ok(mask.rollback(n)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The tokens that the [mask](Self::set_mask) forces next, as `encode` ([`Tokenizer::encode_inside`]) cuts their text,
+    /// up to the first that a bias of −∞ forbids; none where there is a choice. The mask has not accepted them yet.
+    ///
+    /// They need no logits, so one pass can compute all of them: [`Session::generate`] does that.
+    ///
+    /// [`Tokenizer::encode_inside`]: crate::Tokenizer::encode_inside
+    /// [`Session::generate`]: crate::Session::generate
+    pub fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
+        let mut tokens = self.mask.as_mut().map_or_else(Vec::new, |mask| mask.forced(encode));
+        let never = |token: &u32| self.params.logit_bias.contains(&(*token, f32::NEG_INFINITY));
+        let n = tokens.iter().position(never).unwrap_or(tokens.len());
+        tokens.truncate(n);
+        tokens
+    }
+
+    /// Back to the state after [`SamplerBuilder::build`], with the same seed; a mask is at its beginning.
     pub fn reset(&mut self) {
+        if let Some(mask) = &mut self.mask {
+            mask.reset();
+        }
         self.rng = Rng::new(self.seed);
         if let Some(m) = &mut self.mirostat {
             m.reset();
@@ -140,13 +186,22 @@ impl Sampler {
     }
 
     /// Chooses the next token from `logits` `(n_vocab)`, with `history` (prompt and text so far,
-    /// oldest first) as what the penalties look at.
+    /// oldest first) as what the penalties look at. A [mask](Self::set_mask) has accepted it when this returns.
     ///
     /// # Errors
     /// [`SampleError::NoLogits`] when `logits` is empty, [`SampleError::NoCandidates`] when no token can be
-    /// chosen: every logit is NaN or −∞. [`SampleError::BiasOutsideVocabulary`] when a biased token is not in
-    /// the vocabulary.
+    /// chosen: every logit is NaN or −∞, or belongs to a token that the mask forbids.
+    /// [`SampleError::BiasOutsideVocabulary`] when a biased token is not in the vocabulary. [`SampleError::Mask`]
+    /// when the mask has no answer.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+        let token = self.choose(logits, history)?;
+        if let Some(mask) = &mut self.mask {
+            mask.accept(token)?;
+        }
+        Ok(token)
+    }
+
+    fn choose(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
         let n_vocab = logits.len();
         if n_vocab == 0 {
             return Err(SampleError::NoLogits);
@@ -157,6 +212,16 @@ impl Sampler {
         }
         let candidates = &mut self.candidates;
         candidates.load(logits, bias);
+        if let Some(mask) = &mut self.mask {
+            let greedy = self.mirostat.is_none() && self.params.is_argmax(&self.chain);
+            match candidates.best().filter(|_| greedy) {
+                Some(best) if mask.allows(best.id)? => candidates.retain(|c| c.id == best.id),
+                _ => {
+                    let words = mask.mask()?;
+                    candidates.retain(|c| mask::is_set(words, c.id));
+                }
+            }
+        }
         if candidates.is_empty() {
             let n_nan = logits.iter().filter(|l| l.is_nan()).count();
             return Err(SampleError::NoCandidates { n_vocab, n_nan });
@@ -209,6 +274,12 @@ impl Sampler {
         n_top: usize,
     ) -> Result<Sampled, SampleError> {
         let token = self.sample(logits, history)?;
+        Ok(self.logprobs(logits, token, n_top))
+    }
+
+    /// The log-probabilities of `token` and of the `n_top` most probable ones, as
+    /// [`Self::sample_with_logprobs`] tells them.
+    pub(crate) fn logprobs(&mut self, logits: &[f32], token: u32, n_top: usize) -> Sampled {
         let valid = || logits.iter().copied().filter(|l| !l.is_nan());
         let max = valid().fold(f32::NEG_INFINITY, f32::max);
         // As in the softmax: what is at the maximum weighs 1, even an infinity.
@@ -221,7 +292,8 @@ impl Sampler {
         self.ranked.load(logits, &[]);
         self.ranked.keep_best(n_top);
         let top = self.ranked.as_slice().iter().map(|c| (c.id, logprob(c.logit))).collect();
-        Ok(Sampled { token, logprob: logprob(logits[token as usize]), top })
+        let chosen = logits.get(token as usize).map_or(f32::NEG_INFINITY, |&l| logprob(l));
+        Sampled { token, logprob: chosen, top }
     }
 }
 

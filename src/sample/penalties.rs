@@ -29,6 +29,11 @@ pub(super) fn window(history: &[u32], last_n: i32) -> &[u32] {
 }
 
 impl Penalties {
+    /// Whether they change no logit.
+    pub(super) fn is_off(&self) -> bool {
+        self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0
+    }
+
     /// For a token seen `n > 0` times in the window, with logit `l`:
     ///
     /// `l ← (l > 0 ? l / repeat : l · repeat) − n · frequency − presence`
@@ -37,7 +42,7 @@ impl Penalties {
     /// divides; a negative logit is multiplied instead, or the penalty would favour it.
     /// Frequency and presence are the OpenAI API's terms.
     pub(super) fn apply(&mut self, candidates: &mut Candidates, history: &[u32], n_vocab: usize) {
-        if self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0 {
+        if self.is_off() {
             return;
         }
         self.counts.clear(n_vocab);

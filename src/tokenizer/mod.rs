@@ -249,7 +249,32 @@ impl Tokenizer {
         if add_special && self.add_bos {
             out.extend(self.bos);
         }
-        let mut after_special = true;
+        self.append(text, parse_special, true, &mut out);
+        if add_special && self.add_eos {
+            out.extend(self.eos);
+        }
+        out
+    }
+
+    /// The tokens of a text that continues one whose last token is `last`: [`encode`](Self::encode) without the space
+    /// that SentencePiece vocabularies put in front of a text, unless `last` is a special token. Special tokens
+    /// written in the text count as such.
+    pub fn encode_continuation(&self, text: &str, last: u32) -> Vec<u32> {
+        let mut out = Vec::new();
+        self.append(text.as_bytes(), true, self.vocab.is(last, CONTROL), &mut out);
+        out
+    }
+
+    /// The tokens of bytes inside a text: no space is put in front of them, and special tokens written in them are text.
+    pub fn encode_inside(&self, text: &[u8]) -> Vec<u32> {
+        let mut out = Vec::new();
+        self.append(text, false, false, &mut out);
+        out
+    }
+
+    /// Appends the tokens of `text`; `begins` says that a text begins here, with a space if the vocabulary wants one.
+    fn append(&self, text: &[u8], parse_special: bool, begins: bool, out: &mut Vec<u32>) {
+        let mut after_special = begins;
         self.specials.partition(&self.vocab, text, parse_special, |part| match part {
             Part::Token(id) => {
                 out.push(id);
@@ -257,19 +282,15 @@ impl Tokenizer {
             }
             Part::Text(text) => {
                 match &self.model {
-                    Model::Bpe(bpe) => bpe.encode(&self.vocab, text, &mut out),
+                    Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
                     Model::Spm(spm) => {
                         let prefix = self.add_space_prefix && after_special;
-                        spm.encode(&self.vocab, &escape_spaces(text, prefix), &mut out);
+                        spm.encode(&self.vocab, &escape_spaces(text, prefix), out);
                     }
                 }
                 after_special = false;
             }
         });
-        if add_special && self.add_eos {
-            out.extend(self.eos);
-        }
-        out
     }
 
     /// The text of a sequence of tokens, as llama.cpp's `llama_detokenize` gives it: without the

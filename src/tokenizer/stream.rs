@@ -2,6 +2,7 @@
 
 use super::Tokenizer;
 use crate::TokenizerError;
+use std::sync::Arc;
 
 /// Turns tokens into text one by one.
 ///
@@ -11,24 +12,24 @@ use crate::TokenizerError;
 ///
 /// Special tokens give no text unless asked for. Unlike [`Tokenizer::decode`] nothing is done to
 /// the spaces: the text continues a prompt.
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream {
+    tokenizer: Arc<Tokenizer>,
     render_special: bool,
     /// Bytes of a character that is not complete yet: at most three, before a token is added.
     held: Vec<u8>,
     text: String,
 }
 
-impl std::fmt::Debug for TextStream<'_> {
+impl std::fmt::Debug for TextStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TextStream").field("held", &self.held).finish_non_exhaustive()
     }
 }
 
-impl<'a> TextStream<'a> {
+impl TextStream {
     /// A stream of the tokens of `tokenizer`.
-    pub fn new(tokenizer: &'a Tokenizer, render_special: bool) -> Self {
-        TextStream { tokenizer, render_special, held: Vec::new(), text: String::new() }
+    pub fn new(tokenizer: &Arc<Tokenizer>, render_special: bool) -> Self {
+        TextStream { tokenizer: Arc::clone(tokenizer), render_special, held: Vec::new(), text: String::new() }
     }
 
     /// The text that `token` completes; often that is its own, sometimes it is empty.

@@ -46,7 +46,7 @@ pub extern "C" fn output() -> *const u8 {
 pub extern "C" fn open() -> bool {
     answer(|host| {
         let gguf = Gguf::from_bytes(std::mem::take(&mut host.input))?;
-        let model = Model::from_gguf(gguf, &mut |_| true)?;
+        let model = Model::from_gguf(gguf)?;
         let text = format!("{} weights, level {}", model.n_params(), model.arch().name());
         host.model = Some(model);
         Ok(text)
@@ -63,6 +63,6 @@ pub extern "C" fn generate(n_tokens: usize) -> bool {
         let prompt = String::from_utf8_lossy(&host.input);
         let mut session = host.model.as_ref().expect("`open` comes first").session()?;
         let mut sampler = Sampler::builder().temperature(0.0).build()?;
-        session.generate(&prompt, &mut sampler)?.max_tokens(n_tokens).collect()
+        session.generate(&prompt, &mut sampler)?.max_tokens(n_tokens).text()
     })
 }

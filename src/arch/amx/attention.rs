@@ -1,7 +1,8 @@
 //! Attention over half-precision keys and values for many query rows, on bf16 tiles.
 //!
-//! Blocks of keys that all of 32 query rows see whole are multiplied by tiles; at the edges of what rows
-//! see, for fewer rows and for odd widths of heads, AVX-512's kernels do it, as they do the softmax of all.
+//! Blocks of keys that a prompt's row sees whole, and that end before its own position, are multiplied by tiles; at the
+//! edges of what rows see, for odd widths of heads and for generated tokens, AVX-512's kernels do it, as they do the
+//! softmax of all. Rows are taken 32 at a time, of which some may take a block this way and others that.
 //! Every factor is two bf16 numbers, as for F16 weights: an f16 number is that sum, queries and weights
 //! lose at most 2⁻¹⁸ of themselves.
 //!
@@ -9,15 +10,15 @@
 //! to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800. AVX-512's
 //! multiply-adds take 32800 at their peak, besides the softmax.
 //!
-//! A row's result depends on the others in this: whether all of them see a block. An infinite key, an f16 that
-//! overflowed, is NaN in tiles.
+//! A row's result depends on its position and the keys that it sees, not on the other rows. An infinite key, an f16
+//! that overflowed, is NaN in tiles.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
-use crate::arch::AttnParams;
 use crate::arch::avx512::{attention as avx512_attention, elementwise::zero, gemm as avx512};
 use crate::arch::gemm::Aligned;
-use crate::arch::lanes::attention::{BLOCK, Pass, ROWS, Rows, STRIDE};
+use crate::arch::lanes::attention::{BLOCK, Pass, ROWS, Rows, STRIDE, block_rows};
+use crate::arch::{AttnParams, AttnPartial, KvSpan};
 use half::f16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -41,20 +42,23 @@ struct Room {
     values: [u32; BLOCK * WIDEST],
     /// Weights as the first: `[row][group of keys][part][word]`.
     weights: [u32; ROWS * BLOCK],
+    /// Of each pass.
+    out: [f32; PASSES * ROWS * WIDEST],
+    /// Queries of a pass that is not whole; outputs of rows that a block is not added to.
+    spare: [f32; ROWS * WIDEST],
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attention_f16(
-    out: &mut [f32],
+    to: &mut AttnPartial<'_>,
     q: &[f32],
-    k: &[f16],
-    v: &[f16],
+    span: KvSpan<'_, f16>,
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
     let fits = |dim: usize| dim.is_multiple_of(32) && dim <= WIDEST;
-    if ranges.len() < ROWS || !fits(p.head_dim) || !fits(p.head_dim_v) {
-        return avx512_attention::attention_f16(out, q, k, v, ranges, p);
+    if p.exact || !fits(p.head_dim) || !fits(p.head_dim_v) {
+        return avx512_attention::attention_f16(to, q, span, ranges, p);
     }
     // SAFETY: the caller's promise.
     let _tiles = unsafe { Tiles::load_config() };
@@ -62,38 +66,60 @@ pub(super) unsafe fn attention_f16(
     let mut room = MaybeUninit::<Aligned<Room>>::uninit();
     let room = room.as_mut_ptr().cast::<Room>();
     // SAFETY: addresses of parts of the room.
-    let (scores, queries, keys, values, weights) = unsafe {
+    let (scores, queries, keys, values, weights, out, spare) = unsafe {
         (
             (&raw mut (*room).scores).cast::<f32>(),
             (&raw mut (*room).queries).cast::<u32>(),
             (&raw mut (*room).keys).cast::<u32>(),
             (&raw mut (*room).values).cast::<u32>(),
             (&raw mut (*room).weights).cast::<u32>(),
+            (&raw mut (*room).out).cast::<f32>(),
+            (&raw mut (*room).spare).cast::<f32>(),
         )
     };
     const MANY: usize = PASSES * ROWS;
-    let rows = out.chunks_mut(MANY * p.head_dim_v).zip(q.chunks(MANY * p.head_dim)).zip(ranges.chunks(MANY));
-    for ((out, q), ranges) in rows {
-        let mut parts = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
-        let mut passes: [Option<Pass<'_>>; PASSES] =
-            std::array::from_fn(|_| parts.next().map(|((out, q), ranges)| Pass::new(p, q, out, ranges, scores)));
-        for (i, q) in q.chunks_exact(ROWS * p.head_dim).enumerate() {
-            // SAFETY: room for the rows of a pass.
-            unsafe { pack_rows(q.as_ptr(), p.head_dim, p.head_dim, queries.wrapping_add(i * ROWS * p.head_dim)) };
+    for (many, (q, ranges)) in q.chunks(MANY * p.head_dim).zip(ranges.chunks(MANY)).enumerate() {
+        let seen = span.seen(ranges);
+        if seen.is_empty() {
+            continue;
         }
-        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
-        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
-        for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
-            let rest = end - block;
-            let k = Rows { first: k[block * p.head_dim..end * p.head_dim].as_ptr(), dim: p.head_dim, n: rest };
-            let v = Rows { first: v[block * p.head_dim_v..end * p.head_dim_v].as_ptr(), dim: p.head_dim_v, n: rest };
-            let whole = block..block + BLOCK;
+        let mut parts = q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS));
+        let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
+            let (q, ranges) = parts.next()?;
+            let out = out.wrapping_add(i * ROWS * p.head_dim_v);
+            // SAFETY: room for the outputs of a pass of its own; tiles have rows that there are not, too.
+            unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
+            // SAFETY: the same room, and one for scores.
+            Some(unsafe { Pass::new(p, q, out, ranges, scores) })
+        });
+        for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
+            let mut first = q.as_ptr();
+            if q.len() < ROWS * p.head_dim {
+                // SAFETY: room for as many queries, nothing else as yet.
+                let room = unsafe {
+                    spare.write_bytes(0, ROWS * p.head_dim);
+                    std::slice::from_raw_parts_mut(spare, q.len())
+                };
+                room.copy_from_slice(q);
+                first = spare;
+            }
+            // SAFETY: the rows of a pass, and room for them.
+            unsafe { pack_rows(first, p.head_dim, p.head_dim, queries.wrapping_add(i * ROWS * p.head_dim)) };
+        }
+        for i in seen.clone() {
+            let (k, v) = block_rows(span, i, seen.end, p);
+            let first = span.first + i * BLOCK;
+            let whole = first..first + BLOCK;
             let mut packed = false;
             for (i, pass) in passes.iter_mut().flatten().enumerate() {
-                if !pass.sees(&whole) {
-                    let block = block..end.min(block + BLOCK);
-                    // SAFETY: these are the keys and values from the block on.
-                    unsafe { pass.add_block(z, k, v, &block) };
+                let rows = pass.behind(&whole);
+                let rest = pass.sees(&whole) & !rows;
+                if rest != 0 {
+                    pass.skip = !rest;
+                    // SAFETY: these are the keys and values of the block.
+                    unsafe { pass.add_block(z, k, v, &whole) };
+                }
+                if rows == 0 {
                     continue;
                 }
                 if !packed {
@@ -109,22 +135,32 @@ pub(super) unsafe fn attention_f16(
                     // SAFETY: 32 rows of queries, 32 keys, and the scores of both.
                     unsafe { products(queries, p.head_dim, keys, p.head_dim / 32, to, STRIDE, true) };
                 }
-                for row in 0..ROWS {
+                for row in (0..ROWS).filter(|row| rows >> row & 1 == 1) {
                     // SAFETY: the row's scores of the block have just been written.
                     unsafe { pass.weigh(z, row, 0..BLOCK) };
                 }
-                // SAFETY: the weights are initialised.
+                // SAFETY: the weights are initialised, those of other rows as scores.
                 unsafe { pack_rows(scores, STRIDE, BLOCK, weights) };
                 let out = pass.out_mut();
+                if rows != u32::MAX {
+                    // SAFETY: room for as many.
+                    unsafe { std::ptr::copy_nonoverlapping(out, spare, ROWS * p.head_dim_v) };
+                }
                 for column in (0..p.head_dim_v).step_by(32) {
                     let (values, to) = (values.wrapping_add(column * BLOCK), out.wrapping_add(column));
                     // SAFETY: 32 rows of weights, 32 columns of values, and the outputs of both.
                     unsafe { products(weights, BLOCK, values, BLOCK / 32, to, p.head_dim_v, false) };
                 }
+                // Tiles have all rows: those that were not meant get back what they had.
+                for row in (0..ROWS).filter(|row| rows >> row & 1 == 0) {
+                    let at = row * p.head_dim_v;
+                    // SAFETY: a row of outputs, which was copied.
+                    unsafe { std::ptr::copy_nonoverlapping(spare.add(at), out.add(at), p.head_dim_v) };
+                }
             }
         }
-        for pass in passes.iter_mut().flatten() {
-            pass.finish(z);
+        for (i, pass) in passes.iter_mut().flatten().enumerate() {
+            pass.merge(z, &mut to.rows(many * MANY + i * ROWS, ROWS, p.head_dim_v));
         }
     }
 }

@@ -46,72 +46,69 @@
 //! gives a weight of 4.5 bits in 0.11 cycles.
 //!
 //! The level was written without such a CPU at hand and checked against emulations of the tile
-//! instructions (feature `emulate-amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not
+//! instructions (`--cfg ruvllm_emulate_amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not
 //! measured, from the instruction tables and the cost of unpacking on Zen 4.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
-use super::unpack::{Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, Weights, Widened, split};
+use super::unpack::{
+    Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened, split,
+};
 use crate::arch::avx512::{gemm as avx512, peak};
 use crate::arch::avx512_bf16::gemm::bf16_pairs;
-use crate::arch::gemm::{Aligned, TILE, prefetch};
-use crate::arch::{ColumnsMut, Element, Gemm};
+use crate::arch::gemm::{TILE, packed_bytes, prefetch, prefetch_line_l1};
+use crate::arch::{CacheLine, ColumnsMut, Element, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 /// Registers of activations in a register tile.
 const VECS: usize = 2;
 /// Activation rows whose sums are kept at a time; more of them unpack the weights again.
 const SUMS: usize = 512;
-/// Weight rows whose sums are kept at a time: 512 KiB, on the stack of the thread.
+/// Weight rows whose sums are kept at a time: 512 KiB.
 const SWEEP: usize = 256;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
 /// Words of a row of a panel.
 const PANEL: usize = DEPTH / 2;
 
-/// The numbers are the activation rows from which on panels should beat `strip.rs`: a panel costs what its
-/// unpacking does, in cycles per weight of Zen 4 (in brackets what the strips take for as many rows and one
-/// less): Q4_K 0.13 (0.25, 0.16), Q6_K 0.25 (0.37, 0.23), Q4_0 0.13 and Q8_0 0.15 (0.26, 0.15), F16 (0.42,
-/// 0.31), MXFP4 0.16 (0.28, 0.14).
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
         DType::F32 => avx512::gemm_for(dtype),
-        DType::F16 => const { on_tiles::<F16>(6) },
-        DType::BF16 => const { on_tiles::<Bf16>(4) },
-        DType::Q4_0 => const { on_tiles::<Halves<BlockQ4_0>>(5) },
-        DType::Q4_1 => const { on_tiles::<Halves<BlockQ4_1>>(5) },
-        DType::IQ4_NL => const { on_tiles::<Halves<BlockIq4Nl>>(5) },
-        DType::IQ4_XS => const { on_tiles::<Halves<BlockIq4Xs>>(5) },
-        DType::MXFP4 => const { on_tiles::<Halves<BlockMxfp4>>(2) },
-        DType::Q4_K => const { on_tiles::<BlockQ4K>(9) },
-        DType::Q5_K => const { on_tiles::<BlockQ5K>(9) },
-        DType::Q5_0 => const { on_tiles::<FiveBits<BlockQ5_0>>(5) },
-        DType::Q5_1 => const { on_tiles::<FiveBits<BlockQ5_1>>(5) },
-        DType::Q8_0 => const { on_tiles::<Widened<BlockQ8_0>>(5) },
-        DType::Q2_K => const { on_tiles::<Widened<BlockQ2K>>(9) },
-        DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>(9) },
-        DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>(9) },
-        DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>(2) },
-        _ => const { on_tiles::<Dequantized>(4) },
+        DType::F16 => const { on_tiles::<F16>() },
+        DType::BF16 => const { on_tiles::<Bf16>() },
+        DType::Q4_0 => const { on_tiles::<Halves<BlockQ4_0>>() },
+        DType::Q4_1 => const { on_tiles::<Halves<BlockQ4_1>>() },
+        DType::IQ4_NL => const { on_tiles::<Halves<BlockIq4Nl>>() },
+        DType::IQ4_XS => const { on_tiles::<Halves<BlockIq4Xs>>() },
+        DType::MXFP4 => const { on_tiles::<Halves<BlockMxfp4>>() },
+        DType::Q4_K => const { on_tiles::<BlockQ4K>() },
+        DType::Q5_K => const { on_tiles::<BlockQ5K>() },
+        DType::Q5_0 => const { on_tiles::<FiveBits<BlockQ5_0>>() },
+        DType::Q5_1 => const { on_tiles::<FiveBits<BlockQ5_1>>() },
+        DType::Q8_0 => const { on_tiles::<Widened<BlockQ8_0>>() },
+        DType::Q2_K => const { on_tiles::<Widened<BlockQ2K>>() },
+        DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>() },
+        DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>() },
+        DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>() },
+        _ => const { on_tiles::<Dequantized>() },
     }
 }
 
-const fn on_tiles<W: Weights>(min_rows: usize) -> Gemm {
+const fn on_tiles<W: UnpackTile>() -> Gemm {
     Gemm {
-        min_rows,
         element: (Element::Bf16, (W::PARTS * W::X_PARTS) as u64),
         tile: SWEEP,
         group: VECS * LANES,
         packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<2> },
         pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<2> },
+        workspace: CacheLine::holding(2 * TILE * PANEL + SWEEP * SUMS),
         kernel: kernel::<W>,
     }
 }
 
 /// Values of a weight row that a panel holds: whole super-blocks, or, of formats without blocks, as many as
 /// take no more room.
-const fn depth<W: Weights>() -> usize {
+const fn depth<W: UnpackTile>() -> usize {
     DEPTH / W::X_PARTS
 }
 
@@ -121,7 +118,7 @@ const fn words<const PARTS: usize>(k: usize) -> usize {
 }
 
 fn packed_len<const PARTS: usize>(m: usize, k: usize) -> usize {
-    m.next_multiple_of(LANES) * words::<PARTS>(k) * size_of::<u32>()
+    packed_bytes(m, LANES, words::<PARTS>(k))
 }
 
 /// Four independent tiles of sums, as in [`multiply`], without loads.
@@ -163,7 +160,7 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
 }
 
 /// The weights of a product, panel by panel.
-struct Panels<'a> {
+struct PanelWeights<'a> {
     dtype: DType,
     w: &'a [u8],
     row_bytes: usize,
@@ -183,7 +180,7 @@ struct Panel {
     k0: usize,
 }
 
-impl Panels<'_> {
+impl PanelWeights<'_> {
     /// The panel after `p`.
     fn after(&self, p: Panel) -> Option<Panel> {
         let start = p.row / self.sweep * self.sweep;
@@ -211,13 +208,12 @@ impl Panels<'_> {
     /// Unpacks `rows` of `p`, and asks for those of the panel after it.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and `panel` room for [`TILE`] rows.
+    /// The CPU must have the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack<W: Weights>(&self, p: Panel, rows: std::ops::Range<usize>, panel: *mut u32) {
+    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, rows: std::ops::Range<usize>, panel: &mut [PanelRow]) {
         let after = self.after(p);
         for r in rows {
-            let out = panel.wrapping_add(r * PANEL);
             let mut blocks = self.blocks(p, r);
             // Panels are multiplied whole: what is not there counts as 0, as do blocks of zeros.
             let mut filled;
@@ -226,8 +222,8 @@ impl Panels<'_> {
                 filled[..blocks.len()].copy_from_slice(blocks);
                 blocks = &filled[..self.bytes];
             }
-            // SAFETY: a row of the panel has room for its blocks.
-            unsafe { W::unpack(self.dtype, blocks, out) };
+            // SAFETY: the caller's promise.
+            unsafe { W::unpack(self.dtype, blocks, &mut panel[r]) };
             if let Some(after) = after {
                 prefetch(self.blocks(after, r));
             }
@@ -237,7 +233,14 @@ impl Panels<'_> {
 
 /// See [`Gemm::kernel`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-unsafe fn kernel<W: Weights>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+unsafe fn kernel<W: UnpackTile>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
     // SAFETY: the caller's promise.
     let _tiles = unsafe { Tiles::load_config() };
     let format = dtype.float_format();
@@ -245,7 +248,7 @@ unsafe fn kernel<W: Weights>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pac
     let words = |k: usize| k.div_ceil(GROUP) * W::X_PARTS * LANES;
     let depth = const { depth::<W>() };
     let row_bytes = k / format.block_elems * format.block_bytes;
-    let panels = Panels {
+    let panels = PanelWeights {
         dtype,
         w,
         row_bytes,
@@ -259,12 +262,11 @@ unsafe fn kernel<W: Weights>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pac
     let n_vecs = y.rows().div_ceil(LANES);
 
     // One that is multiplied, one that is unpacked meanwhile.
-    let mut buffers = MaybeUninit::<Aligned<[u32; 2 * TILE * PANEL]>>::uninit();
-    let buffers = buffers.as_mut_ptr().cast::<u32>();
-    let mut buffers = [buffers, buffers.wrapping_add(TILE * PANEL)];
+    let (buffers, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
+    let mut buffers: [&mut [PanelRow]; 2] = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(TILE).into();
     // `[TILE of weight rows][register of activations][weight row][lane]`
-    let mut sums = MaybeUninit::<Aligned<[f32; SWEEP * SUMS]>>::uninit();
-    let sums = sums.as_mut_ptr().cast::<f32>();
+    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..SWEEP * SUMS]);
+    let sums = sums.as_mut_ptr();
 
     for first_vec in (0..n_vecs).step_by(SUMS / LANES) {
         let n_vecs = (n_vecs - first_vec).min(SUMS / LANES);
@@ -293,7 +295,9 @@ unsafe fn kernel<W: Weights>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], pac
                 let ahead = activations((t + 1) % n_tiles, panel.k0).as_ptr();
                 let tile = if vecs == 1 { tile::<W, 1> } else { tile::<W, 2> };
                 // SAFETY: the panel is unpacked, the activations are packed; the tiles of sums lie among them.
-                unsafe { tile(buffers[0], x.as_ptr(), groups, tile_sums(t * VECS), panel.k0 == 0, ahead) };
+                unsafe {
+                    tile(buffers[0].as_ptr().cast(), x.as_ptr(), groups, tile_sums(t * VECS), panel.k0 == 0, ahead)
+                };
                 // Each panel of a sweep asks for a part of what the next ones multiply.
                 let soon = activations(t, next_k0);
                 if panels.sweep > TILE
@@ -348,7 +352,7 @@ const AHEAD: usize = 2;
 /// lie [`TILE`] registers apart.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tile<W: Weights, const VECS: usize>(
+unsafe fn tile<W: UnpackTile, const VECS: usize>(
     w: *const u32,
     x: *const u32,
     groups: usize,
@@ -383,7 +387,7 @@ unsafe fn tile<W: Weights, const VECS: usize>(
             false => ahead.wrapping_add((g + AHEAD - groups) * x_group),
         };
         for line in 0..x_group / LANES {
-            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line * LANES).cast());
+            prefetch_line_l1(next.wrapping_add(line * LANES).cast());
         }
         let x = x.wrapping_add(g * x_group);
         let w = w.wrapping_add(g * W::PARTS * LANES);

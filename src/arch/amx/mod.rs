@@ -1,7 +1,7 @@
 //! AMX tiles of bf16 on top of AVX-512: Sapphire Rapids and later.
 
 mod attention;
-#[cfg(all(feature = "emulate-amx", target_os = "linux"))]
+#[cfg(all(ruvllm_emulate_amx, target_os = "linux"))]
 mod emulate;
 mod gemm;
 mod tiles;
@@ -71,12 +71,12 @@ fn permitted() -> bool {
     false
 }
 
-#[cfg(all(feature = "emulate-amx", target_os = "linux"))]
+#[cfg(all(ruvllm_emulate_amx, target_os = "linux"))]
 fn emulated() -> bool {
     emulate::install()
 }
 
-#[cfg(not(all(feature = "emulate-amx", target_os = "linux")))]
+#[cfg(not(all(ruvllm_emulate_amx, target_os = "linux")))]
 fn emulated() -> bool {
     false
 }

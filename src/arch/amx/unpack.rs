@@ -18,20 +18,22 @@ pub(super) const LANES: usize = 16;
 
 /// Values of a super-block: what is unpacked at a time.
 pub(super) const DEPTH: usize = 256;
+/// A row of a panel: groups of bf16 pairs.
+pub(super) type PanelRow = [[u32; LANES]; DEPTH / GROUP];
 
 /// A format, as factors of products of tiles.
-pub(super) trait Weights {
+pub(super) trait UnpackTile {
     /// bf16 numbers that are a weight's sum.
     const PARTS: usize;
     /// Those of the activations it is multiplied by.
     const X_PARTS: usize;
 
-    /// Writes the values of `bytes`, [`DEPTH`] / `X_PARTS` of them; part `p` of group `g` to the words from
-    /// `(g·PARTS + p)·LANES` on.
+    /// Writes the values of `bytes`, [`DEPTH`] / `X_PARTS` of them; part `p` of group `g` to the words of group
+    /// `g·PARTS + p`.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and `out` that room.
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32);
+    /// The CPU must have the level's features.
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut PanelRow);
 }
 
 /// Blocks whose scales are computed for 256 values at a time.
@@ -150,13 +152,13 @@ fn splat(x: &f32) -> __m512 {
 /// Formats that `f32` values are made of first.
 pub(super) struct Widened<B>(PhantomData<B>);
 
-impl<B: Scaled> Weights for Widened<B> {
+impl<B: Scaled> UnpackTile for Widened<B> {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let blocks: &[B] = &bytemuck::cast_slice(bytes)[..8 / B::GROUPS];
         // SAFETY: the caller's promise.
         let Factors { scale, offset } = unsafe { B::scales(blocks) };
@@ -170,9 +172,7 @@ impl<B: Scaled> Weights for Widened<B> {
                 let at = (2 * g + half) / B::HALVES;
                 *value = _mm512_fmadd_ps(splat(&scale[at]), q, splat(&offset[at]));
             }
-            let pairs = bf16_pairs(values);
-            // SAFETY: room for the values.
-            unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), pairs) };
+            store(&mut out[g], bf16_pairs(values));
         }
     }
 }
@@ -180,15 +180,14 @@ impl<B: Scaled> Weights for Widened<B> {
 /// Any format.
 pub(super) enum Dequantized {}
 
-impl Weights for Dequantized {
+impl UnpackTile for Dequantized {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { avx512_bf16::unpack(dtype, bytes, out) }
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut PanelRow) {
+        avx512_bf16::unpack(dtype, bytes, out.as_flattened_mut());
     }
 }
 
@@ -223,13 +222,13 @@ nibbles! {
     BlockIq4Xs: IQ4_VALUES, |b, g| b.qs[16 * g..].first_chunk().unwrap_or(&[0; 16]);
 }
 
-impl<B: Nibbles> Weights for Halves<B> {
+impl<B: Nibbles> UnpackTile for Halves<B> {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let values = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(&B::VALUES)));
         let twice = load_bytes(&const { twice(16) });
         // The low nibbles go up by a bit, the high ones down by three.
@@ -249,9 +248,7 @@ impl<B: Nibbles> Weights for Halves<B> {
                 let qs = load128(blocks[g / B::GROUPS].nibbles(g % B::GROUPS));
                 let qs = _mm512_permutexvar_epi8(twice, _mm512_castsi128_si512(qs));
                 let qs = indices(_mm512_rolv_epi32(qs, turn), j);
-                let found = _mm512_permutexvar_epi8(qs, table);
-                // SAFETY: room for the values.
-                unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), found) };
+                store(&mut out[g], _mm512_permutexvar_epi8(qs, table));
             }
         }
     }
@@ -284,6 +281,13 @@ pub(super) fn load_bytes(x: &[u8; 64]) -> __m512i {
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
 
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(to: &mut [u32; LANES], x: __m512i) {
+    // SAFETY: as many bytes.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) };
+}
+
 /// `0, 1, … 15`, plus `first`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -306,13 +310,13 @@ fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
     }
 }
 
-impl Weights for BlockQ4K {
+impl UnpackTile for BlockQ4K {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let (values, twice) = (count(0.0), load_bytes(&const { twice(64) }));
         let b: &BlockQ4K = bytemuck::from_bytes(bytes);
         {
@@ -326,25 +330,22 @@ impl Weights for BlockQ4K {
                 let table = bf16_pairs(tables);
                 let qs = _mm512_castsi256_si512(load256(&b.qs[32 * pair..][..32]));
                 let qs = _mm512_permutexvar_epi8(twice, qs);
-                let out = out.wrapping_add(2 * pair * LANES);
                 let low = _mm512_permutexvar_epi8(indices(_mm512_rol_epi32::<1>(qs), 0), table);
                 let high = _mm512_permutexvar_epi8(indices(_mm512_rol_epi32::<29>(qs), 1), table);
-                // SAFETY: room for the block.
-                unsafe { _mm512_storeu_si512(out.cast(), low) };
-                // SAFETY: as above.
-                unsafe { _mm512_storeu_si512(out.wrapping_add(LANES).cast(), high) };
+                store(&mut out[2 * pair], low);
+                store(&mut out[2 * pair + 1], high);
             }
         }
     }
 }
 
-impl Weights for BlockQ5K {
+impl UnpackTile for BlockQ5K {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let (values, twice) = ([count(0.0), count(16.0)], load_bytes(&const { twice(64) }));
         let b: &BlockQ5K = bytemuck::from_bytes(bytes);
         {
@@ -359,9 +360,7 @@ impl Weights for BlockQ5K {
                 let fifths = _mm512_rolv_epi32(fifths, _mm512_set1_epi32((5 - g as i32) & 31));
                 // qs | (fifths & mask)
                 let qs = _mm512_ternarylogic_epi32::<0xF8>(qs, fifths, _mm512_set1_epi8(0x20));
-                let out = out.wrapping_add(g * LANES);
-                // SAFETY: room for the block.
-                unsafe { look_up_32(qs, &scale[g], &offset[g], values, out) };
+                store(&mut out[g], look_up_32(qs, &scale[g], &offset[g], values));
             }
         }
     }
@@ -370,12 +369,10 @@ impl Weights for BlockQ5K {
 /// One group with a table of its own.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vbmi")]
-unsafe fn look_up_32(indices: __m512i, scale: &f32, offset: &f32, values: [__m512; 2], out: *mut u32) {
+fn look_up_32(indices: __m512i, scale: &f32, offset: &f32, values: [__m512; 2]) -> __m512i {
     let (scale, offset) = (splat(scale), splat(offset));
     let (low, high) = (_mm512_fmadd_ps(scale, values[0], offset), _mm512_fmadd_ps(scale, values[1], offset));
-    let found = _mm512_permutexvar_epi8(indices, bf16_pairs([low, high]));
-    // SAFETY: the caller's promise.
-    unsafe { _mm512_storeu_si512(out.cast(), found) };
+    _mm512_permutexvar_epi8(indices, bf16_pairs([low, high]))
 }
 
 /// Groups of [`Halves`] with a fifth bit of each weight.
@@ -399,13 +396,13 @@ impl Fifths for BlockQ5_1 {
     }
 }
 
-impl<B: Fifths> Weights for FiveBits<B> {
+impl<B: Fifths> UnpackTile for FiveBits<B> {
     const PARTS: usize = 1;
     const X_PARTS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let (values, bytes_twice) = ([count(0.0), count(16.0)], load_bytes(&const { twice(16) }));
         let turn = _mm512_mask_mov_epi32(_mm512_set1_epi32(1), 0xff00, _mm512_set1_epi32(29));
         let blocks: &[B] = &bytemuck::cast_slice(bytes)[..8];
@@ -416,8 +413,7 @@ impl<B: Fifths> Weights for FiveBits<B> {
             let qs = _mm512_permutexvar_epi8(bytes_twice, _mm512_castsi128_si512(load128(qs)));
             let qs = indices(_mm512_rolv_epi32(qs, turn), 0);
             let qs = _mm512_mask_add_epi16(qs, u32::from_le_bytes(qh), qs, _mm512_set1_epi16(0x2020));
-            // SAFETY: room for the values.
-            unsafe { look_up_32(qs, &scale[g], &offset[g], values, out.wrapping_add(g * LANES)) };
+            store(&mut out[g], look_up_32(qs, &scale[g], &offset[g], values));
         }
     }
 }
@@ -425,37 +421,35 @@ impl<B: Fifths> Weights for FiveBits<B> {
 /// Weights that are bf16 themselves.
 pub(super) enum Bf16 {}
 
-impl Weights for Bf16 {
+impl UnpackTile for Bf16 {
     const PARTS: usize = 1;
     const X_PARTS: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
-        for (g, x) in bytes.as_chunks::<64>().0.iter().enumerate() {
-            // SAFETY: room for the values.
-            unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), load_bytes(x)) };
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
+        for (x, out) in bytes.as_chunks::<64>().0.iter().zip(out) {
+            store(out, load_bytes(x));
         }
     }
 }
 
 pub(super) enum F16 {}
 
-impl Weights for F16 {
+impl UnpackTile for F16 {
     const PARTS: usize = 2;
     const X_PARTS: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: *mut u32) {
-        for (g, x) in bytes.as_chunks::<64>().0.iter().enumerate() {
+    unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
+        for (x, out) in bytes.as_chunks::<64>().0.iter().zip(out.as_chunks_mut::<2>().0) {
             let x = load_bytes(x);
             let low = _mm512_cvtph_ps(_mm512_castsi512_si256(x));
             let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x));
-            for (part, x) in split([low, high]).into_iter().enumerate() {
-                // SAFETY: room for the values.
-                unsafe { _mm512_storeu_si512(out.wrapping_add((2 * g + part) * LANES).cast(), x) };
-            }
+            let [hi, lo] = split([low, high]);
+            store(&mut out[0], hi);
+            store(&mut out[1], lo);
         }
     }
 }
@@ -485,7 +479,7 @@ mod tests {
         if !has_bf16 || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }
-        let cases: [(DType, unsafe fn(DType, &[u8], *mut u32)); 13] = [
+        let cases: [(DType, unsafe fn(DType, &[u8], &mut PanelRow)); 13] = [
             (DType::Q4_0, Halves::<BlockQ4_0>::unpack),
             (DType::Q4_1, Halves::<BlockQ4_1>::unpack),
             (DType::IQ4_NL, Halves::<BlockIq4Nl>::unpack),
@@ -509,11 +503,11 @@ mod tests {
             let f = dtype.float_format();
             for _ in 0..1000 {
                 let bytes: Vec<u8> = (0..DEPTH / f.block_elems * f.block_bytes).map(|_| random()).collect();
-                let (mut found, mut expected) = ([0u32; DEPTH / 2], [0u32; DEPTH / 2]);
-                // SAFETY: the CPU has the features; there is room for the values.
-                unsafe { unpack(dtype, &bytes, found.as_mut_ptr()) };
+                let (mut found, mut expected) = ([[0; LANES]; DEPTH / GROUP], [[0; LANES]; DEPTH / GROUP]);
+                // SAFETY: the CPU has the features.
+                unsafe { unpack(dtype, &bytes, &mut found) };
                 // SAFETY: as above.
-                unsafe { avx512_bf16::unpack(dtype, &bytes, expected.as_mut_ptr()) };
+                unsafe { avx512_bf16::unpack(dtype, &bytes, expected.as_flattened_mut()) };
                 assert_eq!(found, expected, "{dtype}");
             }
         }

@@ -1,7 +1,7 @@
 //! Eight lanes of `f32`, and what is not float arithmetic.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
-use half::f16;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -84,10 +84,18 @@ impl Lanes for F32x8 {
     #[inline(always)]
     unsafe fn read_f16_first(self, p: *const f16, n: usize) -> F32x8 {
         let mut values = [f16::ZERO; 8];
-        // SAFETY: `n < 8` values, which the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(p, values.as_mut_ptr(), n) };
+        // SAFETY: `n < 8` values, which the caller promises; as bytes, since they need not be aligned.
+        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f16>()) };
         // SAFETY: eight values.
         unsafe { self.read_f16(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(self, p: *const bf16) -> F32x8 {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { p.cast::<__m128i>().read_unaligned() };
+        // SAFETY: a vector exists.
+        F32x8(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))) })
     }
 
     #[inline(always)]

@@ -7,202 +7,51 @@
 //! 256 for these formats. F32, F16 and BF16 weights, and the formats
 //! that look groups of values up, go through `f32` panels.
 
-use super::unpack::{Factors, Groups, load128, load256, wanted_groups, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
-use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{BlockQ8, Element, Gemm, Transposed};
+use super::elementwise::{F32x8, zero};
+use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
+use crate::arch::acts::byte_scale;
+use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::lanes::Lanes;
+use crate::arch::lanes::packing::{MAX_LANES, Transpose};
+use crate::arch::lanes::panels::{self, f32_panels};
+use crate::arch::transposed::{Turn, transposed};
+use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
-use bytemuck::Pod;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
-/// format has no strips: 2048 × 2048, Zen 4.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! integers {
         ($block:ident) => {
-            const { table::<Ints<16, 32>>(11) }
+            const { table::<IntPanels<16, 32>>() }
         };
     }
     match dtype {
-        DType::F32 => const { table::<F32>(14) },
-        DType::F16 | DType::BF16 => const { table::<F32>(32) },
-        DType::Q4_K => const { table::<Ints<4, 32>>(11) },
-        DType::Q2_K => const { table::<Ints<5, 16>>(5) },
-        DType::Q3_K => const { table::<Ints<5, 16>>(9) },
-        DType::Q5_K => const { table::<Ints<5, 16>>(13) },
-        DType::Q6_K => const { table::<Ints<6, 16>>(8) },
-        DType::MXFP4 | DType::TQ2_0 => const { table::<Ints<16, 32>>(6) },
-        _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
+        DType::Q4_K => const { table::<IntPanels<4, 32>>() },
+        DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
+        DType::Q6_K => const { table::<IntPanels<6, 16>>() },
+        _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
     }
 }
 
 /// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
 pub(super) fn transposed_for(_dtype: DType) -> Transposed {
-    const { transposed::<F32>() }
+    const { transposed::<F32Panels>() }
 }
 
 /// Words of a register.
 const LANES: usize = 8;
 
-/// Panels of `f32`.
-pub(super) enum F32 {}
+f32_panels!("avx2,fma,f16c", F32x8, zero(), depth: BLOCK, rows: 4, rows_of_one: 8);
 
-impl Panels for F32 {
-    const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
-
-    fn words(k: usize) -> usize {
-        k
-    }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 8 } else { 4 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack(x, k, bytemuck::cast_slice_mut(packed)) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let (w, x) = (w.cast(), x.cast());
-        let tile = match vecs {
-            1 => tile::<1, 8>,
-            2 => tile::<2, 4>,
-            _ => tile::<3, 4>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w, x, k, sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
-}
-
-impl Unpack for F32 {
-    const ELEMENT: (Element, u64) = (Element::F32, 1);
-
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, 0..BLOCK, out.cast()) }
-    }
-}
-
-impl Turn for F32 {
-    const ROWS: usize = 32;
-
-    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, wanted, out) }
-    }
-
-    unsafe fn turn(values: *const f32, panel: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { turn(values, panel.cast()) }
-    }
-}
-
-/// Columns of 32 rows as rows.
-#[target_feature(enable = "avx2")]
-unsafe fn turn(values: *const f32, panel: *mut f32) {
-    for part in 0..F32::ROWS / LANES {
-        let mut rows = [_mm256_setzero_ps(); LANES];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: a vector of a row.
-            *row = unsafe { _mm256_loadu_ps(values.wrapping_add((part * LANES + r) * COLUMNS)) };
-        }
-        for (c, values) in transpose(rows).into_iter().enumerate() {
-            // SAFETY: panel rows have room for the values.
-            unsafe { _mm256_storeu_ps(panel.wrapping_add(c * BLOCK + part * LANES), values) };
-        }
-    }
-}
-
-/// `VECS` registers of activations times `ROWS` weight rows.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const VECS: usize, const ROWS: usize>(
-    w: *const f32,
-    x: *const f32,
-    words: usize,
-    sums: *mut f32,
-    first: bool,
-    ahead: *const u32,
-) {
-    let mut acc = [[_mm256_setzero_ps(); VECS]; ROWS];
-    if !first {
-        for r in 0..ROWS {
-            for v in 0..VECS {
-                // SAFETY: the sums of register `v` and row `r`.
-                acc[r][v] = unsafe { _mm256_loadu_ps(sums.wrapping_add((v * TILE + r) * LANES)) };
-            }
-        }
-    }
-    for i in 0..words {
-        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
-        let mut xs = [_mm256_setzero_ps(); VECS];
-        for v in 0..VECS {
-            // SAFETY: word `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm256_loadu_ps(x.wrapping_add((i * VECS + v) * LANES)) };
-        }
-        for r in 0..ROWS {
-            // SAFETY: word `i` of row `r`.
-            let w = _mm256_set1_ps(unsafe { w.wrapping_add(r * BLOCK + i).read() });
-            for v in 0..VECS {
-                acc[r][v] = _mm256_fmadd_ps(w, xs[v], acc[r][v]);
-            }
-        }
-    }
-    for r in 0..ROWS {
-        for v in 0..VECS {
-            // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(sums.wrapping_add((v * TILE + r) * LANES), acc[r][v]) };
-        }
-    }
-}
-
-#[target_feature(enable = "avx2")]
-fn pack(x: &[f32], k: usize, packed: &mut [f32]) {
-    let n_vecs = (x.len() / k).div_ceil(LANES);
-    for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
-            let mut rows = [_mm256_setzero_ps(); LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                let start = c * LANES;
-                let mut values = [0.0; LANES];
-                let x = &x[start..(start + LANES).min(k)];
-                values[..x.len()].copy_from_slice(x);
-                *row = load(&values);
-            }
-            for (word, out) in transpose(rows).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                out[v * LANES..][..LANES].copy_from_slice(&array(word));
-            }
-        }
-    }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-    let mut tile = [_mm256_setzero_ps(); LANES];
-    for (r, row) in tile.iter_mut().enumerate().take(cols) {
-        // SAFETY: a row of the sums.
-        *row = unsafe { _mm256_loadu_ps(sums.wrapping_add(r * LANES)) };
-    }
-    for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
-        // SAFETY: `cols` values of row `i`.
-        let y = unsafe { std::slice::from_raw_parts_mut(y.wrapping_add(i * stride), cols) };
-        y.copy_from_slice(&array(row)[..cols]);
+impl Transpose for F32x8 {
+    #[inline(always)]
+    fn transpose([a, b, c, d, e, f, g, h, rest @ ..]: [F32x8; MAX_LANES]) -> [F32x8; MAX_LANES] {
+        // SAFETY: a vector exists, so the CPU has the level's features.
+        let [a, b, c, d, e, f, g, h] = unsafe { transpose([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]) };
+        let [i, j, k, l, m, n, o, p] = rest;
+        [F32x8(a), F32x8(b), F32x8(c), F32x8(d), F32x8(e), F32x8(f), F32x8(g), F32x8(h), i, j, k, l, m, n, o, p]
     }
 }
 
@@ -231,28 +80,27 @@ fn transpose(a: [__m256; 8]) -> [__m256; 8] {
     d
 }
 
-/// Expands the values `wanted` of a row's blocks.
+/// Expands the values `wanted` of a row's blocks; `out` has room for them, rounded up to 32.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     macro_rules! blocks {
         ($block:ident) => {
             blocks::<$block>(bytes, wanted, out)
         };
     }
     match dtype {
-        DType::F16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 8]| _mm256_cvtph_ps(load128(x))),
-        DType::BF16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 8]| {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load128(x))))
-        }),
-        DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 8]| _mm256_castsi256_ps(load256(x))),
-        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, wanted, out)),
+        DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
+        DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
+        DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
+        _ => with_groups!(dtype, blocks, panels::dequantize(dtype, bytes, wanted, out)),
     }
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
+    let out = out.as_chunks_mut::<32>().0;
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
@@ -261,43 +109,21 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
             let q = unsafe { block.bytes(g) };
             let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
             let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
-            for (e, q) in eights.into_iter().enumerate() {
+            let out = out[i * B::GROUPS + g - wanted.start / 32].as_chunks_mut().0;
+            for (e, (q, out)) in eights.into_iter().zip(out).enumerate() {
                 let factor = 2 * g + e / 2;
                 let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
-                let value = _mm256_fmadd_ps(_mm256_set1_ps(scale[factor]), q, _mm256_set1_ps(offset[factor]));
-                let out = out.wrapping_add((i * B::GROUPS + g) * 32 + e * LANES - wanted.start);
-                // SAFETY: the panel has room for the values that are unpacked.
-                unsafe { _mm256_storeu_ps(out, value) };
+                store(out, _mm256_fmadd_ps(_mm256_set1_ps(scale[factor]), q, _mm256_set1_ps(offset[factor])));
             }
         }
     }
 }
 
-/// Values without blocks, 8 at a time; their number need not be a multiple of that.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn plain<T: Pod>(dtype: DType, bytes: &[u8], out: *mut f32, value: impl Fn(&[T; 8]) -> __m256)
-where
-    [T; 8]: Pod,
-{
-    let (whole, rest) = bytes.split_at(bytes.len() / size_of::<[T; 8]>() * size_of::<[T; 8]>());
-    let whole: &[[T; 8]] = bytemuck::cast_slice(whole);
-    for (g, x) in whole.iter().enumerate() {
-        // SAFETY: the panel has room for the values that are unpacked.
-        unsafe { _mm256_storeu_ps(out.wrapping_add(g * LANES), value(x)) };
-    }
-    dequantized(dtype, rest, 0..LANES, out.wrapping_add(whole.len() * LANES));
-}
-
-/// Any format, slowly.
-fn dequantized(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
-    let format = dtype.float_format();
-    let mut values = [0.0; BLOCK];
-    let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
-    (format.dequantize)(bytes, values);
-    let wanted = &values[wanted.start..wanted.end.min(values.len())];
-    // SAFETY: the panel has room for the values that are unpacked.
-    unsafe { out.copy_from_nonoverlapping(wanted.as_ptr(), wanted.len()) };
+#[target_feature(enable = "avx2")]
+fn store(to: &mut [f32; 8], x: __m256) {
+    // SAFETY: as many bytes.
+    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
 }
 
 #[inline]
@@ -320,7 +146,7 @@ fn array(x: __m256) -> [f32; 8] {
 /// Both operands consist of records of 32 values: words of four or two integers, then four words of
 /// factors. A weight row has its two scales and its two offsets there, an activation row the scale
 /// `d` and `d·Σq` of the first half, of the second half, and of both.
-enum Ints<const BITS: u32, const SPAN: usize> {}
+enum IntPanels<const BITS: u32, const SPAN: usize> {}
 
 /// Words with the integers of a record.
 pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
@@ -332,60 +158,29 @@ pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
 
-impl<const BITS: u32, const SPAN: usize> Ints<BITS, SPAN> {
+impl<const BITS: u32, const SPAN: usize> IntPanels<BITS, SPAN> {
     const BYTES: bool = BITS <= 6;
 }
 
-impl<const BITS: u32, const SPAN: usize> Panels for Ints<BITS, SPAN> {
+impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
     const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
+    const TILES: &[RegisterTile] = &[
+        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 1, 4> },
+        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 2, 4> },
+        RegisterTile { rows: 2, multiply: int_tile::<BITS, SPAN, 3, 2> },
+    ];
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
+    const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
         k / 32 * record(Self::BYTES)
     }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 3 { 2 } else { 4 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        let pack = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
-        // SAFETY: the caller's promise.
-        unsafe { pack(x, k, packed) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = match vecs {
-            1 => int_tile::<BITS, SPAN, 1, 4>,
-            2 => int_tile::<BITS, SPAN, 2, 4>,
-            _ => int_tile::<BITS, SPAN, 3, 2>,
-        };
-        // If the compiler knew, it would unroll the inner loop and turn the sums into trees that need
-        // more registers than there are.
-        let words = std::hint::black_box(int_words(Self::BYTES) * SPAN / 32);
-        // SAFETY: the caller's promise.
-        unsafe { tile(w, x, k / 32, words, sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
 }
 
-impl<const BITS: u32, const SPAN: usize> Unpack for Ints<BITS, SPAN> {
+impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
     const ELEMENT: (Element, u64) = (if Self::BYTES { Element::I8 } else { Element::I16 }, 1);
 
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {
             ($block:ident) => {
                 if Self::BYTES {
@@ -401,17 +196,19 @@ impl<const BITS: u32, const SPAN: usize> Unpack for Ints<BITS, SPAN> {
     }
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; `words` is how many there are of a span.
+/// `VECS` registers of activations times `ROWS` weight rows.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
-    records: usize,
-    words: usize,
+    k: usize,
     sums: *mut f32,
     first: bool,
     ahead: *const u32,
 ) {
+    // Words of a span. If the compiler knew, it would unroll the inner loop and turn the sums into trees that
+    // need more registers than there are.
+    let words = std::hint::black_box(int_words(BITS <= 6) * SPAN / 32);
     let mut acc = [[_mm256_setzero_ps(); VECS]; ROWS];
     if !first {
         for r in 0..ROWS {
@@ -423,11 +220,11 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
     }
     let (bytes, one) = (BITS <= 6, _mm256_set1_epi16(1));
     let factors = int_words(bytes);
-    for i in 0..records {
+    for i in 0..k / 32 {
         let x = x.wrapping_add(i * record(bytes) * VECS * LANES);
         for line in 0..4 {
             let ahead = ahead.wrapping_add((i * record(bytes) * VECS + line * 16) * LANES);
-            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+            prefetch_line(ahead.cast());
         }
         // SAFETY: word `j` of the record, for the rows in register `v`.
         let x = |j: usize, v: usize| unsafe { _mm256_loadu_si256(x.wrapping_add((j * VECS + v) * LANES).cast()) };
@@ -558,7 +355,7 @@ pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
         let first = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
         let second = _mm256_and_si256(_mm256_castps_si256(x[1]), magnitude);
         let largest = int_array(_mm256_max_epi32(first, second)).into_iter().fold(0, i32::max) as u32;
-        let (d, inverse) = BlockQ8::scale(largest);
+        let (d, inverse) = byte_scale(largest);
         // 0 also where infinity times 0 would be NaN.
         let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
         let inverse = _mm256_set1_ps(inverse);
@@ -583,7 +380,7 @@ fn int_array(x: __m256i) -> [i32; 8] {
 
 /// Records of a weight row. With `EXCESS`, bytes are what they stand for, and 128.
 #[target_feature(enable = "avx2,f16c")]
-pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
@@ -591,21 +388,15 @@ pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bo
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let q = if EXCESS { _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed())) } else { q };
-            let out = out.wrapping_add((i * B::GROUPS + g) * record(BYTES));
+            let out = &mut out[(i * B::GROUPS + g) * record(BYTES)..][..record(BYTES)];
             if BYTES {
-                // SAFETY: the panel has room for the blocks that are unpacked.
-                unsafe { _mm256_storeu_si256(out.cast(), q) };
+                store256(&mut out[..8], q);
             } else {
-                let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
-                // SAFETY: as above.
-                unsafe { _mm256_storeu_si256(out.cast(), _mm256_cvtepi8_epi16(low)) };
-                // SAFETY: as above.
-                unsafe { _mm256_storeu_si256(out.wrapping_add(8).cast(), _mm256_cvtepi8_epi16(high)) };
+                store256(&mut out[..8], _mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)));
+                store256(&mut out[8..16], _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)));
             }
             let factors = [scale[2 * g], scale[2 * g + 1], offset[2 * g], offset[2 * g + 1]].map(f32::to_bits);
-            let out = out.wrapping_add(int_words(BYTES)).cast::<[u32; 4]>();
-            // SAFETY: as above.
-            unsafe { out.write_unaligned(factors) };
+            out[int_words(BYTES)..].copy_from_slice(&factors);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Products of weights with an activation row, and with a few where a format has no strips.
+//! Products of weights with rows of generated tokens.
 //!
 //! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
-//! ([`Weights::unpack`]); the product is the same for all. Its integers are 16-bit: `vpmaddwd` takes
+//! ([`UnpackDot::unpack`]); the product is the same for all. Its integers are 16-bit: `vpmaddwd` takes
 //! signed weights and activations of any size without overflow, where the byte form would need the
 //! activations in two planes, two instructions for each and care with signs. The two 128-bit lanes
 //! hold two blocks of 32, so that one conversion to `f32` and one multiply-add serve 64 weights.
@@ -10,24 +10,22 @@
 //! weights from memory, in brackets from L2): Q4_K 19 (21), Q6_K 21 (21), Q8_0 28 (35), Q4_0 18 (19),
 //! F16 28 (41), F32 33 (81).
 
-use super::strip::strip_for;
+use super::elementwise::{F32x8, zero};
+use crate::arch::gemm::prefetch_line;
+use crate::arch::lanes::matvec::{Shape, matvec_kernels};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
-    if m > 1
-        && let Some(strips) = strip_for(dtype)
-    {
-        return strips;
-    }
+pub(super) fn matvec_for(dtype: DType) -> Matvec {
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
-        DType::F32 => f32(matvec_float::<F32, 64>),
-        DType::F16 => f32(matvec_float::<F16, 32>),
-        DType::BF16 => f32(matvec_float::<Bf16, 32>),
+        DType::F32 => f32(matvec_plain::<f32>),
+        DType::F16 => f32(matvec_plain::<f16>),
+        DType::BF16 => f32(matvec_plain::<bf16>),
         DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
         DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
         DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
@@ -57,7 +55,7 @@ struct Unpacked {
 }
 
 /// A format whose `N` blocks hold 256 weights.
-trait Weights<const N: usize>: Pod {
+trait UnpackDot<const N: usize>: Pod {
     /// Whether each 16 weights have a scale of their own; else each 32 share one.
     const SCALE_PER_16: bool = false;
     /// Whether the bytes are signed.
@@ -68,41 +66,102 @@ trait Weights<const N: usize>: Pod {
     unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
 }
 
-/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
-const ROWS: usize = 8;
-/// Activation rows at a time.
-const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
-/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
-/// they leave the streams to the CPU's own prefetcher.
-const AHEAD_FLOAT: usize = 512;
-/// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
-/// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
-/// 2048 a fifth longer.
-const SHORT: usize = 2048;
+/// See [`Shape`].
+const SHAPE: Shape = Shape { short: 2048, prefetch: true };
+matvec_kernels!("avx2,fma,f16c", zero(), F32x8, SHAPE, sums: 2, rows: 4, activation_rows: 2, sums_of_any: 1);
+
+/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in a cache of the second level
+/// while all weight rows of a task go by.
+const MANY: usize = 16;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+fn matvec<B: UnpackDot<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES);
-    for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
-        for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
+    let (w, blocks, groups) = (bytemuck::cast_slice::<u8, B>(w), n * N / BlockQ16::VALUES, BlockQ16::per_row(n));
+    for (c, x) in x.chunks(MANY * groups).enumerate() {
+        if x.len() > groups {
+            many_rows(y, w, c * MANY, x, n);
+            continue;
+        }
+        for (row, y) in w.chunks_exact(blocks).zip(y.row(c * MANY)) {
             let mut total = _mm256_setzero_ps();
             let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
-            for (blocks, x) in row.chunks(N).zip(x) {
+            for (k, x) in x.iter().enumerate() {
                 ahead = prefetch(ahead, N * size_of::<B>());
-                total = match blocks.first_chunk() {
-                    Some(blocks) => accumulate(total, blocks, x),
-                    None => {
-                        let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
-                        accumulate(total, &padded, x)
-                    }
-                };
+                let weights = unpacked::<B, N>(row, k);
+                for half in 0..2 {
+                    total = _mm256_add_ps(total, product::<B, N>(&widened_half::<B, N>(&weights, half), x, half));
+                }
             }
             *y = sum(total);
         }
     }
+}
+
+/// The products of weight rows of `n` values with at most [`MANY`] activation rows from row `i` on: the sums that
+/// [`matvec`] makes of one, added up in the same order.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn many_rows<B: UnpackDot<N>, const N: usize>(y: &mut ColumnsMut<'_>, w: &[B], i: usize, x: &[BlockQ16], n: usize) {
+    let (blocks, groups) = (n * N / BlockQ16::VALUES, BlockQ16::per_row(n));
+    let mut totals = [_mm256_setzero_ps(); MANY];
+    let totals = &mut totals[..x.len() / groups];
+    for (r, row) in w.chunks_exact(blocks).enumerate() {
+        totals.fill(_mm256_setzero_ps());
+        let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
+        for k in 0..groups {
+            if i == 0 {
+                ahead = prefetch(ahead, N * size_of::<B>());
+            }
+            let weights = unpacked::<B, N>(row, k);
+            let halves = [widened_half::<B, N>(&weights, 0), widened_half::<B, N>(&weights, 1)];
+            for (j, total) in totals.iter_mut().enumerate() {
+                let x = &x[j * groups + k];
+                *total = _mm256_add_ps(*total, product::<B, N>(&halves[0], x, 0));
+                *total = _mm256_add_ps(*total, product::<B, N>(&halves[1], x, 1));
+            }
+        }
+        for (j, total) in totals.iter().enumerate() {
+            y.row(i + j)[r] = sum(*total);
+        }
+    }
+}
+
+/// The weights from block `N·k` of a row on, zeros behind its end.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn unpacked<B: UnpackDot<N>, const N: usize>(row: &[B], k: usize) -> Unpacked {
+    let rest = &row[k * N..];
+    match rest.first_chunk() {
+        // SAFETY: this function has the features.
+        Some(blocks) => unsafe { B::unpack(blocks) },
+        None => {
+            let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
+            // SAFETY: as above.
+            unsafe { B::unpack(&padded) }
+        }
+    }
+}
+
+/// Half of [`Unpacked`] weights, widened to words.
+struct Half {
+    w: [[__m256i; 2]; 4],
+    scale: __m256,
+    offset: __m256,
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widened_half<B: UnpackDot<N>, const N: usize>(weights: &Unpacked, half: usize) -> Half {
+    let [a, b, c, d] = weights.w[half];
+    let w = if B::SIGNED {
+        [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
+    } else {
+        [words(a), words(b), words(c), words(d)]
+    };
+    Half { w, scale: weights.scale[half], offset: weights.offset[half] }
 }
 
 /// Asks for `bytes` from `p` on in the second-level cache; returns where they end. The first level has
@@ -110,42 +169,16 @@ fn matvec<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[
 #[inline(always)]
 pub(in crate::arch) fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
     for line in 0..bytes.div_ceil(64) {
-        // SAFETY: a hint; it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(line * 64)) };
+        prefetch_line(p.wrapping_add(line * 64).cast());
     }
     p.wrapping_add(bytes)
 }
 
-/// Adds the products of 256 weights and as many activations.
+/// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes: a lane of 128 bits for every
+/// second block of 32 columns, in which what two registers of words make is added in the order of columns.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn accumulate<B: Weights<N>, const N: usize>(total: __m256, blocks: &[B; N], x: &BlockQ16) -> __m256 {
-    // SAFETY: this function has the features.
-    let weights = unsafe { B::unpack(blocks) };
-    let mut total = total;
-    for half in 0..2 {
-        let [a, b, c, d] = weights.w[half];
-        let w = if B::SIGNED {
-            [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
-        } else {
-            [words(a), words(b), words(c), words(d)]
-        };
-        let product = product::<B, N>(&w, weights.scale[half], weights.offset[half], x, half);
-        total = _mm256_add_ps(total, product);
-    }
-    total
-}
-
-/// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn product<B: Weights<N>, const N: usize>(
-    w: &[[__m256i; 2]; 4],
-    scale: __m256,
-    offset: __m256,
-    x: &BlockQ16,
-    half: usize,
-) -> __m256 {
+fn product<B: UnpackDot<N>, const N: usize>(Half { w, scale, offset }: &Half, x: &BlockQ16, half: usize) -> __m256 {
     let (d, s) = (&halves_of(&x.d)[half], &halves_of(&x.s)[half]);
     let sums = [
         dot_words::<0>(&w[0], x, half),
@@ -153,8 +186,8 @@ fn product<B: Weights<N>, const N: usize>(
         dot_words::<2>(&w[2], x, half),
         dot_words::<3>(&w[3], x, half),
     ];
-    let scale = _mm256_mul_ps(scale, load_f32(d));
-    let total = _mm256_mul_ps(offset, load_f32(s));
+    let scale = _mm256_mul_ps(*scale, load_f32(d));
+    let total = _mm256_mul_ps(*offset, load_f32(s));
     if B::SCALE_PER_16 {
         let total = scaled::<0b00_00_00_00>(total, sums[0], scale);
         let total = scaled::<0b01_01_01_01>(total, sums[1], scale);
@@ -226,7 +259,7 @@ macro_rules! each {
 }
 pub(in crate::arch) use each;
 
-impl Weights<8> for BlockQ4_0 {
+impl UnpackDot<8> for BlockQ4_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
@@ -236,7 +269,7 @@ impl Weights<8> for BlockQ4_0 {
     }
 }
 
-impl Weights<8> for BlockQ4_1 {
+impl UnpackDot<8> for BlockQ4_1 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
@@ -245,7 +278,7 @@ impl Weights<8> for BlockQ4_1 {
     }
 }
 
-impl Weights<8> for BlockQ5_0 {
+impl UnpackDot<8> for BlockQ5_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
@@ -256,7 +289,7 @@ impl Weights<8> for BlockQ5_0 {
     }
 }
 
-impl Weights<8> for BlockQ5_1 {
+impl UnpackDot<8> for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
@@ -265,7 +298,7 @@ impl Weights<8> for BlockQ5_1 {
     }
 }
 
-impl Weights<8> for BlockQ8_0 {
+impl UnpackDot<8> for BlockQ8_0 {
     const SIGNED: bool = true;
 
     #[inline]
@@ -279,7 +312,7 @@ impl Weights<8> for BlockQ8_0 {
     }
 }
 
-impl Weights<8> for BlockIq4Nl {
+impl UnpackDot<8> for BlockIq4Nl {
     const SIGNED: bool = true;
 
     #[inline]
@@ -290,7 +323,7 @@ impl Weights<8> for BlockIq4Nl {
     }
 }
 
-impl Weights<8> for BlockMxfp4 {
+impl UnpackDot<8> for BlockMxfp4 {
     const SIGNED: bool = true;
 
     #[inline]
@@ -302,7 +335,7 @@ impl Weights<8> for BlockMxfp4 {
     }
 }
 
-impl Weights<1> for BlockQ2K {
+impl UnpackDot<1> for BlockQ2K {
     const SCALE_PER_16: bool = true;
 
     #[inline]
@@ -319,7 +352,7 @@ impl Weights<1> for BlockQ2K {
     }
 }
 
-impl Weights<1> for BlockQ3K {
+impl UnpackDot<1> for BlockQ3K {
     const SCALE_PER_16: bool = true;
 
     #[inline]
@@ -332,7 +365,7 @@ impl Weights<1> for BlockQ3K {
     }
 }
 
-impl Weights<1> for BlockQ4K {
+impl UnpackDot<1> for BlockQ4K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
@@ -341,7 +374,7 @@ impl Weights<1> for BlockQ4K {
     }
 }
 
-impl Weights<1> for BlockQ5K {
+impl UnpackDot<1> for BlockQ5K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
@@ -350,7 +383,7 @@ impl Weights<1> for BlockQ5K {
     }
 }
 
-impl Weights<1> for BlockQ6K {
+impl UnpackDot<1> for BlockQ6K {
     const SCALE_PER_16: bool = true;
 
     #[inline]
@@ -363,7 +396,7 @@ impl Weights<1> for BlockQ6K {
     }
 }
 
-impl Weights<1> for BlockIq4Xs {
+impl UnpackDot<1> for BlockIq4Xs {
     const SIGNED: bool = true;
 
     #[inline]
@@ -687,176 +720,11 @@ fn store_i16(to: &mut [i16; 8], x: __m128i) {
     unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
 }
 
-/// A plain format: `BYTES` bytes hold 16 weights.
-trait Floats<const BYTES: usize> {
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn widen(bytes: &[u8; BYTES]) -> [__m256; 2];
-}
-
-struct F32;
-struct F16;
-struct Bf16;
-
-impl Floats<64> for F32 {
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn widen(bytes: &[u8; 64]) -> [__m256; 2] {
-        let [a, b]: &[[u8; 32]; 2] = bytemuck::cast_ref(bytes);
-        [_mm256_castsi256_ps(load_32(a)), _mm256_castsi256_ps(load_32(b))]
-    }
-}
-
-impl Floats<32> for F16 {
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn widen(bytes: &[u8; 32]) -> [__m256; 2] {
-        let [a, b]: &[[u8; 16]; 2] = bytemuck::cast_ref(bytes);
-        [_mm256_cvtph_ps(load_16(a)), _mm256_cvtph_ps(load_16(b))]
-    }
-}
-
-impl Floats<32> for Bf16 {
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn widen(bytes: &[u8; 32]) -> [__m256; 2] {
-        let [a, b]: &[[u8; 16]; 2] = bytemuck::cast_ref(bytes);
-        let [a, b] = [_mm256_cvtepu16_epi32(load_16(a)), _mm256_cvtepu16_epi32(load_16(b))];
-        [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b))]
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-    // Some weight rows stay in the L2 cache, some activation rows in L1.
-    for (t, w) in w.chunks(ROWS * n * BYTES / 16).enumerate() {
-        for (c, x) in x.chunks(2 * n).enumerate() {
-            if x.len() == 2 * n {
-                rows_float::<F, BYTES, 2, 2>(y, t * ROWS, w, c * 2, x, n);
-            } else {
-                for (i, x) in (c * 2..).zip(x.chunks_exact(n)) {
-                    match n {
-                        ..=SHORT => rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n),
-                        _ => rows_float::<F, BYTES, 4, 1>(y, t * ROWS, w, i, x, n),
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight
-/// rows at a time, of `n` values.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    r: usize,
-    w: &[u8],
-    i: usize,
-    x: &[f32],
-    n: usize,
-) {
-    let row_bytes = n * BYTES / 16;
-    let mut r = r;
-    for w in w.chunks(R * row_bytes) {
-        if w.len() == R * row_bytes {
-            tile_float::<F, BYTES, R, M>(y, r, w, i, x, n);
-        } else {
-            rows_float::<F, BYTES, 1, M>(y, r, w, i, x, n);
-        }
-        r += R;
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    r: usize,
-    w: &[u8],
-    i: usize,
-    x: &[f32],
-    n: usize,
-) {
-    let row_bytes = w.len() / R;
-    let w: [_; R] = std::array::from_fn(|r| w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>());
-    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<16>());
-    // Two sums each, because one would wait for its last addition.
-    let mut totals = [[[_mm256_setzero_ps(); 2]; M]; R];
-    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
-    for k in 0..n / 16 {
-        let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
-        if M == 1 {
-            for w in w {
-                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
-            }
-        } else {
-            ahead = prefetch(ahead, R * BYTES);
-        }
-        let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
-        accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
-    }
-    if !n.is_multiple_of(16) {
-        let w: [_; R] = std::array::from_fn(|r| padded(w[r].1));
-        let x: [_; M] = std::array::from_fn(|i| padded(x[i].1));
-        accumulate_float::<F, BYTES, R, M>(&mut totals, w.each_ref(), x.each_ref());
-    }
-    for j in 0..M {
-        for k in 0..R {
-            y.row(i + j)[r + k] = sum(_mm256_add_ps(totals[k][j][0], totals[k][j][1]));
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn accumulate_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    totals: &mut [[[__m256; 2]; M]; R],
-    w: [&[u8; BYTES]; R],
-    x: [&[f32; 16]; M],
-) {
-    for r in 0..R {
-        // SAFETY: this function has the features.
-        let w = unsafe { F::widen(w[r]) };
-        for i in 0..M {
-            let [a, b] = halves_of(x[i]);
-            totals[r][i][0] = _mm256_fmadd_ps(w[0], load_f32(a), totals[r][i][0]);
-            totals[r][i][1] = _mm256_fmadd_ps(w[1], load_f32(b), totals[r][i][1]);
-        }
-    }
-}
-
 /// The values, then zeros.
 pub(in crate::arch) fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     let mut all = [T::default(); N];
     all[..values.len()].copy_from_slice(values);
     all
-}
-
-/// Any format: expands 256 weights at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn matvec_any(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let format = dtype.float_format();
-    let row_bytes = n / format.block_elems * format.block_bytes;
-    let mut values = [0.0; 256];
-    for (r, row) in w.chunks_exact(row_bytes).enumerate() {
-        for (c, x) in x.chunks(COLUMNS * n).enumerate() {
-            let mut totals = [_mm256_setzero_ps(); COLUMNS];
-            for (k, blocks) in row.chunks(256 / format.block_elems * format.block_bytes).enumerate() {
-                let values = &mut values[..blocks.len() / format.block_bytes * format.block_elems];
-                (format.dequantize)(blocks, values);
-                for (x, total) in x.chunks_exact(n).zip(&mut totals) {
-                    for (w, x) in values.as_chunks().0.iter().zip(x[256 * k..].as_chunks().0) {
-                        *total = _mm256_fmadd_ps(load_f32(w), load_f32(x), *total);
-                    }
-                }
-            }
-            for (i, total) in (c * COLUMNS..y.rows()).zip(totals) {
-                y.row(i)[r] = sum(total);
-            }
-        }
-    }
 }
 
 /// Rounds a row of activations, with the very results of the scalar level.

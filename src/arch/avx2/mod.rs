@@ -5,47 +5,31 @@ mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 mod peak;
-pub(super) mod strip;
 pub(super) mod unpack;
 
 use super::{Element, Kernels, scalar, transposed};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
-pub(crate) const KERNELS: Kernels = Kernels {
+pub(crate) const KERNELS: Kernels = kernels! {
     name: "avx2",
     supported,
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     quantize_p16: scalar::KERNELS.quantize_p16,
-    quantize_q8: strip::quantize_q8,
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,
-    dequantize: transposed::dequantize::<gemm::F32>,
-    dot: elementwise::dot,
-    add: elementwise::add,
-    add_scaled: elementwise::add_scaled,
-    add_product: elementwise::add_product,
-    rms_norm: elementwise::rms_norm,
-    layer_norm: elementwise::layer_norm,
-    rms_norm_backward: elementwise::rms_norm_backward,
-    layer_norm_backward: elementwise::layer_norm_backward,
-    softmax: elementwise::softmax,
-    rope_angles: elementwise::rope_angles,
-    rope_norm: elementwise::rope_norm,
-    rope_neox: elementwise::rope_neox,
-    silu_mul: elementwise::silu_mul,
-    gelu_mul: elementwise::gelu_mul,
-    gelu: elementwise::gelu,
-    silu_mul_backward: elementwise::silu_mul_backward,
-    gelu_mul_backward: elementwise::gelu_mul_backward,
-    gelu_backward: elementwise::gelu_backward,
-    f32_to_f16: elementwise::f32_to_f16,
-    f16_to_f32: elementwise::f16_to_f32,
+    dequantize: transposed::dequantize::<gemm::F32Panels>,
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
+    attention_stored: attention::attention_stored,
+    hadamard: attention::hadamard,
+    quantize_kv: attention::quantize_kv,
+    load_kv: attention::load_kv,
+    attention_merge: attention::attention_merge,
+    attention_finish: attention::attention_finish,
     attention_element: (Element::F32, 1),
 };
 

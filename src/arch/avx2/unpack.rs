@@ -275,3 +275,11 @@ pub(in crate::arch) fn load256<T: Pod>(x: &[T]) -> __m256i {
     // SAFETY: the length was checked.
     unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
 }
+
+#[inline]
+#[target_feature(enable = "avx")]
+pub(in crate::arch) fn store256<T: Pod>(to: &mut [T], x: __m256i) {
+    assert_eq!(size_of_val(to), 32);
+    // SAFETY: the length was checked.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), x) }
+}

@@ -1,8 +1,9 @@
-//! Attention over half-precision keys and values for many query rows, in integers of 16 bits.
+//! Attention for many query rows over keys and values of 16 bits or fewer, in integers of 16 bits.
 //!
-//! `vpdpwssd` does 32 multiply-adds where one of `f32` does 16. Blocks of keys that all of 32 query rows see
-//! whole go this way; at the edges of what rows see, for fewer rows, for odd widths of heads and where a number
-//! is not finite, the shared kernel does it.
+//! `vpdpwssd` does 32 multiply-adds where one of `f32` does 16. Blocks of keys that a prompt's row sees whole, and that
+//! end before its own position, go this way; at the edges of what rows see, for odd widths of heads, where a number is
+//! not finite, and for generated tokens, the shared kernel does it. Rows are taken 32 at a time, of which some may
+//! take a block this way and others that.
 //!
 //! Queries lie in lanes, so that keys need no turning, the softmax goes down the lanes, and both products are
 //! one loop: pairs of words of 32 rows against pairs broadcast from memory. A query, a key, the weights of a
@@ -17,15 +18,16 @@
 //! 128 rows, 4096 keys and heads of 64, 128 and 256 values: 166, 181 and 182 GFLOP/s on one core, the shared
 //! kernel 67, 84 and 94.
 //!
-//! A row's result depends on the others in this: whether all of them see a block.
+//! A row's result depends on its position and the keys that it sees, not on the other rows.
 
 use super::attention;
 use super::elementwise::{F32x16, zero};
 use super::gemm::transpose;
-use crate::arch::AttnParams;
+use super::kv::load_kv;
 use crate::arch::gemm::Aligned;
-use crate::arch::lanes::attention::{BLOCK, Element, Pass, ROWS, Rows, STRIDE};
+use crate::arch::lanes::attention::{BLOCK, Blocks, Element, Pass, ROWS, Rows, STRIDE, Tile, Widened, wanted};
 use crate::arch::lanes::{Lanes, exp, tanh};
+use crate::arch::{AttnParams, AttnPartial, KvSpan, KvStored};
 use half::f16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -42,6 +44,8 @@ const LANES: usize = 16;
 const NORM: f32 = 32700.0;
 /// Squares of 2-norms from here on are left to the shared kernel, as what is not finite.
 const HUGE: f32 = 1e36;
+/// Squares of 2-norms of keys beyond this, which half precision does not reach, are, too.
+const LONG: f32 = 256.0 * 65536.0 * 65536.0;
 /// Vectors with smaller squares of 2-norms are rounded as if they had it.
 const SMALL: f32 = 1e-30;
 
@@ -65,6 +69,8 @@ struct Room {
     of_keys: [f32; BLOCK],
     /// What the integers of each column count.
     of_values: [f32; WIDEST],
+    /// Of each pass, rows or, turned, columns.
+    out: [f32; PASSES * ROWS * WIDEST],
 }
 
 const _: () = assert!(WIDEST >= STRIDE && WIDEST >= BLOCK);
@@ -82,12 +88,51 @@ struct Parts {
     of_values: *mut f32,
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
+/// Whether the shared kernel takes all rows.
+fn is_shared(p: &AttnParams) -> bool {
     let fits = |dim: usize| dim.is_multiple_of(LANES) && dim <= WIDEST;
-    if ranges.len() < ROWS || !fits(p.head_dim) || !fits(p.head_dim_v) {
-        return attention::attention_f16(out, q, k, v, ranges, p);
+    p.exact || !fits(p.head_dim) || !fits(p.head_dim_v)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) fn attention_f16(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    span: KvSpan<'_, f16>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    if is_shared(p) {
+        return attention::attention_f16(to, q, span, ranges, p);
     }
+    many_rows(to, q, span, ranges, p);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(in crate::arch) fn attention_stored(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    stored: KvStored<'_>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    if is_shared(p) {
+        return attention::attention_stored(to, q, stored, ranges, p);
+    }
+    let mut tiles = [const { Tile::uninit() }; 2];
+    // SAFETY: this level's.
+    let blocks = unsafe { Widened::new(stored, &mut tiles, load_kv, p) };
+    many_rows(to, q, blocks, ranges, p);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn many_rows<B: Blocks<F32x16>>(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    mut blocks: B,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
     let z = zero();
     let mut room = MaybeUninit::<Aligned<Room>>::uninit();
     let room = room.as_mut_ptr().cast::<Room>();
@@ -104,55 +149,80 @@ pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ra
             of_values: (&raw mut (*room).of_values).cast(),
         }
     };
+    // SAFETY: an address of a part of the room.
+    let out: *mut f32 = unsafe { (&raw mut (*room).out).cast() };
     const MANY: usize = PASSES * ROWS;
-    let rows = out.chunks_mut(MANY * p.head_dim_v).zip(q.chunks(MANY * p.head_dim)).zip(ranges.chunks(MANY));
-    for ((out, q), ranges) in rows {
-        let mut chunks = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
-        let mut passes: [Option<Pass<'_>>; PASSES] =
-            std::array::from_fn(|_| chunks.next().map(|((out, q), ranges)| Pass::new(p, q, out, ranges, parts.scores)));
-        // Whether the queries of each pass could be rounded, and whether its outputs are turned.
-        let (mut rounded, mut turned) = ([false; PASSES], [false; PASSES]);
-        for (i, q) in q.chunks_exact(ROWS * p.head_dim).enumerate() {
-            // SAFETY: room for the rows of a pass.
-            rounded[i] = unsafe { round_queries(parts.pass(i, p), q.as_ptr(), p) };
+    for (many, (q, ranges)) in q.chunks(MANY * p.head_dim).zip(ranges.chunks(MANY)).enumerate() {
+        let seen = blocks.seen(ranges);
+        if seen.is_empty() {
+            continue;
         }
-        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
-        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
-        for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
-            let rest = end - block;
-            let k = Rows { first: k[block * p.head_dim..end * p.head_dim].as_ptr(), dim: p.head_dim, n: rest };
-            let v = Rows { first: v[block * p.head_dim_v..end * p.head_dim_v].as_ptr(), dim: p.head_dim_v, n: rest };
-            let whole = block..block + BLOCK;
+        let mut chunks = q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS));
+        let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
+            let (q, ranges) = chunks.next()?;
+            let out = out.wrapping_add(i * ROWS * p.head_dim_v);
+            // SAFETY: room for the outputs of a pass of its own; rows that there are not are turned, too.
+            unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
+            // SAFETY: the same room, and one for scores.
+            Some(unsafe { Pass::new(p, q, out, ranges, parts.scores) })
+        });
+        // The rows of each pass whose queries could be rounded; whether its outputs are turned, once there are some.
+        let (mut rounded, mut turned) = ([0; PASSES], [None; PASSES]);
+        for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
+            let mut first = q.as_ptr();
+            if q.len() < ROWS * p.head_dim {
+                // SAFETY: room for as many queries, nothing else as yet.
+                let room = unsafe {
+                    parts.scores.write_bytes(0, ROWS * p.head_dim);
+                    std::slice::from_raw_parts_mut(parts.scores, q.len())
+                };
+                room.copy_from_slice(q);
+                first = parts.scores;
+            }
+            // SAFETY: the rows of a pass, and room for them.
+            rounded[i] = unsafe { round_queries(parts.pass(i, p), first, p) };
+        }
+        for block in seen.clone() {
+            let first = blocks.first() + block * BLOCK;
+            let (k, v) = blocks.rows(block, seen.end, wanted(ranges, first), p);
+            let whole = first..first + BLOCK;
             let mut keys_values = None;
             for (i, pass) in passes.iter_mut().flatten().enumerate() {
-                let sees = rounded[i] && pass.sees(&whole);
-                if sees && keys_values.is_none() {
+                let mut rows = rounded[i] & pass.behind(&whole);
+                if rows != 0 && keys_values.is_none() {
                     // SAFETY: the block exists, and there is room for its keys and values.
                     keys_values = Some(unsafe { round_keys(parts, k) && round_values(parts, v) });
                 }
-                let sees = sees && keys_values == Some(true);
-                if sees != turned[i] {
-                    // SAFETY: the outputs of a whole pass, and room for as many.
-                    unsafe { turn(pass.out_mut(), p.head_dim_v, sees, parts.scores) };
-                    turned[i] = sees;
+                if keys_values != Some(true) {
+                    rows = 0;
                 }
-                let parts = parts.pass(i, p);
-                if sees {
-                    // SAFETY: queries, keys and values are there.
-                    unsafe { add_block(parts, pass, p) };
-                } else {
-                    let block = block..end.min(block + BLOCK);
-                    // SAFETY: these are the keys and values from the block on.
-                    unsafe { pass.add_block(z, k, v, &block) };
+                let rest = pass.sees(&whole) & !rows;
+                for (rows, columns) in [(rows, true), (rest, false)] {
+                    if rows == 0 {
+                        continue;
+                    }
+                    if turned[i] == Some(!columns) {
+                        // SAFETY: the outputs of a whole pass, and room for as many.
+                        unsafe { turn(pass.out_mut(), p.head_dim_v, columns, parts.scores) };
+                    }
+                    turned[i] = Some(columns);
+                    if columns {
+                        // SAFETY: queries, keys and values are there.
+                        unsafe { add_block(parts.pass(i, p), pass, rows, p) };
+                    } else {
+                        pass.skip = !rows;
+                        // SAFETY: these are the keys and values of the block.
+                        unsafe { pass.add_block(z, k, v, &whole) };
+                    }
                 }
             }
         }
-        for (pass, turned) in passes.iter_mut().flatten().zip(turned) {
-            if turned {
+        for (i, (pass, turned)) in passes.iter_mut().flatten().zip(turned).enumerate() {
+            if turned == Some(true) {
                 // SAFETY: as above.
                 unsafe { turn(pass.out_mut(), p.head_dim_v, false, parts.scores) };
             }
-            pass.finish(z);
+            pass.merge(z, &mut to.rows(many * MANY + i * ROWS, ROWS, p.head_dim_v));
         }
     }
 }
@@ -220,28 +290,28 @@ unsafe fn squares<E: Element<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 
     F32x16::sum4(sums)
 }
 
-/// Rounds the queries of a pass. Returns whether they and all their scores are finite.
+/// Rounds the queries of a pass. Returns the rows, a bit for each, that are finite, as are all their scores.
 ///
 /// # Safety
 /// [`ROWS`] rows must be readable, and there must be room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> bool {
+unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
     let dim = p.head_dim;
-    let mut factors = [0.0; ROWS];
+    let (mut factors, mut finite) = ([0.0; ROWS], 0);
     for r in (0..ROWS).step_by(4) {
         let rows = [0, 1, 2, 3].map(|i| q.wrapping_add((r + i) * dim));
         // SAFETY: rows of queries.
         let squares = unsafe { squares(rows, dim) };
         for (i, square) in squares.into_iter().enumerate() {
             let norm = square.max(SMALL).sqrt();
-            // No key is longer than 2¹⁶·√256. What is not finite fails here, too.
+            // No key is longer than √LONG. What is not finite fails here, too.
             let largest = norm * p.scale.abs();
-            if !(square < HUGE && largest < 1e30) {
-                return false;
-            }
-            factors[r + i] = NORM / norm;
+            let is_finite = square < HUGE && largest < 1e30;
+            finite |= u32::from(is_finite) << (r + i);
+            let (factor, of_query) = if is_finite { (NORM / norm, norm * p.scale / NORM) } else { (0.0, 0.0) };
+            factors[r + i] = factor;
             // SAFETY: as many as rows.
-            unsafe { parts.of_queries.add(r + i).write(norm * p.scale / NORM) };
+            unsafe { parts.of_queries.add(r + i).write(of_query) };
         }
     }
     for first in (0..ROWS).step_by(LANES) {
@@ -259,15 +329,15 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> bool {
             }
         }
     }
-    true
+    finite
 }
 
-/// Rounds the keys of a block. Returns whether they are finite.
+/// Rounds the keys of a block. Returns whether they are finite and not too long.
 ///
 /// # Safety
 /// The keys must be readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_keys(parts: Parts, k: Rows<f16>) -> bool {
+unsafe fn round_keys<E: Element<F32x16>>(parts: Parts, k: Rows<E>) -> bool {
     for j in (0..BLOCK).step_by(4) {
         let mut rows = [k.first; 4];
         for (i, row) in rows.iter_mut().enumerate() {
@@ -277,7 +347,7 @@ unsafe fn round_keys(parts: Parts, k: Rows<f16>) -> bool {
         // SAFETY: these keys.
         let squares = unsafe { squares(rows, k.dim) };
         for (i, (square, row)) in squares.into_iter().zip(rows).enumerate() {
-            if !square.is_finite() {
+            if square.is_nan() || square > LONG {
                 return false;
             }
             let norm = square.max(SMALL).sqrt();
@@ -301,13 +371,13 @@ unsafe fn round_keys(parts: Parts, k: Rows<f16>) -> bool {
 /// # Safety
 /// The values must be readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_values(parts: Parts, v: Rows<f16>) -> bool {
+unsafe fn round_values<E: Element<F32x16>>(parts: Parts, v: Rows<E>) -> bool {
     let z = zero();
     for column in (0..v.dim).step_by(LANES) {
         let mut square = z;
         for j in 0..BLOCK {
             // SAFETY: a vector of a row.
-            let x = unsafe { z.read_f16(v.row(j).wrapping_add(column)) };
+            let x = unsafe { E::read(z, v.row(j).wrapping_add(column)) };
             square = x.mul_add(x, square);
         }
         if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(square.0, _mm512_set1_ps(HUGE)) != 0xFFFF {
@@ -320,9 +390,9 @@ unsafe fn round_values(parts: Parts, v: Rows<f16>) -> bool {
         let factor = _mm512_div_ps(bound, norm);
         for j in 0..BLOCK / 2 {
             // SAFETY: a vector of a row.
-            let a = unsafe { z.read_f16(v.row(2 * j).wrapping_add(column)) };
+            let a = unsafe { E::read(z, v.row(2 * j).wrapping_add(column)) };
             // SAFETY: as above.
-            let b = unsafe { z.read_f16(v.row(2 * j + 1).wrapping_add(column)) };
+            let b = unsafe { E::read(z, v.row(2 * j + 1).wrapping_add(column)) };
             let to = parts.values.wrapping_add(j * v.dim + column);
             // SAFETY: room for the values.
             unsafe { _mm512_storeu_si512(to.cast(), words(a, b, factor)) };
@@ -355,12 +425,12 @@ unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
     unsafe { std::ptr::copy_nonoverlapping(room, out, ROWS * dim) };
 }
 
-/// Takes the rows of a pass through a block.
+/// Takes the rows of a pass that `rows` has bits of through a block.
 ///
 /// # Safety
 /// The outputs must be turned, and queries, keys and values rounded.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, p: &AttnParams) {
+unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams) {
     let z = zero();
     // SAFETY: the caller's promise.
     let top = unsafe { add_scores(parts, p) };
@@ -373,19 +443,28 @@ unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, p: &AttnParams) {
         let before = z.load(max);
         let after = before.max(top[h]);
         let (shrink, part) = (exp(before - after), exp(top[h] - after));
-        after.store(max);
-        sums[h].mul_add(part, z.load(sum) * shrink).store(sum);
+        let (rows, total) = (halves(rows)[h], sums[h].mul_add(part, z.load(sum) * shrink));
+        // SAFETY: as many as rows.
+        unsafe { _mm512_mask_storeu_ps(max.as_mut_ptr(), rows, after.0) };
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(sum.as_mut_ptr(), rows, total.0) };
         factors[h] = part * factors[h];
-        if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(before.0, after.0) != 0 {
+        let grown = rows & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(before.0, after.0);
+        if grown != 0 {
             for c in 0..p.head_dim_v {
                 let out = out.wrapping_add(c * ROWS + h * LANES);
                 // SAFETY: half a column of outputs.
-                unsafe { (z.read(out) * shrink).write(out) };
+                unsafe { _mm512_mask_storeu_ps(out, grown, (z.read(out) * shrink).0) };
             }
         }
     }
     // SAFETY: the weights were just written.
-    unsafe { add_values(parts, factors, out, p.head_dim_v) };
+    unsafe { add_values(parts, factors, rows, out, p.head_dim_v) };
+}
+
+/// The bits of each half of the rows.
+fn halves(rows: u32) -> [u16; 2] {
+    [rows as u16, (rows >> LANES) as u16]
 }
 
 /// Writes the scores of the rows and keys. Returns the largest of each row.
@@ -479,12 +558,12 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
     (sums, [norms[0] / bound, norms[1] / bound])
 }
 
-/// Adds the values, by weights that count `factors`, to the outputs.
+/// Adds the values, by weights that count `factors`, to the outputs of the rows that `rows` has bits of.
 ///
 /// # Safety
 /// Weights and values must be there, and the outputs turned.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_values(parts: Parts, factors: [F32x16; 2], out: *mut f32, dim: usize) {
+unsafe fn add_values(parts: Parts, factors: [F32x16; 2], rows: u32, out: *mut f32, dim: usize) {
     let z = zero();
     for c in (0..dim).step_by(TILE) {
         // SAFETY: the weights, and as many columns.
@@ -496,7 +575,7 @@ unsafe fn add_values(parts: Parts, factors: [F32x16; 2], out: *mut f32, dim: usi
                 let out = out.wrapping_add((c + r) * ROWS + h * LANES);
                 let sum = F32x16(_mm512_cvtepi32_ps(sums[r][h])) * factors[h];
                 // SAFETY: half a column of outputs.
-                unsafe { sum.mul_add(of_column, z.read(out)).write(out) };
+                unsafe { _mm512_mask_storeu_ps(out, halves(rows)[h], sum.mul_add(of_column, z.read(out)).0) };
             }
         }
     }

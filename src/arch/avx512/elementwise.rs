@@ -1,7 +1,7 @@
 //! Sixteen lanes of `f32`, and what is not float arithmetic.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
-use half::f16;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -86,6 +86,14 @@ impl Lanes for F32x16 {
         let bits = unsafe { _mm256_maskz_loadu_epi16(first(n), p.cast()) };
         // SAFETY: a vector exists.
         F32x16(unsafe { _mm512_cvtph_ps(bits) })
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(self, p: *const bf16) -> F32x16 {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { p.cast::<__m256i>().read_unaligned() };
+        // SAFETY: a vector exists.
+        F32x16(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))) })
     }
 
     #[inline(always)]

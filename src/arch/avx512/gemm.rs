@@ -14,35 +14,35 @@
 //!
 //! F32, F16 and BF16 weights go through `f32` panels, to stay exact; so do the remaining formats.
 
+use super::elementwise::{F32x16, zero};
+use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
-use crate::arch::avx2::unpack::{Factors, Groups, load256, wanted_groups, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
+use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
+use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::lanes::Lanes;
+use crate::arch::lanes::packing::{MAX_LANES, Transpose};
+use crate::arch::lanes::panels::{self, f32_panels};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{BlockQ8, Element, Gemm, Transposed};
+use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// The numbers are the activation rows from which on panels beat `strip.rs`, or `matmul.rs` where a
-/// format has no strips: 2048 × 2048, Zen 4.
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! integers {
         ($block:ident) => {
-            const { table::<Ints<false, 32>>(28) }
+            const { table::<IntPanels<false, 32>>() }
         };
     }
     match dtype {
-        DType::F32 => const { table::<F32>(22) },
-        DType::F16 | DType::BF16 => const { table::<F32>(32) },
-        DType::Q4_K | DType::Q5_K => const { table::<Ints<true, 32>>(28) },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<Ints<true, 16>>(28) },
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => {
-            const { table::<Ints<true, 16, true>>(28) }
+        DType::Q4_K | DType::Q5_K => const { table::<IntPanels<true, 32>>() },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<IntPanels<true, 16>>() },
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
+            const { table::<IntPanels<true, 16, true>>() }
         }
-        DType::MXFP4 => const { table::<Ints<true, 16, true>>(6) },
-        DType::TQ2_0 => const { table::<Ints<false, 32>>(11) },
-        _ => with_groups!(dtype, integers, const { table::<F32>(5) }),
+        _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
     }
 }
 
@@ -52,76 +52,18 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
 /// over √3), where bf16 makes a third of one.
 pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32>() },
-        _ => const { transposed::<Bytes>() },
+        DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32Panels>() },
+        _ => const { transposed::<BytePanels>() },
     }
 }
 
-/// Panels of `f32`.
-pub(super) enum F32 {}
+f32_panels!("avx512f,avx512bw,avx512vl,avx512dq", F32x16, zero(), depth: 128, rows: 8, rows_of_one: 16);
 
-impl Panels for F32 {
-    const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = 128;
-
-    fn words(k: usize) -> usize {
-        k
-    }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 16 } else { 8 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack(x, k, packed) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = match vecs {
-            1 => tile::<1, 16>,
-            2 => tile::<2, 8>,
-            _ => tile::<3, 8>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w.cast(), x.cast(), k, sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
-}
-
-impl Unpack for F32 {
-    const ELEMENT: (Element, u64) = (Element::F32, 1);
-
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, 0..BLOCK, out.cast()) }
-    }
-}
-
-impl Turn for F32 {
-    const ROWS: usize = 32;
-
-    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, wanted, out) }
-    }
-
-    unsafe fn turn(values: *const f32, panel: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { turn_f32(values, panel) }
+impl Transpose for F32x16 {
+    #[inline(always)]
+    fn transpose(x: [F32x16; MAX_LANES]) -> [F32x16; MAX_LANES] {
+        // SAFETY: a vector exists, so the CPU has the level's features; registers of the same bits.
+        unsafe { std::mem::transmute(transpose(std::mem::transmute::<[F32x16; 16], [__m512i; 16]>(x))) }
     }
 }
 
@@ -168,87 +110,29 @@ pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
     }
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows.
-#[target_feature(enable = "avx512f")]
-unsafe fn tile<const VECS: usize, const ROWS: usize>(
-    w: *const f32,
-    x: *const f32,
-    k: usize,
-    sums: *mut f32,
-    first: bool,
-    ahead: *const u32,
-) {
-    // SAFETY: the caller's promise.
-    let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
-    for i in 0..k {
-        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
-        let mut xs = [_mm512_setzero_ps(); VECS];
-        for v in 0..VECS {
-            // SAFETY: value `i` of the rows in register `v`.
-            xs[v] = unsafe { _mm512_loadu_ps(x.wrapping_add((i * VECS + v) * LANES)) };
-        }
-        for r in 0..ROWS {
-            // SAFETY: value `i` of row `r`.
-            let w = _mm512_set1_ps(unsafe { w.wrapping_add(r * BLOCK + i).read() });
-            for v in 0..VECS {
-                acc[r][v] = _mm512_fmadd_ps(w, xs[v], acc[r][v]);
-            }
-        }
-    }
-    // SAFETY: as above.
-    unsafe { store_sums(sums, acc) };
-}
-
 /// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make. With
 /// `EXCESS`, weights are bytes 128 too large, and activations those of [`round_halves`].
-enum Ints<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
+enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for Ints<BYTES, SPAN, EXCESS> {
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
     const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
+    const TILES: &[RegisterTile] = &[
+        RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8> },
+        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4> },
+        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4> },
+    ];
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, EXCESS>;
+    const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
         k / 32 * record(BYTES)
     }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 8 } else { 4 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_ints::<BYTES, EXCESS>(x, k, packed) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = match vecs {
-            1 => int_tile::<BYTES, SPAN, EXCESS, 1, 8>,
-            2 => int_tile::<BYTES, SPAN, EXCESS, 2, 4>,
-            _ => int_tile::<BYTES, SPAN, EXCESS, 3, 4>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w, x, k / 32, sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
 }
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Unpack for Ints<BYTES, SPAN, EXCESS> {
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for IntPanels<BYTES, SPAN, EXCESS> {
     const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
 
-    unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+    unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {
             ($block:ident) => {
                 // SAFETY: the caller's promise.
@@ -264,7 +148,7 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Unpack for Ints<B
 unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
-    records: usize,
+    k: usize,
     sums: *mut f32,
     first: bool,
     ahead: *const u32,
@@ -272,11 +156,11 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     let (factors, words) = (int_words(BYTES), int_words(BYTES) * SPAN / 32);
-    for i in 0..records {
+    for i in 0..k / 32 {
         let x = x.wrapping_add(i * record(BYTES) * VECS * LANES);
         for line in 0..5 {
             let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 8) * LANES);
-            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+            prefetch_line(ahead.cast());
         }
         // SAFETY: word `j` of the record, for the rows in register `v`.
         let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
@@ -334,9 +218,9 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
 /// Both consist of records of 64 values: 16 words of bytes, the scale, and in those of gradients `−128·Σq`,
 /// what sums of products begin with, as the bytes of weights are 128 too large. `d·q` with `|q| ≤ 127` is off
 /// by at most half of `d`, a 127th of the record's largest magnitude.
-enum Bytes {}
+enum BytePanels {}
 
-impl Bytes {
+impl BytePanels {
     /// Values of a record.
     const SPAN: usize = 64;
     /// Words of bytes in a record; then come the scale and the start of the sums.
@@ -344,60 +228,25 @@ impl Bytes {
     const RECORD: usize = Self::WORDS + 2;
 }
 
-impl Panels for Bytes {
+impl Panels for BytePanels {
     const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
+    const TILES: &[RegisterTile] = &[
+        RegisterTile { rows: 8, multiply: byte_tile::<1, 8> },
+        RegisterTile { rows: 4, multiply: byte_tile::<2, 4> },
+        RegisterTile { rows: 4, multiply: byte_tile::<3, 4> },
+    ];
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_bytes;
+    const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
         k.div_ceil(Self::SPAN) * Self::RECORD
     }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 8 } else { 4 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_bytes(x, k, packed) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = match vecs {
-            1 => byte_tile::<1, 8>,
-            2 => byte_tile::<2, 4>,
-            _ => byte_tile::<3, 4>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w, x, k.div_ceil(Self::SPAN), sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
 }
 
-impl Turn for Bytes {
+impl Turn for BytePanels {
     const ROWS: usize = Self::SPAN;
-
-    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(dtype, blocks, wanted, out) }
-    }
-
-    unsafe fn turn(values: *const f32, panel: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { turn_bytes(values, panel) }
-    }
+    const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
+    const TURN: unsafe fn(*const f32, *mut u32) = turn_bytes;
 }
 
 /// `VECS` registers of gradients times `ROWS` columns.
@@ -405,31 +254,32 @@ impl Turn for Bytes {
 unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
-    records: usize,
+    k: usize,
     sums: *mut f32,
     first: bool,
     ahead: *const u32,
 ) {
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
-    for i in 0..records {
-        let start = i * Bytes::RECORD * VECS * LANES;
+    for i in 0..k.div_ceil(BytePanels::SPAN) {
+        let start = i * BytePanels::RECORD * VECS * LANES;
         for line in 0..7 {
-            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(start + line * 8 * LANES).cast());
+            prefetch_line(ahead.wrapping_add(start + line * 8 * LANES).cast());
         }
         let x = x.wrapping_add(start);
         // SAFETY: word `j` of the record, for the rows in register `v`.
         let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
         // SAFETY: word `j` of the record of column `r`.
-        let w =
-            |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / Bytes::SPAN) + i) * Bytes::RECORD + j).read() };
+        let w = |j: usize, r: usize| unsafe {
+            w.wrapping_add((r * (BLOCK / BytePanels::SPAN) + i) * BytePanels::RECORD + j).read()
+        };
         let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
         for r in 0..ROWS {
             for v in 0..VECS {
-                int[r][v] = x(Bytes::WORDS + 1, v);
+                int[r][v] = x(BytePanels::WORDS + 1, v);
             }
         }
-        for j in 0..Bytes::WORDS {
+        for j in 0..BytePanels::WORDS {
             let mut xs = [_mm512_setzero_si512(); VECS];
             for v in 0..VECS {
                 xs[v] = x(j, v);
@@ -442,9 +292,10 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
             }
         }
         for r in 0..ROWS {
-            let scale = _mm512_set1_ps(f32::from_bits(w(Bytes::WORDS, r)));
+            let scale = _mm512_set1_ps(f32::from_bits(w(BytePanels::WORDS, r)));
             for v in 0..VECS {
-                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(Bytes::WORDS, v)));
+                let product =
+                    _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(BytePanels::WORDS, v)));
                 acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
             }
         }
@@ -470,10 +321,10 @@ fn byte_scales(largest: __m512i) -> (__m512, __m512) {
 fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (i, packed) in packed.chunks_exact_mut(Bytes::RECORD * n_vecs * LANES).enumerate() {
+        for (i, packed) in packed.chunks_exact_mut(BytePanels::RECORD * n_vecs * LANES).enumerate() {
             let (mut words, mut scales) = ([_mm512_setzero_si512(); LANES], [0.0f32; LANES]);
             for (row, x) in x.chunks_exact(k).enumerate() {
-                let x = &x[i * Bytes::SPAN..k.min((i + 1) * Bytes::SPAN)];
+                let x = &x[i * BytePanels::SPAN..k.min((i + 1) * BytePanels::SPAN)];
                 (words[row], scales[row]) = round_bytes(x);
             }
             let words = transpose(words);
@@ -499,7 +350,7 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
         // Bits of positive numbers are in the order of the numbers, NaN last.
         largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
     }
-    let (scale, inverse) = BlockQ8::scale(_mm512_reduce_max_epu32(largest));
+    let (scale, inverse) = byte_scale(_mm512_reduce_max_epu32(largest));
     let mut bytes = [_mm_setzero_si128(); 4];
     for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
         *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
@@ -526,20 +377,6 @@ fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed:
                 }
                 interleave(transpose(words), packed, v, n_vecs);
             }
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-    let n_vecs = (x.len() / k).div_ceil(LANES);
-    for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
-            let mut rows = [_mm512_setzero_si512(); LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                *row = _mm512_castps_si512(load_f32(&x[c * LANES..((c + 1) * LANES).min(k)])[0]);
-            }
-            interleave(transpose(rows), packed, v, n_vecs);
         }
     }
 }
@@ -571,21 +408,6 @@ pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     // SAFETY: as above.
     let high = unsafe { _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16)) };
     [low, high]
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(in crate::arch) unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-    let mut tile = [_mm512_setzero_si512(); LANES];
-    for (r, row) in tile.iter_mut().enumerate().take(cols) {
-        // SAFETY: a row of the sums.
-        *row = unsafe { _mm512_loadu_si512(sums.wrapping_add(r * LANES).cast()) };
-    }
-    let mask = ((1u32 << cols) - 1) as u16;
-    for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
-        let y = y.wrapping_add(i * stride).cast();
-        // SAFETY: `cols` values of row `i`.
-        unsafe { _mm512_mask_storeu_epi32(y, mask, row) };
-    }
 }
 
 /// Word `i` of row `j` becomes word `j` of row `i`.
@@ -630,7 +452,7 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
     // SAFETY: a register of a row.
     let row = |r: usize| unsafe { _mm512_loadu_ps(values.wrapping_add(r * COLUMNS)) };
     let mut largest = _mm512_setzero_si512();
-    for r in 0..Bytes::SPAN {
+    for r in 0..BytePanels::SPAN {
         // Bits of positive numbers are in the order of the numbers, NaN last.
         let bits = _mm512_and_si512(_mm512_castps_si512(row(r)), _mm512_set1_epi32(i32::MAX));
         largest = _mm512_max_epu32(largest, bits);
@@ -650,80 +472,49 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
     // SAFETY: as many values.
     unsafe { _mm512_storeu_ps(scales.as_mut_ptr(), scale) };
     for (c, words) in transpose(words).into_iter().enumerate() {
-        let out = panel.wrapping_add(c * (BLOCK / Bytes::SPAN) * Bytes::RECORD);
+        let out = panel.wrapping_add(c * (BLOCK / BytePanels::SPAN) * BytePanels::RECORD);
         // SAFETY: panel rows have room for a record.
         unsafe { _mm512_storeu_si512(out.cast(), words) };
         // SAFETY: as above.
-        unsafe { out.wrapping_add(Bytes::WORDS).write(scales[c].to_bits()) };
+        unsafe { out.wrapping_add(BytePanels::WORDS).write(scales[c].to_bits()) };
     }
 }
 
-/// Columns of 32 rows as rows.
-#[target_feature(enable = "avx512f")]
-unsafe fn turn_f32(values: *const f32, panel: *mut u32) {
-    for half in 0..F32::ROWS / LANES {
-        let mut rows = [_mm512_setzero_si512(); LANES];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: a vector of a row.
-            *row = unsafe { _mm512_loadu_si512(values.wrapping_add((half * LANES + r) * COLUMNS).cast()) };
-        }
-        for (c, words) in transpose(rows).into_iter().enumerate() {
-            let out = panel.wrapping_add(c * BLOCK + half * LANES);
-            // SAFETY: panel rows have room for the words.
-            unsafe { _mm512_storeu_si512(out.cast(), words) };
-        }
-    }
-}
-
-/// Expands the values `wanted` of a row's blocks.
-///
-/// # Safety
-/// `out` must have room for them, rounded up to 32.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+/// Expands the values `wanted` of a row's blocks; `out` has room for them, rounded up to 32.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     macro_rules! blocks {
         ($block:ident) => {
             blocks::<$block>(bytes, wanted, out)
         };
     }
     match dtype {
-        DType::F32 => plain(dtype, bytes, out, |x: &[[u8; 4]; 32]| {
-            let (low, high) = x.split_at(16);
-            [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]
-        }),
-        DType::F16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
-            let (low, high) = x.split_at(16);
-            [_mm512_cvtph_ps(load256(low)), _mm512_cvtph_ps(load256(high))]
-        }),
-        DType::BF16 => plain(dtype, bytes, out, |x: &[[u8; 2]; 32]| {
-            let (low, high) = x.split_at(16);
-            let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
-            [widen(load256(low)), widen(load256(high))]
-        }),
-        _ => with_groups!(dtype, blocks, dequantized(dtype, bytes, wanted, out)),
+        DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
+        DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
+        DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
+        _ => with_groups!(dtype, blocks, panels::dequantize(dtype, bytes, wanted, out)),
     }
 }
 
-/// Writes the values `32·g..32·g + 32` of a row.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn put(out: *mut f32, g: usize, [low, high]: [__m512; 2]) {
-    let out = out.wrapping_add(g * 32);
-    // SAFETY: there is room for the blocks that are unpacked.
-    unsafe { _mm512_storeu_ps(out, low) };
+fn store(to: &mut [f32; 32], [low, high]: [__m512; 2]) {
+    // SAFETY: as many bytes as both registers have.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), low) };
     // SAFETY: as above.
-    unsafe { _mm512_storeu_ps(out.wrapping_add(16), high) };
+    unsafe { _mm512_storeu_ps(to[16..].as_mut_ptr(), high) };
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
+    let out = out.as_chunks_mut().0;
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
         let factors = unsafe { block.factors() };
         for g in wanted_groups::<B>(i, &wanted) {
-            put(out, i * B::GROUPS + g - wanted.start / 32, group(block, &factors, g));
+            store(&mut out[i * B::GROUPS + g - wanted.start / 32], group(block, &factors, g));
         }
     }
 }
@@ -739,35 +530,6 @@ pub(in crate::arch) fn group<B: Groups>(block: &B, Factors { scale, offset }: &F
         _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
     };
     [value(0, _mm256_castsi256_si128(q)), value(1, _mm256_extracti128_si256::<1>(q))]
-}
-
-/// Values without blocks, 32 at a time; their number need not be a multiple of that.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn plain<T: Pod>(dtype: DType, bytes: &[u8], out: *mut f32, value: impl Fn(&[T; 32]) -> [__m512; 2])
-where
-    [T; 32]: Pod,
-{
-    let (whole, rest) = bytes.split_at(bytes.len() / size_of::<[T; 32]>() * size_of::<[T; 32]>());
-    let whole: &[[T; 32]] = bytemuck::cast_slice(whole);
-    for (g, x) in whole.iter().enumerate() {
-        put(out, g, value(x));
-    }
-    dequantized(dtype, rest, 0..32, out.wrapping_add(whole.len() * 32));
-}
-
-/// Any format, slowly.
-#[target_feature(enable = "avx512f")]
-fn dequantized(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
-    let format = dtype.float_format();
-    let n = bytes.len() / format.block_bytes * format.block_elems;
-    let mut values = [0.0; BLOCK];
-    (format.dequantize)(bytes, &mut values[..n]);
-    let values = &values[wanted.start..wanted.end.min(n).next_multiple_of(32)];
-    for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
-        let (low, high) = values.split_at(16);
-        put(out, g, [_mm512_castsi512_ps(load512(low)), _mm512_castsi512_ps(load512(high))]);
-    }
 }
 
 #[inline]

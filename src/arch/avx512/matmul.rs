@@ -1,6 +1,6 @@
-//! Products of weights with an activation row, and with a few where a format has no strips.
+//! Products of weights with rows of generated tokens.
 //!
-//! A format of blocks of 32 only says how eight of them become bytes, scales and offsets ([`Weights::unpack`]); the
+//! A format of blocks of 32 only says how eight of them become bytes, scales and offsets ([`UnpackDot::unpack`]); the
 //! product is the same for all (that of blocks of 256 is in `planes`). Its integers are 16-bit: `vpdpwssd`
 //! multiplies as many weights per second by 16-bit activations as `vpdpbusd` does in two passes over
 //! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
@@ -11,28 +11,25 @@
 //! in brackets from L2): Q8_0 31 (49), Q4_0 26 (29), F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide
 //! inside, from L2: Q8_0 35, Q4_0 22, Q5_0 17, IQ4_NL 18, MXFP4 16, and from memory on huge pages as much.
 
+use super::elementwise::{F32x16, zero};
 use super::planes;
-use super::strip::strip_for;
 use crate::arch::avx2::{each, joined, padded, prefetch};
+use crate::arch::lanes::matvec::{Shape, matvec_kernels};
 use crate::arch::{ActForm, Acts, BlockP16, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
+use half::{bf16, f16};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
-    if m > 1
-        && let Some(strips) = strip_for(dtype)
-    {
-        return strips;
-    }
+pub(super) fn matvec_for(dtype: DType) -> Matvec {
     let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
     let p16 = |kernel: MatvecFn| Matvec { form: ActForm::P16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
-        DType::F32 => f32(matvec_float::<F32, 128>),
-        DType::F16 => f32(matvec_float::<F16, 64>),
-        DType::BF16 => f32(matvec_float::<Bf16, 64>),
+        DType::F32 => f32(matvec_plain::<f32>),
+        DType::F16 => f32(matvec_plain::<f16>),
+        DType::BF16 => f32(matvec_plain::<bf16>),
         DType::Q4_0 => q16(matvec::<BlockQ4_0>),
         DType::Q4_1 => q16(matvec::<BlockQ4_1>),
         DType::Q5_0 => q16(matvec::<BlockQ5_0>),
@@ -64,7 +61,7 @@ struct Unpacked {
 const BLOCKS: usize = BlockQ16::VALUES / 32;
 
 /// A format of blocks of 32.
-trait Weights: Pod {
+trait UnpackDot: Pod {
     /// Whether the bytes are signed.
     const SIGNED: bool = false;
 
@@ -73,63 +70,128 @@ trait Weights: Pod {
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked;
 }
 
-/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
-const ROWS: usize = 8;
-/// Activation rows at a time.
-const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least. From memory, rows of 1152 bytes reach
 /// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5). Decoding on
 /// Zen 4 takes as long with 4 or 16 KiB, and a sixth longer with 2.
 const AHEAD: usize = 8192;
-/// The same of each weight row, where several that need no unpacking are multiplied by one activation row:
-/// they leave the streams to the CPU's own prefetcher. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without 3 to
-/// 10 % (Zen 4).
-const AHEAD_FLOAT: usize = 512;
-/// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
-/// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
-/// 2048 a fifth longer.
-const SHORT: usize = 2048;
+/// See [`Shape`].
+const SHAPE: Shape = Shape { short: 2048, prefetch: true };
+matvec_kernels!(
+    "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16, SHAPE,
+    sums: 2, rows: 8, activation_rows: 4, sums_of_any: 1
+);
+
+/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in L2 while all weight rows of a
+/// task go by.
+const MANY: usize = 32;
+/// Weight rows at a time that are multiplied by many activation rows: as many as there are registers for.
+const TWO: usize = 2;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn matvec<B: Weights>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+fn matvec<B: UnpackDot>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n / 32);
-    for (i, x) in x.chunks_exact(BlockQ16::per_row(n)).enumerate() {
-        for (row, y) in w.chunks_exact(blocks).zip(y.row(i)) {
-            let mut total = _mm512_setzero_ps();
-            let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
-            for (blocks, x) in row.chunks(BLOCKS).zip(x) {
-                ahead = prefetch(ahead, BLOCKS * size_of::<B>());
-                let sum = match blocks.first_chunk() {
-                    Some(blocks) => product(blocks, x),
-                    None => {
-                        let padded = std::array::from_fn(|b| blocks.get(b).copied().unwrap_or(B::zeroed()));
-                        product(&padded, x)
-                    }
-                };
-                total = _mm512_add_ps(total, sum);
+    let (w, blocks, groups) = (bytemuck::cast_slice::<u8, B>(w), n / 32, BlockQ16::per_row(n));
+    if x.len() > groups {
+        let (tiles, last) = w.split_at(w.len() / blocks / TWO * TWO * blocks);
+        for (c, x) in x.chunks(MANY * groups).enumerate() {
+            many_rows::<B, TWO>(y, 0, tiles, c * MANY, x, n);
+            many_rows::<B, 1>(y, tiles.len() / blocks, last, c * MANY, x, n);
+        }
+        return;
+    }
+    for (row, y) in w.chunks_exact(blocks).zip(y.row(0)) {
+        let mut total = _mm512_setzero_ps();
+        let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
+        for (k, x) in x.iter().enumerate() {
+            ahead = prefetch(ahead, BLOCKS * size_of::<B>());
+            total = _mm512_add_ps(total, product(&words_of(row, k), x));
+        }
+        *y = _mm512_reduce_add_ps(total);
+    }
+}
+
+/// The products of weight rows of `n` values, the first of them row `first` and `R` at a time, with at most [`MANY`]
+/// activation rows from row `i` on: the sums that [`matvec`] makes of one, added up in the same order.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn many_rows<B: UnpackDot, const R: usize>(
+    y: &mut ColumnsMut<'_>,
+    first: usize,
+    w: &[B],
+    i: usize,
+    x: &[BlockQ16],
+    n: usize,
+) {
+    let (blocks, groups) = (n / 32, BlockQ16::per_row(n));
+    let mut totals = [[_mm512_setzero_ps(); R]; MANY];
+    let totals = &mut totals[..x.len() / groups];
+    for (t, w) in w.chunks_exact(R * blocks).enumerate() {
+        let w: [_; R] = planes::rows_of(w, blocks);
+        totals.fill([_mm512_setzero_ps(); R]);
+        let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
+        for k in 0..groups {
+            if i == 0 {
+                ahead = prefetch(ahead, R * BLOCKS * size_of::<B>());
             }
-            *y = _mm512_reduce_add_ps(total);
+            let mut weights = [words_of(w[0], k); R];
+            for r in 1..R {
+                weights[r] = words_of(w[r], k);
+            }
+            for (j, totals) in totals.iter_mut().enumerate() {
+                let x = &x[j * groups + k];
+                for r in 0..R {
+                    totals[r] = _mm512_add_ps(totals[r], product(&weights[r], x));
+                }
+            }
+        }
+        for (j, totals) in totals.iter().enumerate() {
+            let y = &mut y.row(i + j)[first + t * R..][..R];
+            for r in 0..R {
+                y[r] = _mm512_reduce_add_ps(totals[r]);
+            }
         }
     }
 }
 
-/// `Σ (scale·w + offset)·x`, the sum spread over the lanes.
+/// [`Unpacked`] weights, widened to words.
+#[derive(Clone, Copy)]
+struct Words {
+    w: [[__m512i; 2]; 4],
+    scale: __m512,
+    offset: __m512,
+}
+
+/// The weights from block `BLOCKS·k` of a row on, zeros behind its end.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn product<B: Weights>(blocks: &[B; BLOCKS], x: &BlockQ16) -> __m512 {
-    // SAFETY: this function has the features.
-    let weights = unsafe { B::unpack(blocks) };
-    let [a, b, c, d] = weights.w;
+fn words_of<B: UnpackDot>(row: &[B], k: usize) -> Words {
+    let rest = &row[k * BLOCKS..];
+    let Unpacked { w: [a, b, c, d], scale, offset } = match rest.first_chunk() {
+        // SAFETY: this function has the features.
+        Some(blocks) => unsafe { B::unpack(blocks) },
+        None => {
+            let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
+            // SAFETY: as above.
+            unsafe { B::unpack(&padded) }
+        }
+    };
     let w = if B::SIGNED {
         [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
     } else {
         [words(a), words(b), words(c), words(d)]
     };
+    Words { w, scale, offset }
+}
+
+/// `Σ (scale·w + offset)·x`, the sum spread over the lanes: one lane of 128 bits for each four blocks of 32 columns, in
+/// which the even blocks are added first; the product of each four sums goes to one of its four lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn product(Words { w, scale, offset }: &Words, x: &BlockQ16) -> __m512 {
     let zero = _mm512_setzero_si512();
     // |w| ≤ 128, |x| ≤ 32767, eight products per lane: below 2²⁵.
-    let scale = _mm512_mul_ps(weights.scale, load_f32(&x.d));
-    let total = _mm512_mul_ps(weights.offset, load_f32(&x.s));
+    let scale = _mm512_mul_ps(*scale, load_f32(&x.d));
+    let total = _mm512_mul_ps(*offset, load_f32(&x.s));
     let even = dot_words::<1>(dot_words::<0>(zero, w[0][0], x), w[0][1], x);
     let odd = dot_words::<5>(dot_words::<4>(zero, w[2][0], x), w[2][1], x);
     let even = dot_words::<3>(dot_words::<2>(even, w[1][0], x), w[1][1], x);
@@ -174,7 +236,7 @@ fn signed_words(bytes: __m512i) -> [__m512i; 2] {
     [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
 }
 
-impl Weights for BlockQ4_0 {
+impl UnpackDot for BlockQ4_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
@@ -184,7 +246,7 @@ impl Weights for BlockQ4_0 {
     }
 }
 
-impl Weights for BlockQ4_1 {
+impl UnpackDot for BlockQ4_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
@@ -193,7 +255,7 @@ impl Weights for BlockQ4_1 {
     }
 }
 
-impl Weights for BlockQ5_0 {
+impl UnpackDot for BlockQ5_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
@@ -204,7 +266,7 @@ impl Weights for BlockQ5_0 {
     }
 }
 
-impl Weights for BlockQ5_1 {
+impl UnpackDot for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
@@ -213,7 +275,7 @@ impl Weights for BlockQ5_1 {
     }
 }
 
-impl Weights for BlockQ8_0 {
+impl UnpackDot for BlockQ8_0 {
     const SIGNED: bool = true;
 
     #[inline]
@@ -227,7 +289,7 @@ impl Weights for BlockQ8_0 {
     }
 }
 
-impl Weights for BlockIq4Nl {
+impl UnpackDot for BlockIq4Nl {
     const SIGNED: bool = true;
 
     #[inline]
@@ -238,7 +300,7 @@ impl Weights for BlockIq4Nl {
     }
 }
 
-impl Weights for BlockMxfp4 {
+impl UnpackDot for BlockMxfp4 {
     const SIGNED: bool = true;
 
     #[inline]
@@ -396,171 +458,6 @@ pub(super) fn load_32(x: &[u8; 32]) -> __m256i {
 fn store_i16(to: &mut [i16; 8], x: __m128i) {
     // SAFETY: 16 writable bytes; the store asks for no alignment.
     unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
-}
-
-/// A plain format: `BYTES` bytes hold 32 weights.
-trait Floats<const BYTES: usize> {
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn widen(bytes: &[u8; BYTES]) -> [__m512; 2];
-}
-
-struct F32;
-struct F16;
-struct Bf16;
-
-impl Floats<128> for F32 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl")]
-    unsafe fn widen(bytes: &[u8; 128]) -> [__m512; 2] {
-        let [a, b] = load_128(bytes);
-        [_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)]
-    }
-}
-
-impl Floats<64> for F16 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl")]
-    unsafe fn widen(bytes: &[u8; 64]) -> [__m512; 2] {
-        let [a, b]: &[[u8; 32]; 2] = bytemuck::cast_ref(bytes);
-        [_mm512_cvtph_ps(load_32(a)), _mm512_cvtph_ps(load_32(b))]
-    }
-}
-
-impl Floats<64> for Bf16 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl")]
-    unsafe fn widen(bytes: &[u8; 64]) -> [__m512; 2] {
-        let [a, b]: &[[u8; 32]; 2] = bytemuck::cast_ref(bytes);
-        let [a, b] = [_mm512_cvtepu16_epi32(load_32(a)), _mm512_cvtepu16_epi32(load_32(b))];
-        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(a)), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b))]
-    }
-}
-
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn matvec_float<F: Floats<BYTES>, const BYTES: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-    // Some weight rows stay in the L2 cache, some activation rows in L1.
-    for (t, w) in w.chunks(ROWS * n * BYTES / 32).enumerate() {
-        for (c, x) in x.chunks(4 * n).enumerate() {
-            if x.len() == 4 * n {
-                rows_float::<F, BYTES, 2, 4>(y, t * ROWS, w, c * 4, x, n);
-            } else {
-                for (i, x) in (c * 4..).zip(x.chunks_exact(n)) {
-                    match n {
-                        ..=SHORT => rows_float::<F, BYTES, 1, 1>(y, t * ROWS, w, i, x, n),
-                        _ => rows_float::<F, BYTES, 8, 1>(y, t * ROWS, w, i, x, n),
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight
-/// rows at a time, of `n` values.
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn rows_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    r: usize,
-    w: &[u8],
-    i: usize,
-    x: &[f32],
-    n: usize,
-) {
-    let row_bytes = n * BYTES / 32;
-    let mut r = r;
-    for w in w.chunks(R * row_bytes) {
-        if w.len() == R * row_bytes {
-            tile_float::<F, BYTES, R, M>(y, r, w, i, x, n);
-        } else {
-            rows_float::<F, BYTES, 1, M>(y, r, w, i, x, n);
-        }
-        r += R;
-    }
-}
-
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn tile_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    y: &mut ColumnsMut<'_>,
-    r: usize,
-    w: &[u8],
-    i: usize,
-    x: &[f32],
-    n: usize,
-) {
-    let row_bytes = w.len() / R;
-    let w: [_; R] = std::array::from_fn(|r| w[r * row_bytes..][..row_bytes].as_chunks::<BYTES>());
-    let x: [_; M] = std::array::from_fn(|i| x[i * n..][..n].as_chunks::<32>());
-    // Two sums each, because one would wait for its last addition.
-    let mut totals = [[[_mm512_setzero_ps(); 2]; M]; R];
-    let mut ahead = w[0].0.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(R * row_bytes));
-    for k in 0..n / 32 {
-        let w: [_; R] = std::array::from_fn(|r| &w[r].0[k]);
-        if M == 1 {
-            for w in w {
-                prefetch(w.as_ptr().cast::<i8>().wrapping_add(AHEAD_FLOAT), BYTES);
-            }
-        } else {
-            ahead = prefetch(ahead, R * BYTES);
-        }
-        let x: [_; M] = std::array::from_fn(|i| &x[i].0[k]);
-        accumulate_float::<F, BYTES, R, M>(&mut totals, w, x);
-    }
-    if !n.is_multiple_of(32) {
-        let w: [_; R] = std::array::from_fn(|r| padded(w[r].1));
-        let x: [_; M] = std::array::from_fn(|i| padded(x[i].1));
-        accumulate_float::<F, BYTES, R, M>(&mut totals, w.each_ref(), x.each_ref());
-    }
-    for j in 0..M {
-        for k in 0..R {
-            y.row(i + j)[r + k] = _mm512_reduce_add_ps(_mm512_add_ps(totals[k][j][0], totals[k][j][1]));
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn accumulate_float<F: Floats<BYTES>, const BYTES: usize, const R: usize, const M: usize>(
-    totals: &mut [[[__m512; 2]; M]; R],
-    w: [&[u8; BYTES]; R],
-    x: [&[f32; 32]; M],
-) {
-    for r in 0..R {
-        // SAFETY: this function has the features.
-        let w = unsafe { F::widen(w[r]) };
-        for i in 0..M {
-            let [a, b]: &[[f32; 16]; 2] = bytemuck::cast_ref(x[i]);
-            totals[r][i][0] = _mm512_fmadd_ps(w[0], load_f32(a), totals[r][i][0]);
-            totals[r][i][1] = _mm512_fmadd_ps(w[1], load_f32(b), totals[r][i][1]);
-        }
-    }
-}
-
-/// Any format: expands 256 weights at a time.
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn matvec_any(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let format = dtype.float_format();
-    let row_bytes = n / format.block_elems * format.block_bytes;
-    let mut values = [0.0; 256];
-    for (r, row) in w.chunks_exact(row_bytes).enumerate() {
-        for (c, x) in x.chunks(COLUMNS * n).enumerate() {
-            let mut totals = [_mm512_setzero_ps(); COLUMNS];
-            for (k, blocks) in row.chunks(256 / format.block_elems * format.block_bytes).enumerate() {
-                let values = &mut values[..blocks.len() / format.block_bytes * format.block_elems];
-                (format.dequantize)(blocks, values);
-                for (x, total) in x.chunks_exact(n).zip(&mut totals) {
-                    for (w, x) in values.as_chunks().0.iter().zip(x[256 * k..].as_chunks().0) {
-                        *total = _mm512_fmadd_ps(load_f32(w), load_f32(x), *total);
-                    }
-                }
-            }
-            for (i, total) in (c * COLUMNS..y.rows()).zip(totals) {
-                y.row(i)[r] = _mm512_reduce_add_ps(total);
-            }
-        }
-    }
 }
 
 /// Rounds a row of activations, with the very results of the scalar level.

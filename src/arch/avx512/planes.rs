@@ -1,6 +1,6 @@
 //! Products of weights in blocks of 256 with an activation row.
 //!
-//! A format only says how its weights become unsigned bytes, 16 scales and 16 offsets ([`Weights::unpack`]); the
+//! A format only says how its weights become unsigned bytes, 16 scales and 16 offsets ([`UnpackPlanes::unpack`]); the
 //! product is the same for all. Activations are 16-bit integers in two planes of bytes ([`BlockP16`]): `vpdpbusd`
 //! multiplies as many weights by both planes as `vpdpwssd` by words, but takes bytes as they are. The order of
 //! weights and activations is such that a lane of 32 bits sums the products of 16 values that share a scale.
@@ -27,7 +27,7 @@ pub(super) struct Unpacked {
 }
 
 /// A format.
-pub(super) trait Weights: Pod {
+pub(super) trait UnpackPlanes: Pod {
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn unpack(&self) -> Unpacked;
@@ -40,32 +40,81 @@ const TILE: usize = 2;
 /// the CPU's own prefetcher is off, as in some virtual machines.
 const AHEAD: usize = 8192;
 
+/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in L2 while all weight rows of a
+/// task go by.
+const MANY: usize = 32;
+/// Weight rows at a time that are multiplied by many activation rows: as many as there are registers for.
+const FOUR: usize = 4;
+
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn matvec<B: Weights>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+pub(super) fn matvec<B: UnpackPlanes>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::P16 { x, n } = *x else { unreachable!("the form this level asks for") };
     let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), BlockP16::per_row(n));
-    for (i, x) in x.chunks_exact(blocks).enumerate() {
-        let (tiles, last) = y.row(i).as_chunks_mut::<TILE>();
-        let (w, w_last) = w.split_at(tiles.len() * TILE * blocks);
-        for (w, y) in w.chunks_exact(TILE * blocks).zip(tiles) {
-            *y = rows(w, x);
+    if x.len() > blocks {
+        let (tiles, last) = w.split_at(w.len() / blocks / FOUR * FOUR * blocks);
+        for (c, x) in x.chunks(MANY * blocks).enumerate() {
+            many_rows::<B, FOUR>(y, 0, tiles, c * MANY, x, blocks);
+            many_rows::<B, 1>(y, tiles.len() / blocks, last, c * MANY, x, blocks);
         }
-        for (w, y) in w_last.chunks_exact(blocks).zip(last) {
-            [*y] = rows(w, x);
+        return;
+    }
+    let (tiles, last) = y.row(0).as_chunks_mut::<TILE>();
+    let (w, w_last) = w.split_at(tiles.len() * TILE * blocks);
+    for (w, y) in w.chunks_exact(TILE * blocks).zip(tiles) {
+        *y = rows(w, x);
+    }
+    for (w, y) in w_last.chunks_exact(blocks).zip(last) {
+        [*y] = rows(w, x);
+    }
+}
+
+/// The products of weight rows, the first of them row `first` and `R` at a time, with at most [`MANY`] activation rows
+/// from row `i` on: the sums of [`rows`], added up in the same order.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn many_rows<B: UnpackPlanes, const R: usize>(
+    y: &mut ColumnsMut<'_>,
+    first: usize,
+    w: &[B],
+    i: usize,
+    x: &[BlockP16],
+    blocks: usize,
+) {
+    let mut totals = [[_mm512_setzero_ps(); R]; MANY];
+    let totals = &mut totals[..x.len() / blocks];
+    for (t, w) in w.chunks_exact(R * blocks).enumerate() {
+        let w = rows_of(w, blocks);
+        totals.fill([_mm512_setzero_ps(); R]);
+        let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
+        for k in 0..blocks {
+            if i == 0 {
+                ahead = prefetch(ahead, R * size_of::<B>());
+            }
+            let weights = unpacked(&w, k);
+            for (j, totals) in totals.iter_mut().enumerate() {
+                multiply(totals, &weights, &x[j * blocks + k]);
+            }
+        }
+        for (j, totals) in totals.iter().enumerate() {
+            let y = &mut y.row(i + j)[first + t * R..][..R];
+            for r in 0..R {
+                y[r] = _mm512_reduce_add_ps(totals[r]);
+            }
         }
     }
 }
 
-/// The products of `R` weight rows with an activation row.
+/// The products of `R` weight rows with an activation row. A lane sums the products of every 16th group of 16 columns,
+/// in the order of columns; the lanes are added at the end.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn rows<B: Weights, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
-    let w: [_; R] = std::array::from_fn(|r| &w[r * x.len()..][..x.len()]);
+fn rows<B: UnpackPlanes, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
+    let w: [_; R] = rows_of(w, x.len());
     let mut totals = [_mm512_setzero_ps(); R];
     let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
     for (k, x) in x.iter().enumerate() {
         ahead = prefetch(ahead, R * size_of::<B>());
-        accumulate(&mut totals, std::array::from_fn(|r| &w[r][k]), x);
+        multiply(&mut totals, &unpacked(&w, k), x);
     }
     let mut y = [0.0; R];
     for r in 0..R {
@@ -74,32 +123,53 @@ fn rows<B: Weights, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
     y
 }
 
-/// Adds the products of 256 weights of each row with as many activations.
+/// Rows of so many blocks. Not by `from_fn`: its closure would stay a call, as it is not compiled for this level.
+#[inline(always)]
+pub(super) fn rows_of<B, const R: usize>(w: &[B], blocks: usize) -> [&[B]; R] {
+    let mut rows = [w; R];
+    for r in 0..R {
+        rows[r] = &w[r * blocks..][..blocks];
+    }
+    rows
+}
+
+/// Block `k` of each row.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn accumulate<B: Weights, const R: usize>(totals: &mut [__m512; R], w: [&B; R], x: &BlockP16) {
+fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpacked; R] {
     let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
     let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; R];
     for r in 0..R {
         // SAFETY: this function has the features.
-        weights[r] = unsafe { w[r].unpack() };
+        weights[r] = unsafe { w[r][k].unpack() };
     }
+    weights
+}
+
+/// Adds the products of 256 weights of each row with as many activations.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpacked; R], x: &BlockP16) {
     // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷.
-    let (mut high, mut low) = ([zero; R], [zero; R]);
+    // Two sums, though one could go on where the other ended: so much waiting does not fit the CPU's scheduler.
+    let (mut high, mut low) = ([_mm512_setzero_si512(); R], [_mm512_setzero_si512(); R]);
     for j in 0..4 {
+        let x_high = load_64(bytemuck::cast_ref(&x.high[j]));
+        let x_low = load_64(bytemuck::cast_ref(&x.low[j]));
         for r in 0..R {
-            high[r] = _mm512_dpbusd_epi32(high[r], weights[r].w[j], load_64(bytemuck::cast_ref(&x.high[j])));
-            low[r] = _mm512_dpbusd_epi32(low[r], weights[r].w[j], load_64(bytemuck::cast_ref(&x.low[j])));
+            high[r] = _mm512_dpbusd_epi32(high[r], weights[r].w[j], x_high);
+            low[r] = _mm512_dpbusd_epi32(low[r], weights[r].w[j], x_low);
         }
     }
+    let (d, s) = (load_f32(&x.d), load_f32(&x.s));
     for r in 0..R {
         let sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));
-        let total = _mm512_fmadd_ps(weights[r].offset, load_f32(&x.s), totals[r]);
-        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(weights[r].scale, load_f32(&x.d)), total);
+        let total = _mm512_fmadd_ps(weights[r].offset, s, totals[r]);
+        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(weights[r].scale, d), total);
     }
 }
 
-impl Weights for BlockQ2K {
+impl UnpackPlanes for BlockQ2K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -115,7 +185,7 @@ impl Weights for BlockQ2K {
     }
 }
 
-impl Weights for BlockQ3K {
+impl UnpackPlanes for BlockQ3K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -126,7 +196,7 @@ impl Weights for BlockQ3K {
     }
 }
 
-impl Weights for BlockQ4K {
+impl UnpackPlanes for BlockQ4K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -135,7 +205,7 @@ impl Weights for BlockQ4K {
     }
 }
 
-impl Weights for BlockQ5K {
+impl UnpackPlanes for BlockQ5K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -145,7 +215,7 @@ impl Weights for BlockQ5K {
     }
 }
 
-impl Weights for BlockQ6K {
+impl UnpackPlanes for BlockQ6K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -160,7 +230,7 @@ impl Weights for BlockQ6K {
     }
 }
 
-impl Weights for BlockIq4Xs {
+impl UnpackPlanes for BlockIq4Xs {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -313,7 +383,7 @@ fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
 /// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them; both begin with the same 16 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn scales_mins<B: Weights>(block: &B) -> [__m512; 2] {
+fn scales_mins<B: UnpackPlanes>(block: &B) -> [__m512; 2] {
     const EACH_TWICE: [i32; 16] = by_lane(0, [1, 2, 4]);
     // `d` and `dmin`, then the words a, b, c: the low six bits of `a` are the first scales, those of `b` the first
     // minima; the last scales and minima are half a byte of `c`, and two bits of `a` or `b`.

@@ -5,12 +5,11 @@ use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx512::gemm::{
     self as avx512, LANES, group, interleave, load_f32, load_sums, store_sums, store_transposed, transpose,
 };
-use crate::arch::gemm::{BLOCK, Panels, Unpack, table};
+use crate::arch::gemm::{BLOCK, Panels, RegisterTile, UnpackRows, prefetch_line, table};
 use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
-/// The numbers are measured like those of AVX-512.
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! as_below {
         ($block:ident) => {
@@ -19,61 +18,33 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
     }
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => avx512::gemm_for(dtype),
-        DType::Q4_1 | DType::Q5_1 => const { table::<Bf16>(28) },
-        DType::TQ2_0 => const { table::<Bf16>(11) },
-        _ => with_groups!(dtype, as_below, const { table::<Bf16>(5) }),
+        DType::Q4_1 | DType::Q5_1 | DType::TQ2_0 => const { table::<Bf16Panels>() },
+        _ => with_groups!(dtype, as_below, const { table::<Bf16Panels>() }),
     }
 }
 
 /// Panels of bf16 pairs.
-enum Bf16 {}
+enum Bf16Panels {}
 
-impl Panels for Bf16 {
+impl Panels for Bf16Panels {
     const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
+    const TILES: &[RegisterTile] = &[
+        RegisterTile { rows: 16, multiply: tile::<1, 16> },
+        RegisterTile { rows: 8, multiply: tile::<2, 8> },
+        RegisterTile { rows: 8, multiply: tile::<3, 8> },
+    ];
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
+    const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
         k / 2
     }
-
-    fn rows(vecs: usize) -> usize {
-        if vecs == 1 { 16 } else { 8 }
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack(x, k, packed) }
-    }
-
-    unsafe fn tile(
-        vecs: usize,
-        w: *const u32,
-        x: *const u32,
-        k: usize,
-        sums: *mut f32,
-        first: bool,
-        ahead: *const u32,
-    ) {
-        let tile = match vecs {
-            1 => tile::<1, 16>,
-            2 => tile::<2, 8>,
-            _ => tile::<3, 8>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w, x, Self::words(k), sums, first, ahead) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
 }
 
-impl Unpack for Bf16 {
+impl UnpackRows for Bf16Panels {
     const ELEMENT: (Element, u64) = (Element::Bf16, 1);
 
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
         // SAFETY: the caller's promise.
         unsafe { unpack(dtype, blocks, out) }
     }
@@ -84,15 +55,15 @@ impl Unpack for Bf16 {
 unsafe fn tile<const VECS: usize, const ROWS: usize>(
     w: *const u32,
     x: *const u32,
-    words: usize,
+    k: usize,
     sums: *mut f32,
     first: bool,
     ahead: *const u32,
 ) {
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
-    for i in 0..words {
-        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * VECS * LANES).cast());
+    for i in 0..k / 2 {
+        prefetch_line(ahead.wrapping_add(i * VECS * LANES).cast());
         let mut xs = [_mm512_setzero_si512(); VECS];
         for v in 0..VECS {
             // SAFETY: word `i` of the rows in register `v`.
@@ -141,12 +112,10 @@ pub(in crate::arch) fn bf16_pairs([low, high]: [__m512; 2]) -> __m512i {
     unsafe { std::mem::transmute(pairs) }
 }
 
-/// Expands a row's blocks.
-///
-/// # Safety
-/// `out` must have room for the words of their values.
+/// Expands a row's blocks; `out` has room for the words of their values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-pub(in crate::arch) unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
+    let out = out.as_chunks_mut().0;
     macro_rules! blocks {
         ($block:ident) => {
             blocks::<$block>(bytes, out)
@@ -155,35 +124,35 @@ pub(in crate::arch) unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) 
     with_groups!(dtype, blocks, dequantized(dtype, bytes, out))
 }
 
-/// Writes group `g` of a row.
+/// Writes a group of a row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn put(out: *mut u32, g: usize, values: [__m512; 2]) {
-    // SAFETY: there is room for the blocks that are unpacked.
-    unsafe { _mm512_storeu_si512(out.wrapping_add(g * LANES).cast(), bf16_pairs(values)) };
+fn store(to: &mut [u32; LANES], values: [__m512; 2]) {
+    // SAFETY: as many bytes.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bf16_pairs(values)) };
 }
 
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn blocks<B: Groups>(bytes: &[u8], out: *mut u32) {
+fn blocks<B: Groups>(bytes: &[u8], out: &mut [[u32; LANES]]) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
         // SAFETY: this level includes AVX2 and F16C.
         let factors = unsafe { block.factors() };
         for g in 0..B::GROUPS {
-            put(out, i * B::GROUPS + g, group(block, &factors, g));
+            store(&mut out[i * B::GROUPS + g], group(block, &factors, g));
         }
     }
 }
 
 /// Any format, slowly.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn dequantized(dtype: DType, bytes: &[u8], out: *mut u32) {
+fn dequantized(dtype: DType, bytes: &[u8], out: &mut [[u32; LANES]]) {
     let format = dtype.float_format();
     let n = bytes.len() / format.block_bytes * format.block_elems;
     let mut values = [0.0; BLOCK];
     (format.dequantize)(bytes, &mut values[..n]);
-    for (g, values) in values[..n].chunks_exact(32).enumerate() {
-        put(out, g, load_f32(values));
+    for (values, out) in values[..n].chunks_exact(32).zip(out) {
+        store(out, load_f32(values));
     }
 }

@@ -5,28 +5,29 @@
 //! block's values. Query rows are taken in register tiles, so that rows that share a KV head share
 //! its loads: few rows are bound by the stream of keys and values, many by multiplications.
 //!
-//! A row's result depends on nothing but the row itself. Blocks lie on a fixed grid of positions;
-//! every score is one chain of additions over the head dimension and every output one over the keys,
-//! in the same order in a tile of any shape. So a prefill equals as many decodes, bit for bit (but for
-//! what `amx/attention.rs` takes over).
+//! A row's result depends on nothing but the row itself. Blocks and spans lie on a fixed grid of
+//! positions; every score is one chain of additions over the head dimension and every output of a span
+//! one over its keys, in the same order in a tile of any shape. So a prefill equals as many decodes, bit
+//! for bit (but for what `attention_i16.rs` and `amx/attention.rs` take over of prompts).
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::{Lanes, exp, tanh};
-use crate::arch::AttnParams;
+use crate::arch::gemm::prefetch;
+use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
 use half::f16;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Keys of a block: 32 costs up to a tenth, 128 gains for half precision what it loses for `f32`
 /// (whose block then leaves the first-level cache); Zen 5.
-pub(in crate::arch) const BLOCK: usize = 64;
+pub(in crate::arch) const BLOCK: usize = KV_BLOCK;
 /// Query rows that go through a block while it is in the cache; bounds what the stack holds.
 pub(in crate::arch) const ROWS: usize = 32;
 /// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
 /// which the hardware's prefetcher does not see through. From memory, one query row on half
 /// precision runs at 49 GB/s with it, 21 without; in the cache it costs up to a tenth (Zen 5, where
-/// `dot` reads 37 GB/s).
+/// `dot` reads 37 GB/s). At most a block, as only the next one is known.
 const AHEAD: usize = 8192;
 /// Room for scores of one row: tiles and vectors run over the end of a block.
 pub(in crate::arch) const STRIDE: usize = BLOCK + 16;
@@ -65,15 +66,33 @@ impl<V: Lanes> Element<V> for f16 {
     }
 }
 
-/// Rows of queries, keys or values, from some position on.
+/// Rows of queries, or the keys or values of a block.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct Rows<T> {
     pub(in crate::arch) first: *const T,
     pub(in crate::arch) dim: usize,
-    pub(in crate::arch) n: usize,
+    /// First row of the next block, or null.
+    next: *const T,
+}
+
+/// Keys and values of block `i` of a span, of which those before block `end` are wanted.
+#[inline(always)]
+pub(in crate::arch) fn block_rows<T>(span: KvSpan<'_, T>, i: usize, end: usize, p: &AttnParams) -> (Rows<T>, Rows<T>) {
+    let block = &span.blocks[i];
+    let (mut k, mut v) = (std::ptr::null(), std::ptr::null());
+    if i + 1 < end {
+        (k, v) = (span.blocks[i + 1].k.as_ptr(), span.blocks[i + 1].v.as_ptr());
+    }
+    let k = Rows { first: block.k.as_ptr(), dim: p.head_dim, next: k };
+    (k, Rows { first: block.v.as_ptr(), dim: p.head_dim_v, next: v })
 }
 
 impl<T> Rows<T> {
+    #[inline(always)]
+    pub(super) fn new(first: *const T, dim: usize) -> Rows<T> {
+        Rows { first, dim, next: std::ptr::null() }
+    }
+
     /// # Safety
     /// Row `i` must exist.
     #[inline(always)]
@@ -82,18 +101,34 @@ impl<T> Rows<T> {
         unsafe { self.first.add(i * self.dim) }
     }
 
-    /// Prefetches what lies [`AHEAD`] of the `n` rows from row `i` on.
+    /// Prefetches `bytes` from `p` on.
+    #[inline(always)]
+    fn prefetch_bytes<V: Lanes>(z: V, p: *const u8, bytes: usize) {
+        let mut line = 0;
+        while line < bytes {
+            z.prefetch(p.wrapping_add(line));
+            line += 64;
+        }
+    }
+
+    /// Prefetches what lies [`AHEAD`] of the `n` rows from row `i` of the block on.
     #[inline(always)]
     fn prefetch<V: Lanes>(self, z: V, i: usize, n: usize) {
         let row = size_of::<T>() * self.dim;
-        let from = i * row + AHEAD;
-        if from < self.n * row {
-            let mut line = 0;
-            while line < n * row {
-                z.prefetch(self.first.cast::<u8>().wrapping_add(from + line));
-                line += 64;
-            }
+        let block = BLOCK * row;
+        let from = i * row + AHEAD.min(block);
+        if from < block {
+            Self::prefetch_bytes(z, self.first.cast::<u8>().wrapping_add(from), n * row);
+        } else if !self.next.is_null() {
+            Self::prefetch_bytes(z, self.next.cast::<u8>().wrapping_add(from - block), n * row);
         }
+    }
+
+    /// Prefetches what [`Rows::prefetch`] would have if there were a block before.
+    #[inline(always)]
+    fn prefetch_first<V: Lanes>(self, z: V) {
+        let block = BLOCK * size_of::<T>() * self.dim;
+        Self::prefetch_bytes(z, self.first.cast(), AHEAD.min(block));
     }
 }
 
@@ -103,6 +138,8 @@ pub(in crate::arch) struct Pass<'a> {
     q: &'a [f32],
     out: &'a mut [f32],
     ranges: &'a [(u32, u32)],
+    /// Rows, a bit for each, that [`Pass::add_block`] leaves out.
+    pub(in crate::arch) skip: u32,
     /// Scores, then weights, of the rows for the keys of the block: `(ROWS, STRIDE)`.
     scores: *mut f32,
     max: [f32; ROWS],
@@ -133,66 +170,255 @@ pub(super) fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
+/// Lanes of the widest vector.
+const MAX_LANES: usize = 16;
+
+/// Working memory of a task.
+struct Room {
+    scores: [f32; ROWS * STRIDE],
+    out: [f32; ROWS * MAX_HEAD_DIM],
+}
+
+/// Where a kernel gets the keys and values of a span from.
+pub(in crate::arch) trait Blocks<V: Lanes> {
+    type Element: Element<V>;
+
+    /// Position of the first key.
+    fn first(&self) -> usize;
+
+    /// See [`KvSpan::seen`].
+    fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize>;
+
+    /// Keys and values of block `i`, its first `n` of which are wanted; behind it, those of the blocks before `end` are.
+    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (Rows<Self::Element>, Rows<Self::Element>);
+}
+
+impl<V: Lanes, T: Element<V>> Blocks<V> for KvSpan<'_, T> {
+    type Element = T;
+
+    #[inline(always)]
+    fn first(&self) -> usize {
+        self.first
+    }
+
+    #[inline(always)]
+    fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize> {
+        KvSpan::seen(self, ranges)
+    }
+
+    #[inline(always)]
+    fn rows(&mut self, i: usize, end: usize, _: usize, p: &AttnParams) -> (Rows<T>, Rows<T>) {
+        block_rows(*self, i, end, p)
+    }
+}
+
+/// Stored blocks, which are widened to `f32` one at a time.
+pub(in crate::arch) struct Widened<'a> {
+    stored: KvStored<'a>,
+    load: LoadKvFn,
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+}
+
+/// Room for the keys, or the values, of a block.
+pub(in crate::arch) type Tile = MaybeUninit<[f32; BLOCK * MAX_HEAD_DIM]>;
+
+impl<'a> Widened<'a> {
+    #[inline(always)]
+    /// # Safety
+    /// The CPU must have the level of `load`.
+    pub(in crate::arch) unsafe fn new(
+        stored: KvStored<'a>,
+        tiles: &'a mut [Tile; 2],
+        load: LoadKvFn,
+        p: &AttnParams,
+    ) -> Widened<'a> {
+        let [k, v] = tiles;
+        let [k, v] = [(k, p.head_dim), (v, p.head_dim_v)].map(|(tile, dim)| {
+            let to = tile.as_mut_ptr().cast::<f32>();
+            // SAFETY: the tile has room for a block.
+            unsafe { to.write_bytes(0, BLOCK * dim) };
+            // SAFETY: as above, and they are zeros now.
+            unsafe { std::slice::from_raw_parts_mut(to, BLOCK * dim) }
+        });
+        Widened { stored, load, k, v }
+    }
+}
+
+impl<V: Lanes> Blocks<V> for Widened<'_> {
+    type Element = f32;
+
+    #[inline(always)]
+    fn first(&self) -> usize {
+        self.stored.span.first
+    }
+
+    #[inline(always)]
+    fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize> {
+        self.stored.span.seen(ranges)
+    }
+
+    #[inline(always)]
+    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (Rows<f32>, Rows<f32>) {
+        let (KvStored { k, v, span }, load) = (self.stored, self.load);
+        let block = &span.blocks[i];
+        // Keys and values alternate, which the hardware's prefetcher does not see through.
+        if i + 1 < end {
+            prefetch(span.blocks[i + 1].k);
+            prefetch(span.blocks[i + 1].v);
+        }
+        // SAFETY: `new` was promised the level; the blocks are whole, and have so many rows.
+        unsafe {
+            load(k, block.k, p.head_dim, &mut self.k[..n * p.head_dim]);
+            load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
+        }
+        (Rows::new(self.k.as_ptr(), p.head_dim), Rows::new(self.v.as_ptr(), p.head_dim_v))
+    }
+}
+
+/// Keys of the block that begins at position `first` up to the last that any row sees.
+#[inline(always)]
+pub(in crate::arch) fn wanted(ranges: &[(u32, u32)], first: usize) -> usize {
+    let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
+    end.saturating_sub(first).min(BLOCK)
+}
+
 /// See [`crate::arch::Arch::attention`]: takes some query rows at a time through all blocks of keys
 /// that any of them sees.
 #[inline(always)]
-pub(in crate::arch) fn attention<V: Lanes, T: Element<V>>(
+pub(in crate::arch) fn attention<V: Lanes, B: Blocks<V>>(
     z: V,
-    out: &mut [f32],
+    to: &mut AttnPartial<'_>,
     q: &[f32],
-    k: &[T],
-    v: &[T],
+    mut blocks: B,
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
-    let mut scores = MaybeUninit::<[f32; ROWS * STRIDE]>::uninit();
-    let rows = out.chunks_mut(ROWS * p.head_dim_v).zip(q.chunks(ROWS * p.head_dim)).zip(ranges.chunks(ROWS));
-    for ((out, q), ranges) in rows {
-        let mut pass = Pass::new(p, q, out, ranges, scores.as_mut_ptr().cast());
-        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0);
-        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
-        for block in (start / BLOCK * BLOCK..end).step_by(BLOCK) {
-            let rest = end - block;
-            let k = Rows { first: k[block * p.head_dim..end * p.head_dim].as_ptr(), dim: p.head_dim, n: rest };
-            let v = Rows { first: v[block * p.head_dim_v..end * p.head_dim_v].as_ptr(), dim: p.head_dim_v, n: rest };
-            let block = block..end.min(block + BLOCK);
-            // SAFETY: these are the keys and values from the block on.
-            unsafe { pass.add_block(z, k, v, &block) };
+    let mut room = MaybeUninit::<Room>::uninit();
+    let room = room.as_mut_ptr();
+    // SAFETY: addresses of parts of the room.
+    let (scores, out) = unsafe { (&raw mut (*room).scores, &raw mut (*room).out) };
+    for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
+        let seen = blocks.seen(ranges);
+        if seen.is_empty() {
+            continue;
         }
-        pass.finish(z);
+        // SAFETY: there is room for that many rows, and only this pass uses it.
+        let mut pass = unsafe { Pass::new(p, q, out.cast(), ranges, scores.cast()) };
+        for i in seen.clone() {
+            let first = blocks.first() + i * BLOCK;
+            let (k, v) = blocks.rows(i, seen.end, wanted(ranges, first), p);
+            if i == seen.start {
+                k.prefetch_first(z);
+                v.prefetch_first(z);
+            }
+            // SAFETY: these are the keys and values of the block.
+            unsafe { pass.add_block(z, k, v, &(first..first + BLOCK)) };
+        }
+        pass.merge(z, &mut to.rows(i * ROWS, ROWS, p.head_dim_v));
+    }
+}
+
+/// See [`crate::arch::Arch::attention_merge`].
+#[inline(always)]
+pub(in crate::arch) fn attention_merge<V: Lanes>(
+    z: V,
+    to: &mut AttnPartial<'_>,
+    from: &AttnPartial<'_>,
+    head_dim_v: usize,
+) {
+    merge(z, to, from.out, from.max, from.sum, head_dim_v);
+}
+
+/// Adds partial results of a later span; rows whose sum is 0 saw none of its keys.
+#[inline(always)]
+fn merge<V: Lanes>(z: V, to: &mut AttnPartial<'_>, out: &[f32], max: &[f32], sum: &[f32], dim: usize) {
+    for first in (0..to.sum.len()).step_by(V::N) {
+        let rows = first..to.sum.len().min(first + V::N);
+        let (before, now) = (z.load(&to.max[rows.clone()]), z.load(&max[rows.clone()]));
+        // Of rows that saw nothing both are minus infinity, which has no difference from itself.
+        let top = before.max(now).max(z.splat(f32::MIN));
+        let mut factors = [[0.0; MAX_LANES]; 2];
+        exp(before - top).store(&mut factors[0][..V::N]);
+        exp(now - top).store(&mut factors[1][..V::N]);
+        for i in rows {
+            let (out, total) = (&out[i * dim..][..dim], &mut to.out[i * dim..][..dim]);
+            if sum[i] == 0.0 {
+                continue;
+            }
+            if to.sum[i] == 0.0 {
+                total.copy_from_slice(out);
+                (to.max[i], to.sum[i]) = (max[i], sum[i]);
+                continue;
+            }
+            let [before, now] = factors.map(|factors| factors[i - first]);
+            let (shrink, add) = (z.splat(before), z.splat(now));
+            for (total, out) in total.chunks_mut(V::N).zip(out.chunks(V::N)) {
+                z.load(out).mul_add(add, z.load(total) * shrink).store(total);
+            }
+            to.sum[i] = to.sum[i] * before + sum[i] * now;
+            to.max[i] = to.max[i].max(max[i]);
+        }
+    }
+}
+
+/// See [`crate::arch::Arch::attention_finish`].
+#[inline(always)]
+pub(in crate::arch) fn attention_finish<V: Lanes>(z: V, to: &mut AttnPartial<'_>, head_dim_v: usize) {
+    for (out, sum) in to.out.chunks_exact_mut(head_dim_v).zip(&*to.sum) {
+        let sum = z.splat(*sum);
+        for out in out.chunks_mut(V::N) {
+            (z.load(out) / sum).store(out);
+        }
     }
 }
 
 impl<'a> Pass<'a> {
-    /// At most [`ROWS`] rows that have seen nothing; `scores` is room for `(ROWS, STRIDE)`.
+    /// At most [`ROWS`] rows that have seen nothing.
+    ///
+    /// # Safety
+    /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and nobody else may use
+    /// `out` meanwhile.
     #[inline(always)]
-    pub(in crate::arch) fn new(
+    pub(in crate::arch) unsafe fn new(
         p: &'a AttnParams,
         q: &'a [f32],
-        out: &'a mut [f32],
+        out: *mut f32,
         ranges: &'a [(u32, u32)],
         scores: *mut f32,
     ) -> Pass<'a> {
-        out.fill(0.0);
-        Pass { p, q, out, ranges, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
+        let n = ranges.len() * p.head_dim_v;
+        // SAFETY: the caller's promise.
+        unsafe { out.write_bytes(0, n) };
+        // SAFETY: the caller's promise, and they are zeros now.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
+        Pass { p, q, out, ranges, skip: 0, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
     }
 
-    /// Divides by the sums of weights.
+    /// Adds what the rows saw to their partial results.
     #[inline(always)]
-    pub(in crate::arch) fn finish<V: Lanes>(&mut self, z: V) {
-        for (out, sum) in self.out.chunks_exact_mut(self.p.head_dim_v).zip(self.sum) {
-            let sum = z.splat(sum);
-            for out in out.chunks_mut(V::N) {
-                (z.load(out) / sum).store(out);
-            }
-        }
+    pub(in crate::arch) fn merge<V: Lanes>(&self, z: V, to: &mut AttnPartial<'_>) {
+        merge(z, to, self.out, &self.max, &self.sum, self.p.head_dim_v);
     }
 
-    /// Whether there are [`ROWS`] rows, and all see all of `block`.
+    /// The rows, a bit for each, that see all of `block` and whose own position, the last one that they see, lies
+    /// behind it.
     #[cfg(target_arch = "x86_64")]
-    pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> bool {
-        let whole = |r: &(u32, u32)| r.0 as usize <= block.start && block.end <= r.1 as usize;
-        self.ranges.len() == ROWS && self.ranges.iter().all(whole)
+    pub(in crate::arch) fn behind(&self, block: &Range<usize>) -> u32 {
+        let behind = |r: &(u32, u32)| r.0 as usize <= block.start && block.end < r.1 as usize;
+        self.ranges.iter().enumerate().fold(0, |rows, (i, r)| rows | u32::from(behind(r)) << i)
+    }
+
+    /// The rows, a bit for each, that see any of `block`.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> u32 {
+        self.ranges.iter().enumerate().fold(0, |rows, (i, &r)| rows | u32::from(!visible(r, block).is_empty()) << i)
+    }
+
+    /// What row `i` sees of `block`.
+    #[inline(always)]
+    fn visible(&self, i: usize, block: &Range<usize>) -> Range<usize> {
+        if self.skip >> i & 1 == 1 { 0..0 } else { visible(self.ranges[i], block) }
     }
 
     /// Where the outputs are, not divided yet.
@@ -232,10 +458,10 @@ impl<'a> Pass<'a> {
     #[inline(always)]
     unsafe fn add_scores<V: Lanes, E: Element<V>>(&mut self, z: V, k: Rows<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
-            let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block)).filter(|s| !s.is_empty());
+            let spans = tile.clone().map(|i| self.visible(i, block)).filter(|s| !s.is_empty());
             let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
             let q = self.q[tile.start * self.p.head_dim..].as_ptr();
-            let q = Rows { first: q, dim: self.p.head_dim, n: tile.len() };
+            let q = Rows::new(q, self.p.head_dim);
             // SAFETY: `scores` has `ROWS` rows.
             let s = unsafe { self.scores.add(tile.start * STRIDE) };
             let ahead = tile.start == 0;
@@ -250,7 +476,7 @@ impl<'a> Pass<'a> {
             }
         }
         for i in 0..self.ranges.len() {
-            let span = visible(self.ranges[i], block);
+            let span = self.visible(i, block);
             if !span.is_empty() {
                 // SAFETY: the row's scores over its span have just been written.
                 unsafe { self.weigh(z, i, span) };
@@ -311,13 +537,13 @@ impl<'a> Pass<'a> {
     #[inline(always)]
     unsafe fn add_values<V: Lanes, E: Element<V>>(&mut self, z: V, v: Rows<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
-            let spans = self.ranges[tile.clone()].iter().map(|&r| visible(r, block));
+            let spans = tile.clone().map(|i| self.visible(i, block));
             let shared = spans.fold(0..BLOCK, |a, b| a.start.max(b.start)..a.end.min(b.end));
             // Keys that only some rows of the tile see must not touch the others: zero times a
             // value that is not finite is not zero.
             let shared = if shared.is_empty() { 0..0 } else { shared };
             for i in tile.clone() {
-                let span = visible(self.ranges[i], block);
+                let span = self.visible(i, block);
                 let end = if shared.is_empty() { span.end } else { shared.start };
                 // SAFETY: the row's weights over its span are initialised.
                 unsafe { self.add_weighted::<V, E, 1>(z, i, v, span.start..end) };
@@ -334,7 +560,7 @@ impl<'a> Pass<'a> {
                 }
             }
             for i in tile {
-                let span = visible(self.ranges[i], block);
+                let span = self.visible(i, block);
                 // SAFETY: the row's weights over its span are initialised.
                 unsafe { self.add_weighted::<V, E, 1>(z, i, v, shared.end..span.end) };
             }

@@ -141,7 +141,7 @@ pub(in crate::arch) fn attention_keys<V: Lanes>(
 
 #[inline(always)]
 fn rows(x: &[f32], dim: usize) -> Rows<f32> {
-    Rows { first: x.as_ptr(), dim, n: x.len() / dim }
+    Rows::new(x.as_ptr(), dim)
 }
 
 /// What of `block` any of some rows sees, relative to its start.
@@ -176,7 +176,7 @@ unsafe fn products<V: Lanes>(
     for (out, x, y) in [(pairs.s, a, b), (pairs.dp, c, d)] {
         // SAFETY: the tile's rows, and `ROWS` rows of room for their products.
         unsafe {
-            let x = Rows { first: x.row(tile.start), dim: x.dim, n: tile.len() };
+            let x = Rows::new(x.row(tile.start), x.dim);
             let out = out.add(tile.start * STRIDE);
             match tile.len() {
                 4 if V::REGISTERS >= 32 => dots::<V, f32, 4, 4>(z, out, x, y, span.clone(), false),

@@ -92,7 +92,8 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
 #[inline(always)]
 pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
     let rank = t.len() / y.rows();
-    assert!(t.len() == y.rows() * rank && y.cols() <= stride && (rank - 1) * stride + y.cols() <= b.len());
+    let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
+    assert!(t.len() == y.rows() * rank && y.cols() <= stride && end.is_some_and(|end| end <= b.len()));
     let mut i = 0;
     while i + 4 <= y.rows() {
         add_product_rows::<V, 4, 2>(z, y, i, &t[i * rank..(i + 4) * rank], b, stride);

@@ -2,16 +2,17 @@
 //! `#[target_feature]`.
 //!
 //! Shared this way is what differs between instruction sets in spelling and width only: `f32`
-//! arithmetic, and products with a weight row per lane. Other integer dot products differ in shape
-//! and stay in the levels' own files.
+//! arithmetic. Integer dot products differ in shape and stay in the levels' own files.
 
 pub(in crate::arch) mod attention;
 pub(super) mod attention_backward;
 pub(super) mod elementwise;
+pub(super) mod matvec;
+pub(super) mod packing;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod strip;
+pub(super) mod panels;
 
-use half::f16;
+use half::{bf16, f16};
 use std::ops::{Add, Div, Mul, Sub};
 
 /// A vector of `f32`.
@@ -54,6 +55,12 @@ pub(super) trait Lanes:
     /// # Safety
     /// `n` values must be readable.
     unsafe fn read_f16_first(self, p: *const f16, n: usize) -> Self;
+
+    /// Reads and widens `N` values.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn read_bf16(self, p: *const bf16) -> Self;
 
     /// Writes `N` values.
     ///
@@ -258,9 +265,50 @@ macro_rules! elementwise_kernels {
     };
 }
 
-/// The shared backward kernels of attention.
-macro_rules! attention_backward_kernels {
+/// The shared kernels of attention, for a level whose `load_kv` is in scope.
+macro_rules! attention_kernels {
     ($features:literal, $zero:expr) => {
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn attention_f32(
+            to: &mut $crate::arch::AttnPartial<'_>,
+            q: &[f32],
+            span: $crate::arch::KvSpan<'_, f32>,
+            ranges: &[(u32, u32)],
+            p: &$crate::arch::AttnParams,
+        ) {
+            $crate::arch::lanes::attention::attention($zero, to, q, span, ranges, p);
+        }
+
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn attention_f16(
+            to: &mut $crate::arch::AttnPartial<'_>,
+            q: &[f32],
+            span: $crate::arch::KvSpan<'_, half::f16>,
+            ranges: &[(u32, u32)],
+            p: &$crate::arch::AttnParams,
+        ) {
+            $crate::arch::lanes::attention::attention($zero, to, q, span, ranges, p);
+        }
+
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn attention_stored(
+            to: &mut $crate::arch::AttnPartial<'_>,
+            q: &[f32],
+            stored: $crate::arch::KvStored<'_>,
+            ranges: &[(u32, u32)],
+            p: &$crate::arch::AttnParams,
+        ) {
+            let mut tiles = [const { $crate::arch::lanes::attention::Tile::uninit() }; 2];
+            // SAFETY: `load_kv` is this level's.
+            let blocks = unsafe { $crate::arch::lanes::attention::Widened::new(stored, &mut tiles, load_kv, p) };
+            $crate::arch::lanes::attention::attention($zero, to, q, blocks, ranges, p);
+        }
+
+        $crate::arch::lanes::instantiate! { $features, $zero, attention:
+            attention_merge(to: &mut $crate::arch::AttnPartial<'_>, from: &$crate::arch::AttnPartial<'_>,
+                head_dim_v: usize);
+            attention_finish(to: &mut $crate::arch::AttnPartial<'_>, head_dim_v: usize);
+        }
         $crate::arch::lanes::instantiate! { $features, $zero, attention_backward:
             attention_queries(dq: &mut [f32], lse: &mut [f32], q: &[f32], dout: &[f32], delta: &[f32], k: &[f32],
                 v: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::AttnParams);
@@ -269,7 +317,7 @@ macro_rules! attention_backward_kernels {
         }
     };
 }
-pub(super) use {attention_backward_kernels, elementwise_kernels, instantiate, methods};
+pub(super) use {attention_kernels, elementwise_kernels, instantiate, methods};
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -6,18 +6,9 @@
 //! the caches of a core deliver for.
 
 use super::elementwise::zero;
-use crate::arch::AttnParams;
-use crate::arch::lanes::{attention, attention_backward_kernels};
-use half::f16;
+use crate::arch::kv::{kv_kernels, load_kernel};
+use crate::arch::lanes::attention_kernels;
 
-#[target_feature(enable = "neon")]
-pub(super) fn attention_f32(out: &mut [f32], q: &[f32], k: &[f32], v: &[f32], ranges: &[(u32, u32)], p: &AttnParams) {
-    attention::attention(zero(), out, q, k, v, ranges, p);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) fn attention_f16(out: &mut [f32], q: &[f32], k: &[f16], v: &[f16], ranges: &[(u32, u32)], p: &AttnParams) {
-    attention::attention(zero(), out, q, k, v, ranges, p);
-}
-
-attention_backward_kernels!("neon", zero());
+kv_kernels!("neon");
+load_kernel!("neon");
+attention_kernels!("neon", zero());

@@ -6,13 +6,13 @@
 //! activations.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
-use half::f16;
+use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
 /// See [`Lanes`].
 #[derive(Clone, Copy)]
-pub(super) struct F32x4(float32x4_t);
+pub(in crate::arch) struct F32x4(pub(super) float32x4_t);
 
 /// The first vector of a kernel.
 #[inline]
@@ -74,8 +74,8 @@ impl Lanes for F32x4 {
     #[inline(always)]
     unsafe fn read_first(self, p: *const f32, n: usize) -> F32x4 {
         let mut values = [0.0; 4];
-        // SAFETY: `n < 4` values, which the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(p, values.as_mut_ptr(), n) };
+        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be aligned.
+        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f32>()) };
         // SAFETY: four values.
         unsafe { self.read(values.as_ptr()) }
     }
@@ -91,10 +91,18 @@ impl Lanes for F32x4 {
     #[inline(always)]
     unsafe fn read_f16_first(self, p: *const f16, n: usize) -> F32x4 {
         let mut values = [f16::ZERO; 4];
-        // SAFETY: `n < 4` values, which the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(p, values.as_mut_ptr(), n) };
+        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be aligned.
+        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f16>()) };
         // SAFETY: four values.
         unsafe { self.read_f16(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(self, p: *const bf16) -> F32x4 {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { vld1_u16(p.cast()) };
+        // SAFETY: a vector exists.
+        F32x4(unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(bits)) })
     }
 
     #[inline(always)]
@@ -141,18 +149,6 @@ pub(in crate::arch) fn widen_f16(bits: uint16x4_t) -> float32x4_t {
     // SAFETY: computes on registers. From Rust 1.94 on: `vcvt_f32_f16`.
     unsafe {
         std::arch::asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) x, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
-    }
-    x
-}
-
-/// Widens the upper four; exact.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn widen_high_f16(bits: uint16x8_t) -> float32x4_t {
-    let x: float32x4_t;
-    // SAFETY: computes on registers. From Rust 1.94 on: `vcvt_high_f32_f16`.
-    unsafe {
-        std::arch::asm!("fcvtl2 {0:v}.4s, {1:v}.8h", lateout(vreg) x, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
     }
     x
 }

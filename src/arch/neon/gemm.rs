@@ -6,39 +6,24 @@
 //! instructions for two values of all rows 48 multiply: 0.30 per product of a weight and an activation.
 //! Four 128-bit pipes at 4.4 GHz bound it to 141 GFLOP/s per core.
 
-use super::elementwise::widen_f16;
+use super::elementwise::{F32x4, widen_f16, zero};
 use super::matmul::load;
-use super::unpack::{Factors, Weights, widened_signed, with_weights};
-use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
+use super::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
+use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
+use crate::arch::lanes::packing::{MAX_LANES, Transpose, packing};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
 use crate::arch::{Element, Gemm, Transposed};
 use crate::quant::*;
 use std::arch::aarch64::*;
 use std::ops::Range;
 
-/// The numbers are about the activation rows from which on panels take fewer instructions than `matmul.rs`.
-pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
-    match dtype {
-        DType::F32 => const { table::<F32>(14) },
-        DType::F16 | DType::BF16 => const { table::<F32>(24) },
-        DType::Q4_K | DType::Q5_K => const { table::<F32>(30) },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<F32>(18) },
-        DType::Q4_0
-        | DType::Q4_1
-        | DType::Q5_0
-        | DType::Q5_1
-        | DType::Q8_0
-        | DType::IQ4_NL
-        | DType::IQ4_XS
-        | DType::MXFP4
-        | DType::TQ2_0 => const { table::<F32>(9) },
-        _ => const { table::<F32>(6) },
-    }
+pub(in crate::arch) fn gemm_for(_dtype: DType) -> Gemm {
+    const { table::<F32Panels>() }
 }
 
 /// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
 pub(super) fn transposed_for(_dtype: DType) -> Transposed {
-    const { transposed::<F32>() }
+    const { transposed::<F32Panels>() }
 }
 
 /// Words of a register.
@@ -47,70 +32,44 @@ pub(in crate::arch) const LANES: usize = 4;
 const ROWS: usize = 8;
 
 /// Panels of `f32`.
-pub(super) enum F32 {}
+pub(super) enum F32Panels {}
 
-impl Panels for F32 {
+impl Panels for F32Panels {
     const LANES: usize = LANES;
-    const VECS: usize = 3;
-    const DEPTH: usize = BLOCK;
     const INTERLEAVED: usize = ROWS;
+    const TILES: &[RegisterTile] = &[
+        RegisterTile { rows: ROWS, multiply: tile_f32::<1> },
+        RegisterTile { rows: ROWS, multiply: tile_f32::<2> },
+        RegisterTile { rows: ROWS, multiply: tile_f32::<3> },
+    ];
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
+    const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
         k
     }
-
-    fn rows(_: usize) -> usize {
-        ROWS
-    }
-
-    unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { pack(x, k, bytemuck::cast_slice_mut(packed)) }
-    }
-
-    unsafe fn tile(vecs: usize, w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, _: *const u32) {
-        let tile = match vecs {
-            1 => tile_f32::<1>,
-            2 => tile_f32::<2>,
-            _ => tile_f32::<3>,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile(w.cast(), x.cast(), k, sums, first) }
-    }
-
-    unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { store_transposed(sums, y, stride, rows, cols) }
-    }
 }
 
-impl Unpack for F32 {
+impl UnpackRows for F32Panels {
     const ELEMENT: (Element, u64) = (Element::F32, 1);
 
-    unsafe fn unpack(dtype: DType, blocks: &[u8], out: *mut u32) {
+    unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
         // SAFETY: the caller's promise.
-        unsafe { unpack::<ROWS>(dtype, blocks, 0..BLOCK, out.cast()) }
+        unsafe { unpack::<ROWS>(dtype, blocks, 0..BLOCK, bytemuck::cast_slice_mut(out)) }
     }
 }
 
-impl Turn for F32 {
+impl Turn for F32Panels {
     const ROWS: usize = 32;
-
-    unsafe fn expand(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack::<1>(dtype, blocks, wanted, out) }
-    }
-
-    unsafe fn turn(values: *const f32, panel: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { turn(values, panel.cast()) }
-    }
+    const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack::<1>;
+    const TURN: unsafe fn(*const f32, *mut u32) = turn;
 }
 
 /// Columns of 32 rows as rows, which lie interleaved: nothing is turned.
 #[target_feature(enable = "neon")]
-unsafe fn turn(values: *const f32, panel: *mut f32) {
-    for r in 0..F32::ROWS {
+unsafe fn turn(values: *const f32, panel: *mut u32) {
+    let panel = panel.cast::<f32>();
+    for r in 0..F32Panels::ROWS {
         // SAFETY: a register of a row, and of the panel's word `r`.
         unsafe { vst1q_f32(panel.wrapping_add(r * ROWS), vld1q_f32(values.wrapping_add(r * COLUMNS))) };
     }
@@ -119,7 +78,15 @@ unsafe fn turn(values: *const f32, panel: *mut f32) {
 /// `VECS` registers of activations times 8 weight rows.
 #[inline(never)]
 #[target_feature(enable = "neon")]
-unsafe fn tile_f32<const VECS: usize>(w: *const f32, x: *const f32, words: usize, sums: *mut f32, first: bool) {
+unsafe fn tile_f32<const VECS: usize>(
+    w: *const u32,
+    x: *const u32,
+    k: usize,
+    sums: *mut f32,
+    first: bool,
+    _ahead: *const u32,
+) {
+    let (w, x) = (w.cast::<f32>(), x.cast::<f32>());
     let mut acc = [[vdupq_n_f32(0.0); VECS]; ROWS];
     if !first {
         for r in 0..ROWS {
@@ -130,7 +97,7 @@ unsafe fn tile_f32<const VECS: usize>(w: *const f32, x: *const f32, words: usize
         }
     }
     let mut i = 0;
-    while i + 2 <= words {
+    while i + 2 <= k {
         // SAFETY: words `i` and `i + 1` of all rows.
         unsafe {
             word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES));
@@ -138,7 +105,7 @@ unsafe fn tile_f32<const VECS: usize>(w: *const f32, x: *const f32, words: usize
         }
         i += 2;
     }
-    if i < words {
+    if i < k {
         // SAFETY: word `i` of all rows.
         unsafe { word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES)) };
     }
@@ -168,37 +135,15 @@ unsafe fn word<const VECS: usize>(acc: &mut [[float32x4_t; VECS]; ROWS], w: *con
     }
 }
 
-#[target_feature(enable = "neon")]
-fn pack(x: &[f32], k: usize, packed: &mut [f32]) {
-    let n_vecs = (x.len() / k).div_ceil(LANES);
-    for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
-            let mut rows = [vdupq_n_f32(0.0); LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                let start = c * LANES;
-                let mut values = [0.0; LANES];
-                let x = &x[start..(start + LANES).min(k)];
-                values[..x.len()].copy_from_slice(x);
-                *row = load(&values);
-            }
-            for (word, out) in transpose(rows).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
-                out[v * LANES..][..LANES].copy_from_slice(&array(word));
-            }
-        }
-    }
-}
+packing!("neon", zero());
 
-#[target_feature(enable = "neon")]
-pub(in crate::arch) unsafe fn store_transposed(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-    let mut tile = [vdupq_n_f32(0.0); LANES];
-    for (r, row) in tile.iter_mut().enumerate().take(cols) {
-        // SAFETY: a row of the sums.
-        *row = unsafe { vld1q_f32(sums.wrapping_add(r * LANES)) };
-    }
-    for (i, row) in transpose(tile).into_iter().enumerate().take(rows) {
-        // SAFETY: `cols` values of row `i`.
-        let y = unsafe { std::slice::from_raw_parts_mut(y.wrapping_add(i * stride), cols) };
-        y.copy_from_slice(&array(row)[..cols]);
+impl Transpose for F32x4 {
+    #[inline(always)]
+    fn transpose(mut x: [F32x4; MAX_LANES]) -> [F32x4; MAX_LANES] {
+        // SAFETY: a vector exists, so the CPU has NEON.
+        let [a, b, c, d] = unsafe { transpose([x[0].0, x[1].0, x[2].0, x[3].0]) };
+        (x[0], x[1], x[2], x[3]) = (F32x4(a), F32x4(b), F32x4(c), F32x4(d));
+        x
     }
 }
 
@@ -212,9 +157,9 @@ fn transpose([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     [vzip1q_f32(ac, bd), vzip2q_f32(ac, bd), vzip1q_f32(ac2, bd2), vzip2q_f32(ac2, bd2)]
 }
 
-/// Expands the values `wanted` of a row's blocks, to every `STRIDE`th word.
+/// Expands the values `wanted` of a row's blocks, to every `STRIDE`th word of `out`.
 #[target_feature(enable = "neon")]
-fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     macro_rules! blocks {
         ($block:ident, $n:literal) => {
             blocks::<$block, $n, STRIDE>(bytes, wanted, out)
@@ -224,23 +169,19 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
         DType::F32 => {
             let (whole, rest) = bytes.as_chunks::<16>();
             for (i, x) in whole.iter().enumerate() {
-                // SAFETY: the panel has room for the values that are unpacked.
-                unsafe {
-                    let x = load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<_, [u32; 4]>(*x)));
-                    spread::<STRIDE>(x, out, 4 * i);
-                }
+                let x = load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<_, [u32; 4]>(*x)));
+                spread::<STRIDE>(x, &mut out[4 * i * STRIDE..]);
             }
-            dequantized::<STRIDE>(dtype, rest, 0..LANES, out.wrapping_add(4 * whole.len() * STRIDE));
+            dequantized_rest::<STRIDE>(dtype, rest, 4 * whole.len(), out);
         }
         DType::F16 | DType::BF16 => {
             let (whole, rest) = bytes.as_chunks::<8>();
             for (i, x) in whole.iter().enumerate() {
                 let x = vcreate_u16(u64::from_le_bytes(*x));
                 let x = if dtype == DType::F16 { widen_f16(x) } else { vreinterpretq_f32_u32(vshll_n_u16::<16>(x)) };
-                // SAFETY: as above.
-                unsafe { spread::<STRIDE>(x, out, 4 * i) };
+                spread::<STRIDE>(x, &mut out[4 * i * STRIDE..]);
             }
-            dequantized::<STRIDE>(dtype, rest, 0..LANES, out.wrapping_add(4 * whole.len() * STRIDE));
+            dequantized_rest::<STRIDE>(dtype, rest, 4 * whole.len(), out);
         }
         _ => with_weights!(dtype, blocks, dequantized::<STRIDE>(dtype, bytes, wanted, out)),
     }
@@ -249,7 +190,11 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
 /// Blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
-fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn blocks<B: UnpackBlocks<N>, const N: usize, const STRIDE: usize>(
+    bytes: &[u8],
+    wanted: Range<usize>,
+    out: &mut [f32],
+) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);
     let groups = bytes.len() * 8 / N;
     let first = wanted.start / 32;
@@ -259,13 +204,13 @@ fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], want
     let Factors { scale, offset } = unsafe { B::factors(&blocks) };
     let (scale, offset) = (factors::<B, N>(scale), factors::<B, N>(offset));
     for b in first..wanted.end.div_ceil(32).min(groups) {
+        let out = &mut out[32 * (b - first) * STRIDE..][..31 * STRIDE + 1];
         for h in 0..2 {
             // SAFETY: as above.
             let q = widened_signed(unsafe { B::bytes(&blocks, b) }[h]);
             for e in 0..4 {
                 let value = vfmaq_n_f32(vdupq_n_f32(offset[2 * b + h]), q[e], scale[2 * b + h]);
-                // SAFETY: the panel has room for the values that are unpacked.
-                unsafe { spread::<STRIDE>(value, out, 32 * (b - first) + 16 * h + 4 * e) };
+                spread::<STRIDE>(value, &mut out[(16 * h + 4 * e) * STRIDE..]);
             }
         }
     }
@@ -274,7 +219,7 @@ fn blocks<B: Weights<N>, const N: usize, const STRIDE: usize>(bytes: &[u8], want
 /// A factor for each 16 values.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in crate::arch) fn factors<B: Weights<N>, const N: usize>([a, b, c, d]: [float32x4_t; 4]) -> [f32; 16] {
+pub(in crate::arch) fn factors<B: UnpackBlocks<N>, const N: usize>([a, b, c, d]: [float32x4_t; 4]) -> [f32; 16] {
     bytemuck::cast(if B::FACTORS_PER_16 {
         [array(a), array(b), array(c), array(d)]
     } else {
@@ -282,35 +227,41 @@ pub(in crate::arch) fn factors<B: Weights<N>, const N: usize>([a, b, c, d]: [flo
     })
 }
 
-/// Writes values `i..i + 4` of a row, to every `STRIDE`th word.
+/// Writes four values, to every `STRIDE`th word.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn spread<const STRIDE: usize>(x: float32x4_t, out: *mut f32, i: usize) {
-    let out = out.wrapping_add(i * STRIDE);
+fn spread<const STRIDE: usize>(x: float32x4_t, out: &mut [f32]) {
+    let out = &mut out[..3 * STRIDE + 1];
     if STRIDE == 1 {
-        // SAFETY: the caller's promise.
-        unsafe { vst1q_f32(out, x) };
+        // SAFETY: four values.
+        unsafe { vst1q_f32(out.as_mut_ptr(), x) };
         return;
     }
-    // SAFETY: the caller's promise, here and below.
-    unsafe { vst1q_lane_f32::<0>(out, x) };
+    // SAFETY: a value, here and below.
+    unsafe { vst1q_lane_f32::<0>(&mut out[0], x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<1>(out.wrapping_add(STRIDE), x) };
+    unsafe { vst1q_lane_f32::<1>(&mut out[STRIDE], x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<2>(out.wrapping_add(2 * STRIDE), x) };
+    unsafe { vst1q_lane_f32::<2>(&mut out[2 * STRIDE], x) };
     // SAFETY: as above.
-    unsafe { vst1q_lane_f32::<3>(out.wrapping_add(3 * STRIDE), x) };
+    unsafe { vst1q_lane_f32::<3>(&mut out[3 * STRIDE], x) };
+}
+
+/// What is left of values without blocks behind the first `done`: less than a register.
+fn dequantized_rest<const STRIDE: usize>(dtype: DType, bytes: &[u8], done: usize, out: &mut [f32]) {
+    if !bytes.is_empty() {
+        dequantized::<STRIDE>(dtype, bytes, 0..LANES, &mut out[done * STRIDE..]);
+    }
 }
 
 /// Any format, slowly.
-fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: *mut f32) {
+fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     let format = dtype.float_format();
     let mut values = [0.0; BLOCK];
     let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
     (format.dequantize)(bytes, values);
     for (i, value) in values[wanted.start..wanted.end.min(values.len())].iter().enumerate() {
-        // SAFETY: the panel has room for the values that are unpacked.
-        unsafe { out.wrapping_add(i * STRIDE).write(*value) };
+        out[i * STRIDE] = *value;
     }
 }
 
@@ -378,7 +329,7 @@ pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn store_bytes(to: &mut [u32; 4], x: int8x16_t) {
+pub(in crate::arch) fn store_bytes(to: &mut [u32; 4], x: int8x16_t) {
     // SAFETY: 16 writable bytes.
     unsafe { vst1q_s8(to.as_mut_ptr().cast(), x) }
 }

@@ -15,7 +15,7 @@ pub(in crate::arch) struct Factors {
 }
 
 /// A format whose `N` blocks hold 256 weights, `scale·q + offset`.
-pub(in crate::arch) trait Weights<const N: usize>: Pod {
+pub(in crate::arch) trait UnpackBlocks<const N: usize>: Pod {
     /// Whether each 16 weights have factors of their own; else each 32 share them.
     const FACTORS_PER_16: bool = false;
     /// Whether there are offsets; else they are zero.
@@ -61,7 +61,7 @@ pub(in crate::arch) use with_weights;
 /// One format: its constants, its factors, its bytes.
 macro_rules! weights {
     ($block:ident, $n:literal, { $($const:ident = $value:literal),* }, |$f:pat_param| $factors:expr, |$w:pat_param, $b:ident| $bytes:expr) => {
-        impl Weights<$n> for $block {
+        impl UnpackBlocks<$n> for $block {
             $(const $const: bool = $value;)*
 
             #[inline]

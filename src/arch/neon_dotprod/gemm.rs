@@ -21,25 +21,24 @@
 //!
 //! The `f32` panels take 0.30, at most 58.
 
-use crate::arch::gemm::{BLOCK, Panels, TILE, Unpack, table};
-use crate::arch::neon::gemm::{self, LANES, factors, int_words, record, round};
-use crate::arch::neon::unpack::{Factors, Weights, with_weights};
+use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
+use crate::arch::neon::gemm::{self, LANES, factors, int_words, record, round, store_bytes};
+use crate::arch::neon::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-/// The numbers are about the activation rows from which on panels take fewer instructions than `matmul.rs`.
 macro_rules! int_gemm_for {
     ($ints:ident) => {
         pub(super) fn gemm_for(dtype: DType) -> Gemm {
             macro_rules! two_planes {
                 ($block:ident, $n:literal) => {
-                    const { table::<$ints<2, 32>>(6) }
+                    const { table::<$ints<2, 32>>() }
                 };
             }
             match dtype {
-                DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>(6) },
-                DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>(3) },
+                DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>() },
+                DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>() },
                 _ => with_weights!(dtype, two_planes, gemm::gemm_for(dtype)),
             }
         }
@@ -137,8 +136,12 @@ macro_rules! int_panels {
 
         impl<const PLANES: usize, const SPAN: usize> Panels for $ints<PLANES, SPAN> {
             const LANES: usize = LANES;
-            const VECS: usize = 2;
-            const DEPTH: usize = BLOCK;
+            const TILES: &[RegisterTile] = &[
+                RegisterTile { rows: ROWS, multiply: tile_ints::<PLANES, SPAN, 1> },
+                RegisterTile { rows: ROWS, multiply: tile_ints::<PLANES, SPAN, 2> },
+            ];
+            const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<$products, PLANES>;
+            const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = gemm::store_transposed;
 
             fn words(k: usize) -> usize {
                 k / 32 * record(PLANES)
@@ -147,43 +150,12 @@ macro_rules! int_panels {
             fn panel_words(k: usize) -> usize {
                 k / 32 * record(1)
             }
-
-            fn rows(_: usize) -> usize {
-                ROWS
-            }
-
-            unsafe fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
-                // SAFETY: the caller's promise.
-                unsafe { pack_ints::<$products, PLANES>(x, k, packed) }
-            }
-
-            unsafe fn tile(
-                vecs: usize,
-                w: *const u32,
-                x: *const u32,
-                k: usize,
-                sums: *mut f32,
-                first: bool,
-                _: *const u32,
-            ) {
-                let tile = match vecs {
-                    1 => tile_ints::<PLANES, SPAN, 1>,
-                    _ => tile_ints::<PLANES, SPAN, 2>,
-                };
-                // SAFETY: the caller's promise.
-                unsafe { tile(w, x, k / 32, sums, first) }
-            }
-
-            unsafe fn transpose(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize) {
-                // SAFETY: the caller's promise.
-                unsafe { gemm::store_transposed(sums, y, stride, rows, cols) }
-            }
         }
 
-        impl<const PLANES: usize, const SPAN: usize> Unpack for $ints<PLANES, SPAN> {
+        impl<const PLANES: usize, const SPAN: usize> UnpackRows for $ints<PLANES, SPAN> {
             const ELEMENT: (Element, u64) = (Element::I8, PLANES as u64);
 
-            unsafe fn unpack(dtype: DType, bytes: &[u8], out: *mut u32) {
+            unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
                 macro_rules! blocks {
                     ($block:ident, $n:literal) => {
                         // SAFETY: the caller's promise.
@@ -200,24 +172,25 @@ macro_rules! int_panels {
         unsafe fn tile_ints<const PLANES: usize, const SPAN: usize, const VECS: usize>(
             w: *const u32,
             x: *const u32,
-            records: usize,
+            k: usize,
             sums: *mut f32,
             first: bool,
+            _ahead: *const u32,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { int_tile::<$products, PLANES, SPAN, VECS>(w, x, records, sums, first) }
+            unsafe { int_tile::<$products, PLANES, SPAN, VECS>(w, x, k / 32, sums, first) }
         }
     };
 }
 pub(in crate::arch) use {int_gemm_for, int_panels};
 
-int_panels!(Ints, "neon,dotprod", Sdot);
-int_gemm_for!(Ints);
+int_panels!(IntPanels, "neon,dotprod", Sdot);
+int_gemm_for!(IntPanels);
 
 /// The tile, to be inlined into a function that has the features of `P`.
 ///
 /// # Safety
-/// The CPU must have them; else as [`Panels::tile`].
+/// The CPU must have them; else as [`crate::arch::gemm::Multiply`].
 #[inline(always)]
 pub(in crate::arch) unsafe fn int_tile<P: Products, const PLANES: usize, const SPAN: usize, const VECS: usize>(
     w: *const u32,
@@ -359,7 +332,7 @@ pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k:
 
 /// Records of a weight row.
 #[target_feature(enable = "neon")]
-pub(in crate::arch) fn int_blocks<B: Weights<N>, const N: usize>(bytes: &[u8], out: *mut u32) {
+pub(in crate::arch) fn int_blocks<B: UnpackBlocks<N>, const N: usize>(bytes: &[u8], out: &mut [u32]) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);
     let mut blocks = [B::zeroed(); N];
     blocks[..bytes.len()].copy_from_slice(bytes);
@@ -369,13 +342,9 @@ pub(in crate::arch) fn int_blocks<B: Weights<N>, const N: usize>(bytes: &[u8], o
     for b in 0..bytes.len() * 8 / N {
         // SAFETY: as above.
         let [low, high] = unsafe { B::bytes(&blocks, b) };
-        let out = out.wrapping_add(b * record(1));
-        let factors = [scale[2 * b], scale[2 * b + 1], offset[2 * b], offset[2 * b + 1]];
-        // SAFETY: the panel has room for the blocks that are unpacked.
-        unsafe {
-            vst1q_s8(out.cast(), low);
-            vst1q_s8(out.wrapping_add(4).cast(), high);
-            out.wrapping_add(int_words(1)).cast::<[f32; 4]>().write_unaligned(factors);
-        }
+        let (words, _) = out[b * record(1)..].as_chunks_mut::<4>();
+        store_bytes(&mut words[0], low);
+        store_bytes(&mut words[1], high);
+        words[2] = [scale[2 * b], scale[2 * b + 1], offset[2 * b], offset[2 * b + 1]].map(f32::to_bits);
     }
 }

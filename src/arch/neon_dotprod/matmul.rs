@@ -2,13 +2,13 @@
 //! [`crate::arch::neon::matmul`].
 
 use crate::arch::neon::matmul::{Dot, matvec, matvec_ints};
-use crate::arch::neon::unpack::{Weights, with_weights};
-use crate::arch::{ActForm, Acts, BlockQ8, BlockQ16, ColumnsMut, Matvec, MatvecFn, neon};
+use crate::arch::neon::unpack::{UnpackBlocks, with_weights};
+use crate::arch::{ActForm, Acts, ColumnsMut, Matvec, neon};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-pub(super) fn matvec_for(dtype: DType, m: usize) -> Matvec {
-    matvec_ints!(dtype, m, (neon::KERNELS.matvec)(dtype, m))
+pub(super) fn matvec_for(dtype: DType) -> Matvec {
+    matvec_ints!(dtype, (neon::KERNELS.matvec)(dtype))
 }
 
 /// One instruction for 16 products.
@@ -35,15 +35,8 @@ pub(super) fn sdot(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn matvec_q16<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
     // SAFETY: this function has the features.
-    unsafe { matvec::<Sdot, BlockQ16, B, N>(y, w, x, n) }
-}
-
-#[target_feature(enable = "neon,dotprod")]
-fn matvec_q8<B: Weights<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::Q8 { x, n } = *x else { unreachable!("the form this level asks for") };
-    // SAFETY: this function has the features.
-    unsafe { matvec::<Sdot, BlockQ8, B, N>(y, w, x, n) }
+    unsafe { matvec::<Sdot, B, N>(y, w, x, n) }
 }

@@ -1,7 +1,7 @@
 //! Products with many activation rows: the integer panels of [`crate::arch::neon_dotprod`], two rows
 //! by two rows at a time. Instruction counts are given there.
 
-use crate::arch::gemm::{BLOCK, Panels, Unpack, table};
+use crate::arch::gemm::{Panels, RegisterTile, UnpackRows, table};
 use crate::arch::neon::gemm::{self, LANES, record};
 use crate::arch::neon::unpack::with_weights;
 use crate::arch::neon_dotprod::gemm::{Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints};
@@ -9,8 +9,8 @@ use crate::arch::{Element, Gemm};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
-int_panels!(Ints, "neon,i8mm", Smmla);
-int_gemm_for!(Ints);
+int_panels!(IntPanels, "neon,i8mm", Smmla);
+int_gemm_for!(IntPanels);
 
 /// Register `2p + q` of a tile has the products of weight rows `2p, 2p + 1` with the activation rows
 /// `2q, 2q + 1`, those of an activation row side by side.

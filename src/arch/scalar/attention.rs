@@ -2,7 +2,7 @@
 //! 1805.02867): no score is ever stored.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::AttnParams;
+use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, MAX_HEAD_DIM, kv};
 
 /// A KV element that widens to `f32`.
 pub(super) trait Widen: Copy {
@@ -19,18 +19,68 @@ impl Widen for half::f16 {
     }
 }
 
-/// Heads are at most this wide (checked when a model is opened).
-const MAX_HEAD_DIM: usize = crate::arch::MAX_HEAD_DIM;
+pub(super) fn attention<T: Widen>(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    span: KvSpan<'_, T>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (d, d_v) = (p.head_dim, p.head_dim_v);
+    let key = |i: usize, j: usize, key: &mut [f32]| T::widen(&span.blocks[i].k[j * d..][..d], key);
+    let value = |i: usize, j: usize, value: &mut [f32]| T::widen(&span.blocks[i].v[j * d_v..][..d_v], value);
+    add_rows(to, q, (span.first, span.blocks.len()), ranges, p, key, value);
+}
 
-pub(super) fn attention<T: Widen>(out: &mut [f32], q: &[f32], k: &[T], v: &[T], ranges: &[(u32, u32)], p: &AttnParams) {
+pub(super) fn attention_stored(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    stored: KvStored<'_>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (KvStored { k, v, span }, d, d_v) = (stored, p.head_dim, p.head_dim_v);
+    // The block that was widened last.
+    let mut tiles = [[0.0; KV_BLOCK * MAX_HEAD_DIM]; 2];
+    let mut last = [usize::MAX; 2];
+    let ([keys, values], [last_k, last_v]) = (&mut tiles, &mut last);
+    let key = |i: usize, j: usize, key: &mut [f32]| {
+        if std::mem::replace(last_k, i) != i {
+            kv::load(k, span.blocks[i].k, d, &mut keys[..KV_BLOCK * d]);
+        }
+        key.copy_from_slice(&keys[j * d..][..d]);
+    };
+    let value = |i: usize, j: usize, value: &mut [f32]| {
+        if std::mem::replace(last_v, i) != i {
+            kv::load(v, span.blocks[i].v, d_v, &mut values[..KV_BLOCK * d_v]);
+        }
+        value.copy_from_slice(&values[j * d_v..][..d_v]);
+    };
+    add_rows(to, q, (span.first, span.blocks.len()), ranges, p, key, value);
+}
+
+/// Adds `n_blocks` blocks of keys from position `first` on, of which `key` and `value` read row `j` of block `i`.
+fn add_rows(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    (first, n_blocks): (usize, usize),
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+    mut read_key: impl FnMut(usize, usize, &mut [f32]),
+    mut read_value: impl FnMut(usize, usize, &mut [f32]),
+) {
+    let (d, d_v) = (p.head_dim, p.head_dim_v);
     let mut buffer = [0.0f32; MAX_HEAD_DIM];
-    let rows = out.chunks_exact_mut(p.head_dim_v).zip(q.chunks_exact(p.head_dim));
-    for ((out, q), &(start, end)) in rows.zip(ranges) {
+    let mut out = [0.0f32; MAX_HEAD_DIM];
+    let out = &mut out[..d_v];
+    let end = first + n_blocks * KV_BLOCK;
+    for (row, (q, range)) in q.chunks_exact(d).zip(ranges).enumerate() {
         let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
         out.fill(0.0);
-        for j in start as usize..end as usize {
-            let key = &mut buffer[..p.head_dim];
-            T::widen(&k[j * p.head_dim..][..p.head_dim], key);
+        for position in first.max(range.0 as usize)..end.min(range.1 as usize) {
+            let (i, j) = ((position - first) / KV_BLOCK, position % KV_BLOCK);
+            let key = &mut buffer[..d];
+            read_key(i, j, key);
             let mut score = p.scale * dot(q, key);
             if p.softcap > 0.0 {
                 score = p.softcap * (score / p.softcap).tanh();
@@ -43,10 +93,36 @@ pub(super) fn attention<T: Widen>(out: &mut [f32], q: &[f32], k: &[T], v: &[T], 
             }
             let weight = (score - max).exp();
             sum += weight;
-            let value = &mut buffer[..p.head_dim_v];
-            T::widen(&v[j * p.head_dim_v..][..p.head_dim_v], value);
+            let value = &mut buffer[..d_v];
+            read_value(i, j, value);
             add_scaled(out, value, weight);
         }
+        merge_row(&mut to.out[row * d_v..][..d_v], &mut to.max[row], &mut to.sum[row], (out, max, sum));
+    }
+}
+
+/// Adds a row's partial result `(out, max, sum)` over the keys of a later span.
+fn merge_row(out: &mut [f32], max: &mut f32, sum: &mut f32, later: (&[f32], f32, f32)) {
+    if later.2 == 0.0 {
+        return; // it saw none of them
+    }
+    let top = max.max(later.1);
+    // A row that saw nothing before has a sum of 0 and the smallest of all maxima.
+    let (before, now) = ((*max - top).exp(), (later.1 - top).exp());
+    out.iter_mut().zip(later.0).for_each(|(o, l)| *o = before * *o + now * l);
+    *sum = before * *sum + now * later.2;
+    *max = top;
+}
+
+pub(super) fn attention_merge(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, d_v: usize) {
+    for (i, out) in to.out.chunks_exact_mut(d_v).enumerate() {
+        let later = (&from.out[i * d_v..][..d_v], from.max[i], from.sum[i]);
+        merge_row(out, &mut to.max[i], &mut to.sum[i], later);
+    }
+}
+
+pub(super) fn attention_finish(to: &mut AttnPartial<'_>, d_v: usize) {
+    for (out, sum) in to.out.chunks_exact_mut(d_v).zip(&*to.sum) {
         out.iter_mut().for_each(|o| *o /= sum);
     }
 }

@@ -1,7 +1,7 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by them.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::{Acts, BlockP16, BlockQ8, BlockQ16, ColumnsMut};
+use crate::arch::{Acts, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
 
@@ -32,13 +32,26 @@ pub(super) fn matvec(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_
     product(y, dtype.float_format(), w, x, n);
 }
 
+/// Bytes of `m` rows of `k` values.
+pub(super) fn packed_len(m: usize, k: usize) -> usize {
+    let bytes = m.checked_mul(k).and_then(|values| values.checked_mul(size_of::<f32>()));
+    bytes.unwrap_or_else(|| panic!("{m} packed rows of {k} values"))
+}
+
 /// "Packs" activations: this level reads them as they are.
 pub(super) fn pack(x: &[f32], _m: usize, _k: usize, packed: &mut [u8]) {
     packed.copy_from_slice(bytemuck::cast_slice(x));
 }
 
 /// The product on packed activations.
-pub(super) fn gemm(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize) {
+pub(super) fn gemm(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    _workspace: &mut [CacheLine],
+) {
     product(y, dtype.float_format(), w, bytemuck::cast_slice(packed), k);
 }
 
@@ -51,6 +64,7 @@ pub(super) fn transposed(
     w: &[u8],
     packed: &[u8],
     k: usize,
+    _workspace: &mut [CacheLine],
 ) {
     let format = dtype.float_format();
     let y: &[f32] = bytemuck::cast_slice(packed);
@@ -108,22 +122,4 @@ fn round(x: &[f32], scale: fn(u32) -> (f32, f32)) -> Rounded {
         }
     }
     rounded
-}
-
-pub(super) fn quantize_q8(x: &[f32], blocks: &mut [BlockQ8]) {
-    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ8::VALUES)) {
-        *block = BlockQ8::zeroed();
-        for (b, x) in x.chunks(32).enumerate() {
-            let (d, inverse) = BlockQ8::scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
-            let mut sums = [0; 2];
-            for (i, x) in x.iter().enumerate() {
-                let q = (x * inverse).round_ties_even() as i8;
-                block.q[b][i] = q;
-                sums[i / 16] += i32::from(q);
-            }
-            block.d[b] = d;
-            block.s[b] = d * (sums[0] + sums[1]) as f32;
-            block.s16[2 * b..][..2].copy_from_slice(&[d * sums[0] as f32, d * sums[1] as f32]);
-        }
-    }
 }

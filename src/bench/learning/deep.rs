@@ -2,9 +2,10 @@
 
 use super::{LearningOptions, base_softmax};
 use crate::error::Error;
-use crate::exec::{AdapterId, Session, SessionOptions, cross_entropy};
-use crate::lora::{Adapter, Evidence, Gradients, Optimiser, Sgd, random, softmax};
-use crate::model::{Model, Site};
+use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy};
+use crate::learn::{Evidence, random, softmax};
+use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
+use crate::model::Site;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -28,7 +29,7 @@ pub(super) struct Rehearsal<'t> {
 }
 
 impl<'t> Rehearsal<'t> {
-    pub(super) fn new(session: &mut Session<'_>, text: &'t [u32], n_chunk: usize) -> Result<Self, Error> {
+    pub(super) fn new(session: &mut Session, text: &'t [u32], n_chunk: usize) -> Result<Self, Error> {
         let (arch, finish) = (session.model().arch(), session.model().hparams().logit_finish());
         let n = (text.len() / n_chunk).min(REHEARSED);
         let (mut p, mut logits) = (Vec::new(), Vec::new());
@@ -48,7 +49,7 @@ impl<'t> Rehearsal<'t> {
     /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; the mean divergence in nats.
     fn gradient(
         &self,
-        session: &mut Session<'_>,
+        session: &mut Session,
         id: AdapterId,
         turn: usize,
         strength: f32,
@@ -88,9 +89,9 @@ pub(super) enum Told {
 }
 
 /// Adapters in the last quarter of the layers.
-pub(super) struct DeepArm<'m> {
+pub(super) struct DeepArm {
     pub(super) told: Told,
-    pub(super) session: Session<'m>,
+    pub(super) session: Session,
     id: AdapterId,
     gradients: Gradients,
     descent: Sgd,
@@ -115,10 +116,10 @@ fn is_trained(site: &Site, n_layer: usize) -> bool {
     part && site.layer().is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
 }
 
-impl<'m> DeepArm<'m> {
-    pub(super) fn new(model: &'m Model, n_ctx: usize, options: &LearningOptions, told: Told) -> Result<Self, Error> {
-        let within = SessionOptions { n_ctx: Some(n_ctx), n_threads: options.n_threads, ..Default::default() };
-        let mut session = model.session_with(&within)?;
+impl DeepArm {
+    pub(super) fn new(engine: &Engine, n_ctx: usize, options: &LearningOptions, told: Told) -> Result<Self, Error> {
+        let model = engine.model();
+        let mut session = engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() })?;
         let adapter = Adapter::zeros(model, RANK, 1, |site| is_trained(site, model.hparams().n_layer))?;
         let gradients = Gradients::zeros(&adapter);
         let mut descent = Sgd::new(model.site_norms());

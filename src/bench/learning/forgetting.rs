@@ -4,7 +4,7 @@ use super::base_softmax;
 use super::estimate::{Estimate, bootstrap};
 use crate::error::Error;
 use crate::exec::Session;
-use crate::lora::HeadLearner;
+use crate::learn::HeadLearner;
 
 /// What an adapter did to the control text, the half of it that nothing was calibrated with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,7 +19,7 @@ pub struct Forgetting {
 
 /// Loss of the base model on a text, and what adapters do to it.
 pub(super) fn forgetting(
-    session: &mut Session<'_>,
+    session: &mut Session,
     text: &[u32],
     heads: &[&HeadLearner],
     n_bootstrap: usize,
@@ -57,8 +57,8 @@ pub(super) fn forgetting(
 
 /// What the adapters of `adapted` do to a text that `base` reads.
 pub(super) fn forgetting_of(
-    base: &mut Session<'_>,
-    adapted: &mut Session<'_>,
+    base: &mut Session,
+    adapted: &mut Session,
     text: &[u32],
     n_bootstrap: usize,
 ) -> Result<Forgetting, Error> {

@@ -8,12 +8,13 @@ mod temperature;
 
 use crate::arch::Arch;
 use crate::error::{Error, LearnError};
-use crate::exec::SessionOptions;
-use crate::lora::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, UPDATE_TOKENS, softmax};
+use crate::exec::{Engine, EngineOptions, SessionOptions};
+use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, UPDATE_TOKENS, softmax};
 use crate::model::{Finish, Model};
 use deep::{DeepArm, Rehearsal, Told};
 use estimate::{bootstrap, median};
 use forgetting::{forgetting, forgetting_of};
+use std::num::NonZeroUsize;
 use std::time::Instant;
 use temperature::Tempered;
 
@@ -26,8 +27,8 @@ pub struct LearningOptions {
     /// Context of the model, in tokens, at least 8; 0 means a quarter of what it was trained for, at most 1024. Each
     /// token is predicted from at least half of it.
     pub n_ctx: usize,
-    /// Threads, as in [`SessionOptions`].
-    pub n_threads: usize,
+    /// Threads, as in [`EngineOptions`].
+    pub n_threads: Option<NonZeroUsize>,
     /// What learns.
     pub learner: LearnerOptions,
     /// What the steps of the head adapter are multiplied by; 1 is what a session does.
@@ -51,7 +52,7 @@ impl Default for LearningOptions {
     fn default() -> Self {
         LearningOptions {
             n_ctx: 0,
-            n_threads: 0,
+            n_threads: None,
             learner: LearnerOptions::default(),
             head_rate: 1.0,
             deep_rate: 1.5e-3,
@@ -239,10 +240,8 @@ pub fn learning(
         }
     }
     let n_chunk = n_ctx / 2;
-    let at = |n_ctx| {
-        let options = SessionOptions { n_ctx: Some(n_ctx), n_threads: options.n_threads, ..Default::default() };
-        model.session_with(&options)
-    };
+    let engine = Engine::new(model, &EngineOptions { n_threads: options.n_threads, ..Default::default() })?;
+    let at = |n_ctx| engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() });
     let (mut session, mut far) = (at(n_ctx)?, at(4 * n_ctx)?);
     let arch = model.arch();
     let finish = model.hparams().logit_finish();
@@ -253,7 +252,7 @@ pub fn learning(
     session.calibrate(known)?;
     let Some(mut learner) = session.take_learner() else { return Err(LearnError::NotLearning.into()) };
     learner.adapter.rates.rate = options.head_rate;
-    let rows = session.head_rows();
+    let rows = session.head_rows()?;
 
     let ranks = [1, 2, 4].map(|rank| (format!("head adapter, rank {rank}"), rank, Lesson::Text, Reads::Stream));
     let negatives = [
@@ -301,7 +300,7 @@ pub fn learning(
     let mut deep_arms = Vec::new();
     for told in [Told::Stream, Told::Shuffled, Told::Opposite, Told::Chance] {
         if told == Told::Stream || options.deep_controls {
-            deep_arms.push(DeepArm::new(model, n_ctx, options, told)?);
+            deep_arms.push(DeepArm::new(&engine, n_ctx, options, told)?);
         }
     }
     let mut prefill_ms = Vec::new();
@@ -403,31 +402,31 @@ pub fn learning(
         }
 
         let moved = learner.adapter.is_due() || learner.adapter.is_undecided();
-        session.prepare(&mut learner.adapter, &rows, Lesson::Text);
+        session.prepare(&mut learner.adapter, &rows, Lesson::Text)?;
         let mut truncated: Vec<f32> = Vec::new();
-        while let Some(g) = session.head_gradient(&mut learner.adapter, &rows, Lesson::Text) {
+        while let Some(g) = session.head_gradient(&mut learner.adapter, &rows, Lesson::Text)? {
             learner.adapter.step(Lesson::Text, &g);
             bounds.add(learner.adapter.truncation);
             truncated.resize(g.len(), 0.0);
             arch.add(&mut truncated, &g);
         }
-        session.settle(&mut learner.adapter, Lesson::Text);
+        session.settle(&mut learner.adapter, Lesson::Text)?;
         if let Some(exact) = exact.filter(|_| !moved) {
-            let exact = session.combine(&rows, &exact.rows, &Default::default(), learner.adapter.head.rank);
+            let exact = session.combine(&rows, &exact.rows, &Default::default(), learner.adapter.head.rank)?;
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&truncated).map(|(x, y)| x - y));
             left_out.add(error / norm(&mut exact.iter().copied()).max(f64::MIN_POSITIVE));
         }
         for arm in &mut arms {
             let begun = Instant::now();
-            session.prepare(&mut arm.adapter, &rows, arm.lesson);
+            session.prepare(&mut arm.adapter, &rows, arm.lesson)?;
             let mut before = Instant::now();
-            while session.teach(&mut arm.adapter, &rows, arm.lesson) {
+            while session.teach(&mut arm.adapter, &rows, arm.lesson)? {
                 arm.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
                 before = Instant::now();
             }
             if !arm.adapter.is_undecided() {
-                session.settle(&mut arm.adapter, arm.lesson);
+                session.settle(&mut arm.adapter, arm.lesson)?;
                 arm.settle_ms.push(before.elapsed().as_secs_f64() * 1e3);
                 arm.longest_ms = arm.longest_ms.max(begun.elapsed().as_secs_f64() * 1e3);
             }

@@ -1,7 +1,7 @@
 //! What a change of temperature alone would be worth, chosen in hindsight.
 
 use crate::arch::Arch;
-use crate::lora::softmax;
+use crate::learn::softmax;
 
 /// What logits are divided by, one after the other.
 const TEMPERATURES: [f32; 10] = [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0];

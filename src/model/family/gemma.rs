@@ -1,36 +1,41 @@
-//! Gemma 2 and 3. Norm weights are `1 + w` in the file already.
+//! Gemma 1 to 3. Norm weights are `1 + w` in the file already.
 
-use super::{Layout, Norms};
 use crate::error::ModelError;
-use crate::model::hparams::{Activation, Hparams, Keys, QkNorm};
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Norms, QkNorm};
 
-pub(super) const LAYOUT: Layout = Layout { norms: Norms::Both, ..super::LAYOUT };
+pub(super) fn gemma1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::GeGlu)?)?;
+    h.embd_scale = (h.n_embd as f32).sqrt();
+    Ok(h)
+}
 
 pub(super) fn gemma2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = gemma(keys, 46)?;
-    h.window = keys.window(Some(4096), 2)?;
-    h.attn_softcap = keys.positive("attn_logit_softcapping")?.unwrap_or(50.0);
-    h.final_softcap = keys.positive("final_logit_softcapping")?.unwrap_or(30.0);
-    h.finish(keys)
+    h.set_windows(keys, Some(4096), 2)?;
+    let softcap = keys.positive("attn_logit_softcapping")?.unwrap_or(50.0);
+    h.attention_mut().for_each(|attn| attn.softcap = Some(softcap));
+    h.final_softcap = Some(keys.positive("final_logit_softcapping")?.unwrap_or(30.0));
+    Ok(h)
 }
 
 pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = gemma(keys, 62)?;
-    h.window = keys.window(None, 6)?;
-    h.qk_norm = QkNorm::PerHead;
-    h.rope.theta_window = Some(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
-    h.final_softcap = keys.positive("final_logit_softcapping")?.unwrap_or(0.0);
-    h.finish(keys)
+    h.set_windows(keys, None, 6)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.final_softcap = keys.positive("final_logit_softcapping")?;
+    Ok(h)
 }
 
-/// What both share. The 27B models, told by their layer count, scale queries by
+/// What 2 and 3 share. The 27B models, told by their layer count, scale queries by
 /// `(n_embd/n_head)^-½`, all others by `head_dim^-½`.
 fn gemma(keys: &Keys<'_>, layers_27b: usize) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::base(keys)?;
-    h.activation = Activation::Gelu;
-    h.embd_scale = (h.n_embd as f32).sqrt();
+    let mut h = gemma1(keys)?;
+    h.set_norms(Norms::Both);
     if h.n_layer == layers_27b {
-        h.attn_scale = 1.0 / ((h.n_embd / h.n_head) as f32).sqrt();
+        let n_embd = h.n_embd;
+        h.attention_mut().for_each(|attn| attn.scale = 1.0 / ((n_embd / attn.n_head) as f32).sqrt());
     }
     Ok(h)
 }

@@ -1,12 +1,18 @@
-//! Model families: each maps the metadata of its architecture to [`Hparams`], and says what tensors its files hold.
+//! Model families: each maps the metadata of its architecture to [`Hparams`], which specify every layer.
 
+mod arcee;
+mod cohere;
+mod exaone;
 mod gemma;
+mod glm;
 mod granite;
 mod llama;
+mod mixtures;
 mod olmo2;
 mod phi;
 mod qwen;
 mod smollm3;
+mod stablelm;
 
 use super::hparams::{Hparams, Keys};
 use crate::error::ModelError;
@@ -17,51 +23,7 @@ pub(crate) struct Family {
     pub(crate) arch: &'static str,
     /// Reads its hyper-parameters.
     pub(crate) hparams: fn(&Keys<'_>) -> Result<Hparams, ModelError>,
-    /// What its files hold.
-    pub(crate) layout: Layout,
 }
-
-/// The tensors of a family's files, where families differ. What is missing is an error, and so is what is there
-/// besides. Biases that are not in `biased`, and one matrix for queries, keys and values, are up to the file, but
-/// are in all layers then, or in none.
-#[derive(Clone, Copy)]
-pub(crate) struct Layout {
-    /// Where norms are.
-    pub(crate) norms: Norms,
-    /// Where the gate of the feed-forward layer is.
-    pub(crate) gate: Gate,
-    /// The parts that always have a bias.
-    pub(crate) biased: &'static [&'static str],
-    /// Whether the head is a matrix of its own always. Otherwise the embedding table serves where there is none.
-    pub(crate) own_head: bool,
-}
-
-/// Norms of attention and feed-forward layers.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Norms {
-    /// Of their inputs.
-    Before,
-    /// Of their outputs.
-    After,
-    /// Of both.
-    Both,
-    /// Of the one input that they share.
-    Shared,
-}
-
-/// Gate of a feed-forward layer.
-#[derive(Clone, Copy)]
-pub(crate) enum Gate {
-    /// `ffn_gate`.
-    Own,
-    /// The first half of `ffn_up`.
-    InUp,
-    /// There is none.
-    None,
-}
-
-/// A llama's, which most vary.
-const LAYOUT: Layout = Layout { norms: Norms::Before, gate: Gate::Own, biased: &[], own_head: false };
 
 impl Family {
     /// The family called `arch`.
@@ -75,17 +37,46 @@ impl Family {
 
 /// All architectures this build runs.
 pub(crate) static FAMILIES: &[Family] = &[
-    Family { arch: "llama", hparams: llama::hparams, layout: LAYOUT },
-    Family { arch: "mistral", hparams: llama::hparams, layout: LAYOUT },
-    Family { arch: "qwen2", hparams: qwen::qwen2, layout: qwen::QWEN2 },
-    Family { arch: "qwen2moe", hparams: qwen::qwen2moe, layout: qwen::QWEN2MOE },
-    Family { arch: "qwen3", hparams: qwen::qwen3, layout: LAYOUT },
-    Family { arch: "qwen3moe", hparams: qwen::qwen3moe, layout: LAYOUT },
-    Family { arch: "phi2", hparams: phi::phi2, layout: phi::PHI2 },
-    Family { arch: "phi3", hparams: phi::phi3, layout: phi::PHI3 },
-    Family { arch: "gemma2", hparams: gemma::gemma2, layout: gemma::LAYOUT },
-    Family { arch: "gemma3", hparams: gemma::gemma3, layout: gemma::LAYOUT },
-    Family { arch: "granite", hparams: granite::hparams, layout: LAYOUT },
-    Family { arch: "olmo2", hparams: olmo2::hparams, layout: olmo2::LAYOUT },
-    Family { arch: "smollm3", hparams: smollm3::hparams, layout: LAYOUT },
+    Family { arch: "llama", hparams: llama::hparams },
+    Family { arch: "mistral", hparams: llama::hparams },
+    Family { arch: "internlm2", hparams: llama::hparams },
+    Family { arch: "baichuan", hparams: llama::baichuan },
+    Family { arch: "ernie4_5", hparams: llama::ernie4_5 },
+    Family { arch: "ernie4_5-moe", hparams: llama::ernie4_5 },
+    Family { arch: "qwen2", hparams: qwen::qwen2 },
+    Family { arch: "qwen2moe", hparams: qwen::qwen2moe },
+    Family { arch: "qwen2vl", hparams: qwen::qwen2vl },
+    Family { arch: "qwen3", hparams: qwen::qwen3 },
+    Family { arch: "qwen3moe", hparams: qwen::qwen3moe },
+    Family { arch: "qwen3vl", hparams: qwen::qwen3vl },
+    Family { arch: "qwen3vlmoe", hparams: qwen::qwen3vlmoe },
+    Family { arch: "seed_oss", hparams: qwen::qwen2 },
+    Family { arch: "phi2", hparams: phi::phi2 },
+    Family { arch: "phi3", hparams: phi::phi3 },
+    Family { arch: "gemma", hparams: gemma::gemma1 },
+    Family { arch: "gemma2", hparams: gemma::gemma2 },
+    Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "granite", hparams: granite::hparams },
+    Family { arch: "granitemoe", hparams: granite::moe },
+    Family { arch: "minicpm", hparams: granite::minicpm },
+    Family { arch: "olmo2", hparams: olmo2::hparams },
+    Family { arch: "olmoe", hparams: mixtures::olmoe },
+    Family { arch: "smollm3", hparams: smollm3::hparams },
+    Family { arch: "arcee", hparams: arcee::hparams },
+    Family { arch: "chatglm", hparams: glm::chatglm },
+    Family { arch: "glm4", hparams: glm::glm4 },
+    Family { arch: "glm4moe", hparams: glm::glm4moe },
+    Family { arch: "exaone4", hparams: exaone::exaone4 },
+    Family { arch: "exaone-moe", hparams: exaone::moe },
+    Family { arch: "command-r", hparams: cohere::command_r },
+    Family { arch: "cohere2", hparams: cohere::cohere2 },
+    Family { arch: "cohere2moe", hparams: cohere::cohere2moe },
+    Family { arch: "dots1", hparams: mixtures::head_norms },
+    Family { arch: "hy_v3", hparams: mixtures::head_norms },
+    Family { arch: "bailingmoe2", hparams: mixtures::head_norms },
+    Family { arch: "minimax-m2", hparams: mixtures::minimax },
+    Family { arch: "stablelm", hparams: stablelm::stablelm },
+    Family { arch: "starcoder2", hparams: stablelm::starcoder2 },
+    Family { arch: "nemotron", hparams: stablelm::nemotron },
+    Family { arch: "jais2", hparams: stablelm::jais2 },
 ];

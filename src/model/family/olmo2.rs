@@ -1,11 +1,16 @@
-//! OLMo 2: norms behind each block instead of before it, q/k norm over all heads.
+//! OLMo 2: norms behind each block instead of before it, q/k norm over all heads. OLMo 3: windows in three of four
+//! layers, whose rope is not scaled.
 
-use super::{Layout, Norms};
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, QkNorm};
-
-pub(super) const LAYOUT: Layout = Layout { norms: Norms::After, own_head: true, ..super::LAYOUT };
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    Hparams { qk_norm: QkNorm::Full, ..Hparams::base(keys)? }.finish(keys)
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
+    h.set_norms(Norms::After);
+    h.own_head = true;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::Full));
+    h.set_windows(keys, None, 4)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    Ok(h)
 }

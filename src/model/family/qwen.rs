@@ -1,39 +1,74 @@
-//! Qwen 2, 2.5 and 3, dense and mixture of experts.
+//! Qwen 2, 2.5 and 3, dense and mixture of experts, and Seed OSS. Of the models that see, only the text.
 
-use super::Layout;
-use super::llama::experts;
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, QkNorm};
-
-pub(super) const QWEN2: Layout = Layout { biased: &["attn_q", "attn_k", "attn_v", "attn_qkv"], ..super::LAYOUT };
-pub(super) const QWEN2MOE: Layout = Layout { own_head: true, ..QWEN2 };
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Biases, FfnSpec, QkNorm};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::base(keys)?;
-    h.window = keys.window(None, 0)?;
-    h.finish(keys)
+    two(keys, keys.dense(Activation::SwiGlu)?)
 }
 
 pub(super) fn qwen3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    Ok(Hparams { qk_norm: QkNorm::PerHead, ..qwen2(keys)? })
+    three(keys, keys.dense(Activation::SwiGlu)?)
 }
 
 pub(super) fn qwen2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    moe(qwen2(keys)?, keys, false)
+    let mut h = two(keys, moe(keys, false)?)?;
+    h.own_head = true;
+    Ok(h)
 }
 
 pub(super) fn qwen3moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    moe(qwen3(keys)?, keys, true)
+    three(keys, moe(keys, true)?)
 }
 
-fn moe(mut h: Hparams, keys: &Keys<'_>, normalise: bool) -> Result<Hparams, ModelError> {
-    let mut experts = experts(keys, normalise)?
-        .ok_or_else(|| ModelError::MissingKey { key: format!("{}.expert_count", keys.arch) })?;
-    experts.n_ff_shared = keys.opt_count("expert_shared_feed_forward_length", 1 << 20)?.unwrap_or(0);
-    h.n_ff = match keys.opt_count("expert_feed_forward_length", 1 << 20)? {
-        Some(n) => n,
-        None => h.n_ff / experts.n_used,
-    };
-    h.experts = Some(experts);
+/// Of text the three positions of a token are equal, so sections of dimensions do not matter.
+pub(super) fn qwen2vl(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.ignore("rope.dimension_sections");
+    qwen2(keys)
+}
+
+pub(super) fn qwen3vl(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.ignore("rope.dimension_sections");
+    keys.ignore("n_deepstack_layers");
+    qwen3(keys)
+}
+
+pub(super) fn qwen3vlmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.ignore("rope.dimension_sections");
+    keys.ignore("n_deepstack_layers");
+    qwen3moe(keys)
+}
+
+fn two(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = both(keys, ffn)?;
+    h.set_biases(Biases::Qkv);
     Ok(h)
+}
+
+fn three(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = both(keys, ffn)?;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    Ok(h)
+}
+
+fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
+    h.set_windows(keys, None, 0)?;
+    Ok(h)
+}
+
+/// Files that do not say how wide experts are have the width of all used ones together; the shared one has a gate.
+fn moe(keys: &Keys<'_>, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
+    let mut layers = keys.mixture(0, normalise)?;
+    let together = keys.opt_u64("expert_feed_forward_length")?.is_none();
+    for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {
+        if together {
+            moe.n_ff /= moe.n_used;
+        }
+        if let Some(shared) = &mut moe.shared {
+            shared.gated = true;
+        }
+    }
+    Ok(layers)
 }

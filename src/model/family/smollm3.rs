@@ -1,11 +1,12 @@
 //! SmolLM 3: a llama whose every fourth layer is not rotated.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, RopeOrder};
+use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::spec::Activation;
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::base(keys)?;
-    h.rope.order = RopeOrder::Norm;
-    h.no_rope_step = 4;
-    h.finish(keys)
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    h.attention_mut().skip(3).step_by(4).for_each(|attn| attn.rope = None);
+    Ok(h)
 }

@@ -1,0 +1,484 @@
+//! `ruvllm chat`: a conversation in the terminal.
+//!
+//! Each turn renders the whole conversation with the model's template and tokenises it. What the
+//! session has already computed of these tokens is kept, the rest computed, so that a template may
+//! rewrite earlier turns as it likes (some drop old reasoning).
+
+use super::generate::{TextArgs, begin, no_tokenizer, per_second};
+use super::input::{on_interrupt, read_regular, read_text, stdin_is_terminal, without_last_newline};
+use super::learning::Learning;
+use super::model::{ModelArgs, ResidenceArgs, session};
+use super::output::{Failure, note, paint, print, printable};
+use super::template::{bos_text, eos_text};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
+use ruvllm::sample::Sampler;
+use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{Error, SessionError};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm chat -m model.gguf
+  ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
+  echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
+
+In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
+next. /help tells the commands.";
+
+const COMMANDS: &str = "\
+/regen   answer the last message again
+/good    the answer was good: with --learn, the model learns from it
+/bad     the answer was bad
+/clear   forget the conversation
+/help    this list
+/exit    leave; so does Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+/// For models that have no template.
+const TRANSCRIPT: &str = "\
+{%- for m in messages -%}
+{%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}Assistant:{% endif -%}";
+/// What ends an answer in it.
+const TRANSCRIPT_STOP: &str = "\nUser:";
+
+#[derive(clap::Args)]
+#[command(
+    after_help = EXAMPLES,
+    mut_arg("n_predict", |arg| arg.help("Most tokens of an answer; -1 or -2 is as many as the context holds")),
+    mut_arg("reverse_prompt", |arg| arg.help("End an answer before this text appears; repeatable")),
+    mut_arg("verbose", |arg| arg.help("Show timings after each answer")),
+)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    /// First message
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// How the model is to behave [short: -sys]
+    #[arg(long, value_name = "TEXT", conflicts_with = "system_prompt_file", allow_hyphen_values = true)]
+    system_prompt: Option<String>,
+    /// The same, from a file [short: -sysf]
+    #[arg(long, value_name = "FILE")]
+    system_prompt_file: Option<PathBuf>,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    template: Option<PathBuf>,
+    #[command(flatten)]
+    text: TextArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let options = args.text.session.options(None, KvType::default());
+    let system = match (&args.system_prompt, &args.system_prompt_file) {
+        (Some(text), _) => Some(text.clone()),
+        (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
+        (None, None) => None,
+    };
+    let model = args.model.open(args.residence)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
+    let mut stop = args.text.reverse_prompt.clone();
+    let template = match (&args.template, model.chat_template()) {
+        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
+        (None, Some(source)) => ChatTemplate::parse(source)?,
+        (None, None) => {
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
+                    args.model.label()
+                ),
+            ));
+            stop.push(TRANSCRIPT_STOP.into());
+            ChatTemplate::parse(TRANSCRIPT)?
+        }
+    };
+    let mut session = session(&model, &args.text.session, &options, 1)?;
+    let learning = args.text.learning.begin(&mut session)?;
+    let cancel = session.cancel_token();
+    let interactive = stdin_is_terminal() && io::stdout().is_terminal();
+    let lines = Lines::new(interactive)?;
+    // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+    let (interrupted, interrupt) = (cancel.clone(), lines.interrupt.clone());
+    on_interrupt(move || {
+        interrupted.cancel();
+        // Nobody waits any more once the conversation has ended.
+        let _ = interrupt.send(Event::Interrupt);
+    })?;
+
+    let mut chat = Chat {
+        args,
+        tokenizer,
+        template,
+        stop,
+        n_batch: options.n_batch,
+        session,
+        learning,
+        sampler,
+        cancel,
+        interactive,
+        messages: system.map(Message::system).into_iter().collect(),
+    };
+    if interactive {
+        note(paint(
+            "2",
+            &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
+        ));
+    }
+    let outcome = chat.converse(lines);
+    chat.learning.end(&mut chat.session, outcome)
+}
+
+struct Chat<'a> {
+    args: &'a Args,
+    tokenizer: &'a Tokenizer,
+    template: ChatTemplate,
+    stop: Vec<String>,
+    n_batch: usize,
+    session: Session,
+    learning: Learning<'a>,
+    sampler: Sampler,
+    cancel: CancelToken,
+    /// Someone types and reads; otherwise lines come from a pipe or go to one.
+    interactive: bool,
+    messages: Vec<Message>,
+}
+
+/// What a conversation waits for.
+enum Event {
+    Line(Result<String, ReadlineError>),
+    /// Ctrl-C where it is no key, or the system asks the program to end.
+    Interrupt,
+}
+
+/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while one is awaited.
+struct Lines {
+    /// A prompt to read a line after, and what goes to the history before that.
+    ask: Sender<(&'static str, Option<String>)>,
+    events: Receiver<Event>,
+    interrupt: Sender<Event>,
+    reader: JoinHandle<()>,
+    /// Lines read.
+    n: usize,
+}
+
+impl Lines {
+    fn new(interactive: bool) -> Result<Lines, Failure> {
+        let mut editor = DefaultEditor::new()?;
+        let history = history_file().filter(|_| interactive);
+        let (ask, asked) = channel::<(&str, Option<String>)>();
+        let (interrupt, events) = channel();
+        let read = interrupt.clone();
+        let reader = Builder::new().spawn(move || {
+            if let Some(path) = &history {
+                // The first time there is none.
+                let _ = editor.load_history(path);
+            }
+            for (prompt, entry) in asked {
+                let _ = entry.map(|entry| editor.add_history_entry(entry));
+                if read.send(Event::Line(editor.readline(prompt))).is_err() {
+                    break;
+                }
+            }
+            if let Some(path) = &history {
+                let saved =
+                    path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+                if !saved {
+                    note(format!("The history could not be saved to {}.", path.display()));
+                }
+            }
+        })?;
+        Ok(Lines { ask, events, interrupt, reader, n: 0 })
+    }
+
+    /// The next line; an interrupt ends the conversation.
+    fn next(
+        &mut self,
+        prompt: &'static str,
+        history: Option<String>,
+    ) -> Result<Result<String, ReadlineError>, Failure> {
+        let event = self.ask.send((prompt, history)).ok().and_then(|()| self.events.recv().ok());
+        self.n += 1;
+        match event {
+            Some(Event::Line(line)) => Ok(line),
+            Some(Event::Interrupt) => Err(Failure::Interrupted),
+            None => Ok(Err(ReadlineError::Eof)),
+        }
+    }
+
+    /// Lets the reader save the history.
+    fn end(self) {
+        drop(self.ask);
+        // A reader that panicked has said so.
+        let _ = self.reader.join();
+    }
+}
+
+impl Chat<'_> {
+    /// Answers the first message, then those of lines until there are no more.
+    fn converse(&mut self, mut lines: Lines) -> Result<(), Failure> {
+        if let Some(first) = &self.args.prompt {
+            note(format!("> {first}"));
+            self.say(first)?;
+        }
+        let mut text = String::new();
+        let mut history = None;
+        let mut warned = false;
+        loop {
+            let prompt = match (self.interactive, text.is_empty()) {
+                (false, _) => "",
+                (true, true) => "> ",
+                (true, false) => "… ",
+            };
+            if self.interactive {
+                // Ctrl-C pressed a moment after the answer was complete.
+                lines.events.try_iter().for_each(drop);
+            }
+            match lines.next(prompt, history.take())? {
+                Ok(line) => {
+                    warned = false;
+                    if let Some(begun) = line.strip_suffix('\\') {
+                        text.push_str(begun);
+                        text.push('\n');
+                        continue;
+                    }
+                    text.push_str(&line);
+                    let text = std::mem::take(&mut text);
+                    if text.trim().is_empty() {
+                        continue;
+                    }
+                    history = Some(text.clone());
+                    match text.trim() {
+                        "/exit" | "/quit" => break,
+                        "/help" | "/?" => note(COMMANDS),
+                        "/clear" => {
+                            self.messages.retain(|message| message.role == "system");
+                            note("The conversation is forgotten.");
+                        }
+                        "/regen" => self.regenerate()?,
+                        "/good" => self.rate(1.0)?,
+                        "/bad" => self.rate(-1.0)?,
+                        word if is_command(word) => note(format!("error: {word} is no command; there are\n{COMMANDS}")),
+                        _ => self.say(&text)?,
+                    }
+                }
+                Err(ReadlineError::Interrupted) if text.is_empty() && warned => break,
+                Err(ReadlineError::Interrupted) => {
+                    warned = text.is_empty();
+                    text.clear();
+                    note("Ctrl-C again, Ctrl-D or /exit leaves.");
+                }
+                Err(ReadlineError::Eof) => break,
+                Err(error) => return Err(Failure::Work(format!("standard input, line {}: {error}", lines.n))),
+            }
+        }
+        lines.end();
+        Ok(())
+    }
+
+    /// Answers `text`; failures that another message could avoid are told and forgotten.
+    fn say(&mut self, text: &str) -> Result<(), Failure> {
+        self.messages.push(Message::user(text));
+        self.answer()
+    }
+
+    fn rate(&mut self, reward: f32) -> Result<(), Failure> {
+        if !self.args.text.learning.is_on() {
+            note("error: nothing is learnt here; start chat with --learn DIR");
+            return Ok(());
+        }
+        match self.session.feedback(reward) {
+            Ok(_) => note("Learnt."),
+            Err(error) => note(format!("error: {error}")),
+        }
+        self.learning.idle(&mut self.session)
+    }
+
+    fn regenerate(&mut self) -> Result<(), Failure> {
+        self.messages.pop_if(|last| last.role == "assistant");
+        if self.messages.last().is_none_or(|last| last.role != "user") {
+            note("There is no message to answer.");
+            return Ok(());
+        }
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        if self.interactive {
+            self.cancel.reset();
+        }
+        let mut answer = String::new();
+        let outcome = self.generate(&mut answer);
+        if !answer.is_empty() && !answer.ends_with('\n') {
+            print("\n")?;
+        }
+        match outcome {
+            Ok(notes) => notes.iter().for_each(note),
+            Err(Stop::Cancelled) if !self.interactive => return Err(Failure::Interrupted),
+            Err(Stop::Cancelled) if !answer.is_empty() => note(paint("2", "[stopped]")),
+            Err(Stop::Failed(Failure::Closed)) => return Err(Failure::Closed),
+            Err(stop) => {
+                self.messages.pop();
+                match stop {
+                    Stop::Failed(Failure::Work(message)) if self.interactive => {
+                        note(format!("error: {}", printable(&message)))
+                    }
+                    Stop::Failed(failure) => return Err(failure),
+                    Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
+                }
+                return Ok(());
+            }
+        }
+        self.messages.push(Message::assistant(answer));
+        self.learning.idle(&mut self.session)
+    }
+
+    /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
+    fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
+        let ids = self.prompt()?;
+        let kept = self.session.keep(&ids);
+        // Each answer begins the grammar anew.
+        if let Some(mask) = self.sampler.mask_mut() {
+            mask.reset();
+        }
+
+        let start = Instant::now();
+        let mut generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
+            .stop(self.stop.iter().cloned())
+            .max_tokens(self.args.text.max_tokens());
+        let prefill = start.elapsed();
+        let start = Instant::now();
+        let mut begun = false;
+        for piece in &mut generation {
+            let text = piece?.text;
+            // Templates differ in whether the answer begins with the space or line end before it.
+            let shown = if begun { &text[..] } else { text.trim_start() };
+            if !shown.is_empty() {
+                begun = true;
+                print(shown)?;
+                answer.push_str(shown);
+            }
+        }
+        let decode = start.elapsed();
+        let n = generation.tokens().len();
+        let reason = generation.finish().map(|finish| finish.reason);
+        drop(generation);
+        let mut notes = Vec::new();
+        if self.args.text.verbose {
+            let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
+            notes.push(paint(
+                "2",
+                &format!(
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    per_second(n, decode),
+                    self.session.position(),
+                    self.session.n_ctx()
+                ),
+            ));
+        }
+        match reason {
+            Some(StopReason::ContextFull) => {
+                notes.push(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
+            }
+            Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
+            _ => {}
+        }
+        Ok(notes)
+    }
+
+    /// The tokens of the conversation. Forgets the oldest turns when they do not fit.
+    fn prompt(&mut self) -> Result<Vec<u32>, Stop> {
+        let mut forgotten = 0;
+        loop {
+            let inputs = ChatInputs {
+                bos_token: bos_text(Some(self.tokenizer)),
+                eos_token: eos_text(Some(self.tokenizer)),
+                ..ChatInputs::new(&self.messages)
+            };
+            let text = self.template.render_unless(&inputs, || self.cancel.is_cancelled())?;
+            let ids = self.tokenizer.encode_prompt(&text);
+            if ids.is_empty() {
+                return Err(Stop::Failed(Failure::Work("the chat template made no text of the message".into())));
+            }
+            if ids.len() < self.session.n_ctx() {
+                if forgotten > 0 {
+                    note(paint("33", &format!("[the context is full: the oldest {forgotten} messages are forgotten]")));
+                }
+                return Ok(ids);
+            }
+            let oldest = self.messages.iter().position(|message| message.role != "system").unwrap_or(0);
+            let next_turn = self.messages.iter().skip(oldest + 1).position(|message| message.role == "user");
+            let Some(n) = next_turn.map(|n| n + 1) else {
+                return Err(Stop::Failed(Failure::Work(format!(
+                    "the message has {} tokens with its template, the context {}: shorten it, or start with a larger -c",
+                    ids.len(),
+                    self.session.n_ctx()
+                ))));
+            };
+            self.messages.drain(oldest..oldest + n);
+            forgotten += n;
+        }
+    }
+}
+
+/// Why an answer was not finished.
+enum Stop {
+    Cancelled,
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failed(failure)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        match error {
+            Error::Session(SessionError::Cancelled) => Stop::Cancelled,
+            error => Stop::Failed(error.into()),
+        }
+    }
+}
+
+impl From<SessionError> for Stop {
+    fn from(error: SessionError) -> Stop {
+        Error::from(error).into()
+    }
+}
+
+impl From<ruvllm::ChatError> for Stop {
+    fn from(error: ruvllm::ChatError) -> Stop {
+        match error {
+            ruvllm::ChatError::Cancelled => Stop::Cancelled,
+            error => Error::from(error).into(),
+        }
+    }
+}
+
+/// Whether a message is a slash and one word: a slip of the finger, not something to answer.
+fn is_command(text: &str) -> bool {
+    text.strip_prefix('/').is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
+}
+
+/// Where the lines typed are kept, after the XDG base directory specification.
+fn history_file() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = variable("XDG_STATE_HOME")
+        .or_else(|| variable("LOCALAPPDATA"))
+        .or_else(|| Some(variable("HOME")?.join(".local/state")))?;
+    Some(state.join("ruvllm").join("history"))
+}

@@ -1,0 +1,383 @@
+//! Flags that name a model and say how to run it, and what comes of them.
+
+use super::output::{Failure, Progress, note, size};
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use ruvllm::AdapterError;
+use ruvllm::arch::Arch;
+use ruvllm::exec::{Engine, EngineOptions, KvPolicy, KvTiers, KvType, MemoryEstimate, Session, SessionOptions};
+use ruvllm::gguf::{Gguf, Header};
+use ruvllm::lora::Adapter;
+use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
+use ruvllm::tokenizer::Tokenizer;
+use serde_json::{Map, Value};
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The model in `models/`, so that the first command needs no download.
+#[cfg(feature = "demo-model")]
+mod demo {
+    use super::Failure;
+
+    pub(super) const NAME: &str = "ruvllm-rust-6m-q8_0.gguf";
+
+    #[repr(align(64))]
+    struct Aligned<T: ?Sized>(T);
+
+    /// Aligned, so that tensors are used in place.
+    static FILE: &Aligned<[u8]> =
+        &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf")));
+
+    pub(super) fn bytes() -> Result<&'static [u8], Failure> {
+        Ok(&FILE.0)
+    }
+}
+
+#[cfg(not(feature = "demo-model"))]
+mod demo {
+    use super::Failure;
+
+    pub(super) const NAME: &str = "demo model";
+
+    pub(super) fn bytes() -> Result<&'static [u8], Failure> {
+        Err(Failure::Usage("this build has no built-in model: name one with -m FILE".into()))
+    }
+}
+
+/// Which model.
+#[derive(Args)]
+pub(super) struct ModelArgs {
+    /// GGUF file, or any part of a split one [default: the built-in demo model]
+    #[arg(short, long, value_name = "FILE", env = "LLAMA_ARG_MODEL")]
+    pub(super) model: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// What to call it.
+    pub(super) fn label(&self) -> String {
+        match &self.model {
+            Some(path) => path.display().to_string(),
+            None => format!("built-in {}", demo::NAME),
+        }
+    }
+
+    /// Its file name.
+    pub(super) fn file_name(&self) -> OsString {
+        self.model.as_deref().and_then(Path::file_name).unwrap_or(demo::NAME.as_ref()).to_owned()
+    }
+
+    /// Whether it is the built-in one.
+    pub(super) fn is_demo(&self) -> bool {
+        self.model.is_none()
+    }
+
+    /// The header alone.
+    pub(super) fn header(&self) -> Result<Header, Failure> {
+        match &self.model {
+            Some(path) => Ok(Header::read(path)?),
+            None => {
+                let bytes = demo::bytes()?;
+                Ok(Header::parse(bytes, bytes.len() as u64)?)
+            }
+        }
+    }
+
+    /// The tokenizer, from the header alone.
+    pub(super) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+        let metadata = self.header()?.metadata;
+        Tokenizer::from_metadata(&metadata).map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
+    }
+
+    /// The file.
+    pub(super) fn gguf(&self) -> Result<Gguf, Failure> {
+        match &self.model {
+            Some(path) => Ok(Gguf::open(path)?),
+            None => Ok(Gguf::from_bytes(demo::bytes()?)?),
+        }
+    }
+
+    /// The model, ready to run.
+    pub(super) fn open(&self, residence: ResidenceArgs) -> Result<Model, Failure> {
+        open(self.gguf()?, residence, &self.label())
+    }
+}
+
+/// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with progress.
+pub(super) fn open(gguf: Gguf, residence: ResidenceArgs, label: &str) -> Result<Model, Failure> {
+    let mut bar: Option<(OpenStage, Progress)> = None;
+    let options = OpenOptions::new().arch(level()?).residence(residence.residence());
+    let options = options.device(residence.device.device()).progress(|stage, share| {
+        if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
+            bar = None; // clears the line before the next bar is drawn
+            bar = Some((
+                stage,
+                Progress::new(if stage == OpenStage::Copy { "copying weights" } else { "loading" }, 1000),
+            ));
+        }
+        if let Some((_, bar)) = &bar {
+            bar.set((share * 1000.0) as u64);
+        }
+        true
+    });
+    options.open_gguf(gguf).map_err(|error| Failure::Work(format!("{label}: {error}")))
+}
+
+/// The instruction-set level that `RUVLLM_ARCH` names, if it is set, else the best of this CPU.
+pub(super) fn level() -> Result<Arch, Failure> {
+    match forced_level() {
+        Some(name) => Ok(Arch::named(&name)?),
+        None => Ok(Arch::detect()),
+    }
+}
+
+/// `RUVLLM_ARCH`, if it is set.
+pub(super) fn forced_level() -> Option<String> {
+    std::env::var("RUVLLM_ARCH").ok().filter(|name| !name.is_empty())
+}
+
+/// What computes.
+#[derive(Args, Clone, Copy, Default)]
+struct DeviceArgs {
+    /// How many of the last layers the GPU computes, 0 for none [default: all if there is an Apple GPU] [short: -ngl]
+    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[arg(long, alias = "gpu-layers", value_name = "N", env = "LLAMA_ARG_N_GPU_LAYERS")]
+    n_gpu_layers: Option<usize>,
+}
+
+impl DeviceArgs {
+    #[cfg(any(feature = "metal", target_os = "macos"))]
+    fn device(self) -> Device {
+        match self.n_gpu_layers {
+            Some(0) => Device::Cpu,
+            None if !cfg!(target_os = "macos") => Device::Cpu,
+            n => Device::Metal { n_layers: n.unwrap_or(usize::MAX) },
+        }
+    }
+
+    #[cfg(not(any(feature = "metal", target_os = "macos")))]
+    fn device(self) -> Device {
+        Device::Cpu
+    }
+}
+
+/// Where weights are read from, and what computes.
+#[derive(Args, Clone, Copy, Default)]
+pub(super) struct ResidenceArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
+    /// background if memory allows]
+    #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap", value_parser = BoolishValueParser::new())]
+    mmap: bool,
+    /// Copy weights to huge pages before starting
+    #[arg(long, env = "LLAMA_ARG_NO_MMAP", value_parser = BoolishValueParser::new())]
+    no_mmap: bool,
+}
+
+impl ResidenceArgs {
+    fn residence(self) -> Residence {
+        match (self.mmap, self.no_mmap) {
+            (true, _) => Residence::Mapped,
+            (_, true) => Residence::Copied,
+            _ => Residence::Background,
+        }
+    }
+}
+
+/// More threads than machines have cores only take memory.
+pub(super) const MAX_THREADS: i64 = 1024;
+
+/// Positions are numbers of 31 bits.
+const MAX_CTX: i64 = i32::MAX as i64;
+
+/// Size of a session.
+#[derive(Args)]
+pub(super) struct SessionArgs {
+    /// Tokens the context holds; 0 is as many as the model was trained for
+    /// [default: the model's own, at most 4096]
+    #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(..=MAX_CTX))]
+    ctx_size: Option<u32>,
+    /// Most tokens of the prompt to compute at a time
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
+    /// As --batch-size; the smaller one counts [short: -ub]
+    #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    ubatch_size: u32,
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
+    threads: i32,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
+    /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
+    #[arg(long)]
+    exact: bool,
+    #[command(flatten)]
+    pub(super) lora: LoraArgs,
+}
+
+/// Precision of keys and values.
+#[derive(Args)]
+pub(super) struct CacheTypeArgs {
+    /// Type of keys in the cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for `logits` f32] [short: -ctk]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
+    cache_type_k: Option<KvType>,
+    /// Type of values in the cache [default: f16; for `logits` f32] [short: -ctv]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
+    cache_type_v: Option<KvType>,
+    /// Keep the first page and the last RECENT tokens in f16, up to MIDDLE back in q8_0, the rest in q4_0
+    #[arg(long, value_name = "RECENT,MIDDLE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "256,2048", value_parser = tiers)]
+    kv_tiers: Option<KvTiers>,
+}
+
+fn tiers(text: &str) -> Result<KvTiers, String> {
+    let numbers = text.split_once(',').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let (recent, middle) = numbers.ok_or("expected two numbers of tokens, as in 256,2048")?;
+    Ok(KvTiers { recent, middle })
+}
+
+impl CacheTypeArgs {
+    /// Sets what the flags say in `options`, `default` where they are not given.
+    pub(super) fn apply(&self, default: KvType, options: &mut SessionOptions) {
+        // Precision by age begins with half precision, whatever a program's default is.
+        let default = if self.kv_tiers.is_some() { KvType::F16 } else { default };
+        options.kv_type = self.cache_type_k.unwrap_or(default);
+        options.kv_type_v = Some(self.cache_type_v.unwrap_or(default));
+        options.kv_tiers = self.kv_tiers;
+    }
+}
+
+/// Adapters.
+#[derive(Args)]
+pub(super) struct LoraArgs {
+    /// LoRA adapter to add to the model's weights; repeatable, or several separated by commas
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    lora: Vec<PathBuf>,
+    /// The same, with a factor on what it adds
+    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',')]
+    lora_scaled: Vec<String>,
+}
+
+impl LoraArgs {
+    /// The adapters with their scales.
+    pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
+        let scaled = self.lora_scaled.iter().map(|text| {
+            let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
+            parts
+                .filter(|(_, scale): &(_, f32)| scale.is_finite())
+                .ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE, a finite number")))
+        });
+        let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
+        all.map(|part| {
+            let (path, scale) = part?;
+            let adapter = Adapter::open(path, model);
+            let adapter = adapter.map_err(|error| match error {
+                AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
+                error => Failure::Work(format!("{}: {error}", path.display())),
+            })?;
+            Ok((Arc::new(adapter), scale))
+        })
+        .collect()
+    }
+}
+
+impl SessionArgs {
+    /// Options of the session, with these values where the flags are not given.
+    pub(super) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> SessionOptions {
+        let mut options = SessionOptions {
+            n_ctx: self.ctx_size.map(|n| n as usize).or(n_ctx).filter(|&n| n > 0),
+            n_batch: self.batch_size.min(self.ubatch_size) as usize,
+            exact: self.exact,
+            ..Default::default()
+        };
+        self.cache_type.apply(kv_type, &mut options);
+        options
+    }
+}
+
+/// An engine for `model` and sessions with or without adapters; zero threads or fewer are as many as this process may
+/// use. The CPU computes, with a note, where the GPU cannot.
+pub(super) fn engine(
+    model: &Model,
+    n_threads: i32,
+    adapters: bool,
+    options: &SessionOptions,
+) -> Result<Engine, Failure> {
+    let n_threads = usize::try_from(n_threads).ok().and_then(NonZeroUsize::new);
+    let engine_options = EngineOptions { n_threads, ..Default::default() };
+    let on_cpu = |why: &str| {
+        note(format!("computing on the CPU: {why}"));
+        Ok(Engine::new(model, &EngineOptions { device: Some(Device::Cpu), ..engine_options.clone() })?)
+    };
+    if model.device() != Device::Cpu && adapters {
+        return on_cpu("the GPU does without adapters");
+    }
+    if model.device() != Device::Cpu && options.kv_policy() != KvPolicy::default() {
+        return on_cpu("on the GPU keys and values are f16 (-ctk f16)");
+    }
+    match Engine::new(model, &engine_options) {
+        #[cfg(any(feature = "metal", target_os = "macos"))]
+        Err(ruvllm::SessionError::Metal(error)) => on_cpu(&error.to_string()),
+        engine => Ok(engine?),
+    }
+}
+
+/// Bytes of a session's keys and values by precision, as JSON.
+pub(super) fn kv_bytes(session: &Session) -> Value {
+    session.memory().kv.iter().map(|(kind, bytes)| (kind.name().to_owned(), bytes.into())).collect::<Map<_, _>>().into()
+}
+
+/// A session with the adapters that the flags name, to be asked for the logits of up to `rows` tokens at a time;
+/// warns when a full context would not fit into memory.
+pub(super) fn session(
+    model: &Model,
+    args: &SessionArgs,
+    options: &SessionOptions,
+    rows: usize,
+) -> Result<Session, Failure> {
+    let mut options = options.clone();
+    if args.ctx_size == Some(0) {
+        options.n_ctx = Some(model.hparams().n_ctx_train);
+    }
+    let options = &options;
+    let adapters = args.lora.open(model)?;
+    let mut session = engine(model, args.threads, !adapters.is_empty(), options)?.session_with(options)?;
+    for (adapter, scale) in adapters {
+        session.attach(adapter, scale)?;
+    }
+    let rows = rows.min(options.n_batch).min(session.n_ctx());
+    let need = MemoryEstimate::of(model.hparams(), options).with_logits(model.hparams(), rows);
+    let rank = session.adapters().map(|(_, adapter, _)| adapter.max_rank()).sum();
+    let need = need.with_adapters(rank, options).total();
+    if let Some(free) = available_memory().filter(|&free| need > free) {
+        note(format!(
+            "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",
+            session.n_ctx(),
+            size(need),
+            size(free)
+        ));
+    }
+    let trained = model.hparams().n_ctx_train;
+    if session.n_ctx() > trained {
+        note(format!("warning: a context of {} tokens, but the model was trained for {trained}", session.n_ctx()));
+    }
+    Ok(session)
+}
+
+/// A value of `/proc/meminfo` in bytes.
+pub(super) fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Memory that can be had without swapping, where the system tells.
+pub(super) fn available_memory() -> Option<u64> {
+    meminfo("MemAvailable")
+}

@@ -1,0 +1,1230 @@
+//! The program as its users and other programs call it: exit codes, the fixed interfaces, bad calls.
+
+use ruvllm::exec::{KvType, SessionOptions};
+use ruvllm::gguf::{Array, Gguf, Value, Writer};
+use ruvllm::learn::{Learner, LearnerOptions};
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use ruvllm::sample::Sampler;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A folder of its own for each test, gone afterwards.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("ruvllm-cli-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.path(name), bytes).unwrap();
+        self.name(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+    let inherited =
+        std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_string_lossy().starts_with("LLAMA_ARG_"));
+    for name in inherited {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn run_with_input(args: &[&str], input: &[u8]) -> Output {
+    let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a call that has to work wrote to stdout.
+#[track_caller]
+fn stdout(output: &Output) -> Vec<u8> {
+    assert_eq!(output.status.code(), Some(0), "stderr: {}", stderr(output));
+    output.stdout.clone()
+}
+
+#[track_caller]
+fn text(output: &Output) -> String {
+    String::from_utf8(stdout(output)).unwrap()
+}
+
+#[track_caller]
+fn parsed(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&stdout(output)).unwrap()
+}
+
+/// A call that has to fail with `code` and a message that contains all of `parts`.
+#[track_caller]
+fn fails(args: &[&str], code: i32, parts: &[&str]) {
+    let output = run(args);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+    assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
+    for part in parts {
+        assert!(message.contains(part), "{args:?}: {part:?} is not in {message}");
+    }
+    assert!(!message.contains("panicked"), "{message}");
+}
+
+const N_VOCAB: usize = 3 + 256 + 5;
+
+/// A vocabulary of bytes and a few words.
+fn vocabulary(writer: &mut Writer<'_>) {
+    let bytes = (0..=255).map(|b| format!("<0x{b:02X}>"));
+    let words = ["▁", "▁the", "he", "▁t", "t"].map(String::from);
+    let tokens = ["<unk>", "<s>", "</s>"].map(String::from).into_iter().chain(bytes).chain(words);
+    let kinds = [2, 3, 3].into_iter().chain([6; 256]).chain([1; 5]).collect();
+    let scores = (0..N_VOCAB).map(|i| if i < 259 { 0.0 } else { [-1.0, -2.0, -3.0, -4.0, -5.0][i - 259] }).collect();
+    writer.metadata("tokenizer.ggml.model", "llama");
+    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.collect()));
+    writer.metadata("tokenizer.ggml.scores", Array::F32(scores));
+    writer.metadata("tokenizer.ggml.token_type", Array::I32(kinds));
+    writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
+    writer.metadata("tokenizer.ggml.eos_token_id", 2u32);
+}
+
+const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}\
+    {% if add_generation_prompt %}[assistant]{% endif %}";
+
+/// A llama of two layers with pseudo-random weights.
+fn tiny_model<'a>(template: Option<&str>) -> Writer<'a> {
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "llama");
+    writer.metadata("general.name", "tiny");
+    for (key, value) in [
+        ("context_length", 128u32),
+        ("embedding_length", 64),
+        ("block_count", 2),
+        ("feed_forward_length", 96),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+    ] {
+        writer.metadata(format!("llama.{key}"), value);
+    }
+    writer.metadata("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+    vocabulary(&mut writer);
+    if let Some(template) = template {
+        writer.metadata("tokenizer.chat_template", template);
+    }
+    let mut state = 1u64;
+    let mut random = move |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
+    };
+    let mut tensor = |name: &str, dims: &[u64]| {
+        let n: u64 = dims.iter().product();
+        let norm = name.ends_with("norm.weight");
+        let values: Vec<u8> = (0..n).map(|i| if norm { 1.0 } else { random(i) }).flat_map(f32::to_le_bytes).collect();
+        writer.tensor(name, dims, DType::F32, values);
+    };
+    tensor("token_embd.weight", &[64, N_VOCAB as u64]);
+    for layer in 0..2 {
+        for (name, dims) in [
+            ("attn_norm", &[64][..]),
+            ("attn_q", &[64, 64]),
+            ("attn_k", &[64, 32]),
+            ("attn_v", &[64, 32]),
+            ("attn_output", &[64, 64]),
+            ("ffn_norm", &[64]),
+            ("ffn_gate", &[64, 96]),
+            ("ffn_up", &[64, 96]),
+            ("ffn_down", &[96, 64]),
+        ] {
+            tensor(&format!("blk.{layer}.{name}.weight"), dims);
+        }
+    }
+    tensor("output_norm.weight", &[64]);
+    tensor("output.weight", &[64, N_VOCAB as u64]);
+    writer
+}
+
+fn tiny(folder: &Folder) -> String {
+    tiny_model(Some(TEMPLATE)).write(folder.path("tiny.gguf")).unwrap();
+    folder.name("tiny.gguf")
+}
+
+/// What the library computes, in the setting of `ruvllm logits`.
+fn library_logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let options = SessionOptions { kv_type: KvType::F32, ..Default::default() };
+    let mut rows = Vec::new();
+    model.session_with(&options).unwrap().prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec())).unwrap();
+    rows
+}
+
+fn bytes_of(rows: &[Vec<f32>]) -> Vec<u8> {
+    rows.iter().flatten().flat_map(|logit| logit.to_le_bytes()).collect()
+}
+
+#[test]
+fn help_and_version() {
+    let help = text(&run(&["--help"]));
+    for name in [
+        "generate",
+        "chat",
+        "inspect",
+        "tokenize",
+        "detokenize",
+        "logits",
+        "perplexity",
+        "quantize",
+        "template",
+        "doctor",
+        "bench",
+    ] {
+        assert!(help.contains(&format!("\n  {name} ")), "{name} is not in {help}");
+        let own = text(&run(&[name, "--help"]));
+        assert!(own.contains("Examples:"), "{name} has no examples");
+    }
+    assert_eq!(text(&run(&["--version"])), format!("ruvllm {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_calls() {
+    fails(&["--nonsense"], 2, &["--nonsense"]);
+    fails(&["nonsense"], 2, &["nonsense"]);
+    fails(&[], 2, &["-p TEXT"]);
+    if !cfg!(any(feature = "metal", target_os = "macos")) {
+        fails(&["-p", "x", "-ngl", "99"], 2, &["-ngl", "CPU"]);
+    }
+    fails(&["tokenize", "--grammar", "x"], 2, &["--grammar", "only `generate` and `chat`"]);
+    fails(&["-m", "x.gguf", "chat"], 2, &["ruvllm chat"]);
+    fails(&["-p", "x", "-ctk", "q3_0"], 2, &["f32, f16, bf16, q8_0"]);
+    fails(&["-p", "x", "--kv-tiers=9"], 2, &["two numbers"]);
+    fails(&["-p", "x", "-ctk", "q8_0", "--kv-tiers"], 1, &["f16"]);
+    fails(&["-p", "x", "--top-p", "2"], 2, &["top_p"]);
+    fails(&["-p", "x", "-t", "100000"], 2, &["1024"]);
+    fails(&["-p", "x", "--temp", "nan"], 2, &["temperature"]);
+    fails(&["-p", "x", "--samplers", "top_z"], 2, &["top_z"]);
+    fails(&["-p", "x", "--logit-bias", "7"], 2, &["15043+1"]);
+    fails(&["-p", "x", "-f", "y"], 2, &["cannot be used with"]);
+    fails(&["logits", "--tokens", "1,x", "-o", "-"], 2, &["\"x\""]);
+    fails(&["logits", "--tokens", "1", "--last", "0", "-o", "-"], 2, &["--last"]);
+    fails(&["quantize", "a", "b", "Q9_Z"], 2, &["Q9_Z", "Q4_K_M"]);
+    fails(&["template", "--messages", "m.json"], 2, &["--template"]);
+    fails(&["template", "--messages", "m.json", "--kwargs", "[1]"], 2, &["JSON object"]);
+    fails(&["template", "--messages", "m.json", "--now", "yesterday"], 2, &["yesterday"]);
+}
+
+#[test]
+fn bad_files() {
+    let folder = Folder::new();
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let missing = folder.name("missing.gguf");
+    for name in ["generate", "chat", "tokenize", "detokenize", "perplexity", "inspect"] {
+        let input = match name {
+            "generate" | "tokenize" => &["-p", "x"][..],
+            "detokenize" => &["--tokens", "1"],
+            "perplexity" => &["-f", readme],
+            _ => &[],
+        };
+        let call = |model| [&[name, "-m", model], input].concat();
+        fails(&call(&missing), 1, &["missing.gguf", "No such file"]);
+        fails(&call(readme), 1, &["Cargo.toml", "not a GGUF file"]);
+    }
+    let folder_name = folder.0.to_str().unwrap();
+    fails(&["-m", folder_name, "-p", "x"], 1, &["not a regular file"]);
+
+    let model = tiny(&folder);
+    let whole = std::fs::read(&model).unwrap();
+    let cut = folder.file("cut.gguf", &whole[..whole.len() - 1000]);
+    fails(&["-m", &cut, "-p", "x"], 1, &["cut.gguf", "incomplete"]);
+
+    fails(&["-m", &model, "-f", &missing], 1, &["missing.gguf"]);
+    let binary = folder.file("binary", [0xff, 0xfe]);
+    fails(&["-m", &model, "-f", &binary], 1, &["not UTF-8"]);
+}
+
+#[test]
+fn logits() {
+    let folder = Folder::new();
+    let (model, out) = (tiny(&folder), folder.name("logits.f32"));
+    let expected = library_logits(&Model::open(&model).unwrap(), &[1, 72, 101, 259]);
+    let read = || std::fs::read(&out).unwrap();
+
+    stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "-o", &out]));
+    assert_eq!(read(), bytes_of(&expected));
+    stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "--last", "1", "-c", "4", "-o", &out]));
+    assert_eq!(read(), bytes_of(&expected[3..]));
+    let piped =
+        stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "--last", "9", "-ub", "4", "-o", "-"]));
+    assert_eq!(piped, bytes_of(&expected));
+    // However it is computed, and beside whom.
+    for how in [&["-ub", "1"][..], &["--parallel", "3"], &["-ub", "3", "--parallel", "2", "-t", "2"]] {
+        let call = [&["logits", "-m", &model, "--tokens", "1,72,101,259", "-o", "-"], how].concat();
+        assert_eq!(stdout(&run(&call)), piped, "{how:?}");
+    }
+    let exact = ["logits", "-m", &model, "--tokens", "1,72,101,259", "--exact", "-o", "-"];
+    assert_eq!(stdout(&run(&exact)), stdout(&run(&[&exact[..], &["-ub", "1"]].concat())));
+    // Half the precision of the cache is another result.
+    let half = stdout(&run(&["logits", "-m", &model, "--tokens", "1,72,101,259", "-ctk", "f16", "-o", "-"]));
+    assert_eq!(half.len(), piped.len());
+    assert_ne!(half, piped);
+
+    // A call that fails leaves the file alone.
+    let before = read();
+    fails(&["logits", "-m", &model, "--tokens", "1,264", "-o", &out], 1, &["264"]);
+    fails(&["logits", "-m", &model, "--tokens", "1,2,3", "-c", "2", "-o", &out], 1, &["-c 3"]);
+    assert_eq!(read(), before);
+}
+
+#[test]
+fn tokens_and_back() {
+    let folder = Folder::new();
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "llama");
+    vocabulary(&mut writer);
+    writer.write(folder.path("vocabulary.gguf")).unwrap();
+    let model = folder.name("vocabulary.gguf");
+
+    let input = folder.file("input", b"the</s>\xff\n");
+    let id = |byte: u8| u32::from(byte) + 3;
+    let the = 260; // "▁the"
+    let literal = [&[the][..], &b"</s>\xff\n".map(id)].concat();
+    let tokenize = |flags: &[&str]| {
+        let args = [&["tokenize", "-m", &model, "--json", "-f", &input], flags].concat();
+        serde_json::from_value::<Vec<u32>>(parsed(&run(&args))).unwrap()
+    };
+    assert_eq!(tokenize(&["--no-bos"]), literal);
+    assert_eq!(tokenize(&[]), [&[1], &literal[..]].concat());
+    assert_eq!(tokenize(&["--parse-special", "--no-bos"]), [the, 2, 259, id(0xff), id(b'\n')]);
+    let json = text(&run(&["tokenize", "-m", &model, "--json", "-f", &input]));
+    assert!(json.starts_with("[1,260,") && json.ends_with("]\n"), "{json}");
+    let listed = text(&run(&["tokenize", "-m", &model, "-p", "the"]));
+    assert_eq!(listed, "     1 -> \"<s>\"\n   260 -> \" the\"\n");
+
+    // These vocabularies put a space before the text after a special token.
+    let (same, spaced) = (&b"the</s>\xff\n"[..], &b"the</s> \xff\n"[..]);
+    for (flags, text) in [
+        (&[][..], same),
+        (&["--no-bos"], same),
+        (&["--parse-special"], spaced),
+        (&["--parse-special", "--no-bos"], spaced),
+    ] {
+        let ids = stdout(&run(&[&["tokenize", "-m", &model, "--json", "-f", &input], flags].concat()));
+        let back = run_with_input(&[&["detokenize", "-m", &model], flags].concat(), &ids);
+        assert_eq!(stdout(&back), text, "{flags:?}");
+    }
+    assert_eq!(stdout(&run(&["detokenize", "-m", &model, "--tokens", "1,260"])), b"the");
+    assert_eq!(parsed(&run(&["detokenize", "-m", &model, "--tokens", "1,260", "--json"])), json!("the"));
+    fails(&["detokenize", "-m", &model, "--tokens", "264"], 1, &["264"]);
+    fails(&["-m", &model, "-p", "x"], 1, &["vocabulary.gguf"]);
+}
+
+#[test]
+fn templates() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let messages = folder.file("messages.json", r#"[{"role": "user", "content": "hi\n"}]"#);
+    let render = |flags: &[&str]| text(&run(&[&["template", "--messages", &messages], flags].concat()));
+    assert_eq!(render(&["-m", &model]), "<s>[user]hi\n");
+    assert_eq!(render(&["-m", &model, "--add-generation-prompt", "--bos-token", "-"]), "-[user]hi\n[assistant]");
+
+    let template = folder.file(
+        "t.jinja",
+        "{{ bos_token }}{{ eos_token }}{{ x }}{{ tools | length }}{{ strftime_now('%Y-%m-%d %H:%M') }}",
+    );
+    let tools = folder.file("tools.json", "[{}, {}]");
+    let args = ["--bos-token", "B", "--eos-token", "E", "--kwargs", r#"{"x": 7}"#, "--tools", &tools];
+    let args = [&["--template", &template, "--now", "2025-01-15T09:05:07"], &args[..]].concat();
+    assert_eq!(render(&args), "BE722025-01-15 09:05");
+
+    let refusing = folder.file("r.jinja", "a{{ raise_exception('only users') }}");
+    fails(&["template", "--template", &refusing, "--messages", &messages], 1, &["only users"]);
+    let broken = folder.file("b.jinja", "{% if %}");
+    fails(&["template", "--template", &broken, "--messages", &messages], 1, &["line 1"]);
+    let nonsense = folder.file("nonsense.json", "[");
+    fails(&["template", "-m", &model, "--messages", &nonsense], 1, &["nonsense.json"]);
+}
+
+#[test]
+fn generate() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let greedy = ["-m", &model, "-p", "the", "-n", "12", "--temp", "0", "-ctk", "f32", "-ctv", "f32"];
+    let result = parsed(&run(&[&greedy[..], &["--json"]].concat()));
+
+    // Greedy by hand.
+    let library = Model::open(&model).unwrap();
+    let mut ids = vec![1u32, 260];
+    for _ in 0..12 {
+        let row = library_logits(&library, &ids).pop().unwrap();
+        ids.push((0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32);
+    }
+    assert!(!ids[2..].contains(&2), "the test model ends its text");
+    assert_eq!(result["prompt_ids"], json!([1, 260]));
+    assert_eq!(result["ids"], json!(ids[2..]));
+    assert_eq!((&result["prompt"], &result["stop_reason"]), (&json!("the"), &json!("max_tokens")));
+    assert_eq!((&result["timings"]["prompt_n"], &result["timings"]["predicted_n"]), (&json!(2), &json!(12)));
+    assert_eq!(result["model"], json!(model));
+    let generated = result["text"].as_str().unwrap();
+    assert!(!generated.is_empty());
+
+    let plain = run(&greedy);
+    assert_eq!(text(&plain).trim_end_matches('\n'), generated.trim_end_matches('\n'));
+    assert_eq!(stderr(&plain), "the");
+    let mut quiet = greedy.to_vec();
+    quiet.push("--no-display-prompt");
+    assert_eq!(stderr(&run(&quiet)), "");
+    assert_eq!(text(&run(&[&["generate"], &greedy[..]].concat())), text(&plain));
+
+    // A stop string ends the text before itself.
+    let last = generated.chars().last().unwrap().to_string();
+    let stopped = parsed(&run(&[&greedy[..], &["--json", "--no-escape", "-r", &last]].concat()));
+    assert_eq!(stopped["stop_reason"], json!("stop_string"));
+    assert_eq!(stopped["text"], json!(&generated[..generated.find(&last).unwrap()]));
+
+    // The context ends it too: two tokens of prompt, then four fit and the fifth is not computed on.
+    let full = parsed(&run(&["-m", &model, "-p", "the", "-c", "6", "--temp", "0", "--ignore-eos", "--json"]));
+    assert_eq!((&full["stop_reason"], full["ids"].as_array().unwrap().len()), (&json!("context_full"), 5));
+    fails(&["-m", &model, "-p", "the the the", "-c", "3"], 1, &["-c"]);
+
+    // Forbidding a token forbids it.
+    let bias = format!("{}-inf", ids[2]);
+    let biased = parsed(&run(&[&greedy[..], &["--json", "--logit-bias", &bias]].concat()));
+    assert_ne!(biased["ids"][0], json!(ids[2]));
+}
+
+#[test]
+fn prompts() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let ids = |output: Output| parsed(&output)["prompt_ids"].clone();
+    let fixed = ["-m", &model, "-n", "1", "--json"];
+    let with = |args: &[&str]| run(&[&fixed[..], args].concat());
+    let newline = json!([1, 259, 3 + 10]);
+    assert_eq!(ids(with(&["-p", r"\n"])), newline);
+    assert_eq!(ids(with(&["-p", r"\n", "--no-escape"])), json!([1, 259, 3 + b'\\', 3 + b'n']));
+    let file = folder.file("prompt.txt", "\n\n");
+    assert_eq!(ids(with(&["-f", &file])), newline);
+    assert_eq!(ids(run_with_input(&fixed, b"the")), json!([1, 260]));
+    assert_eq!(ids(with(&["-p", ""])), json!([1]));
+    assert_eq!(ids(with(&["-p", "-ngl"])).as_array().unwrap().len(), 6);
+
+    let mut from_environment = command(&["-p", "the", "--json", "--ignore-eos"]);
+    from_environment.env("LLAMA_ARG_MODEL", &model).env("LLAMA_ARG_N_PREDICT", "3");
+    assert_eq!(parsed(&from_environment.output().unwrap())["ids"].as_array().unwrap().len(), 3);
+    from_environment.args(["-n", "2"]);
+    assert_eq!(parsed(&from_environment.output().unwrap())["ids"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn seeds_repeat() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let with = |seed: &str| parsed(&run(&["-m", &model, "-p", "the", "-n", "16", "-s", seed, "--json"]));
+    let first = with("-1");
+    let again = with(&first["seed"].to_string());
+    assert_eq!(first["ids"], again["ids"]);
+    assert_ne!(with("1")["ids"], with("2")["ids"]);
+}
+
+#[test]
+fn the_file_may_recommend_sampling() {
+    let folder = Folder::new();
+    let mut writer = tiny_model(None);
+    writer.metadata("general.sampling.temp", 0f32);
+    writer.write(folder.path("cold.gguf")).unwrap();
+    let model = folder.name("cold.gguf");
+    let with = |flags: &[&str]| {
+        let args = [&["-m", &model, "-p", "the", "-n", "16", "--json"], flags].concat();
+        parsed(&run(&args))["ids"].clone()
+    };
+    assert_eq!(with(&["-s", "1"]), with(&["-s", "2"]));
+    assert_ne!(with(&["-s", "1", "--temp", "1"]), with(&["-s", "2", "--temp", "1"]));
+}
+
+#[test]
+fn demo_model_writes_text() {
+    let args = ["-p", "Ownership is", "-n", "24", "-s", "1"];
+    let result = parsed(&run(&[&args[..], &["--json"]].concat()));
+    let generated = result["text"].as_str().unwrap();
+    assert!(generated.split_whitespace().count() >= 5, "{generated}");
+    assert_eq!(text(&run(&args)).trim_end_matches('\n'), generated.trim_end_matches('\n'));
+}
+
+/// The commands of `docs/tuning.md`, as they stand there.
+#[test]
+#[cfg(unix)]
+fn commands_of_the_tuning_page_run() {
+    let folder = Folder::new();
+    std::fs::copy(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf"),
+        folder.path("model.gguf"),
+    )
+    .unwrap();
+    folder.file("text.txt", &include_str!("../../models/demo-heldout.txt")[..3000]);
+    let page = include_str!("../../docs/tuning.md");
+    let blocks = page.split("```sh\n").skip(1).map(|block| block.split_once("```").unwrap().0);
+    let mut n = 0;
+    for line in blocks.flat_map(str::lines) {
+        let arguments = line.strip_prefix("ruvllm ").unwrap();
+        let script = format!("exec \"$0\" {arguments}");
+        let program = env!("CARGO_BIN_EXE_ruvllm");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, program]).current_dir(&folder.0).stdin(Stdio::null());
+        let output = shell.output().unwrap();
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        n += 1;
+    }
+    assert!(n >= 10, "only {n} commands");
+}
+
+/// Output that obeys, and what is said of grammars that are none.
+#[cfg(feature = "grammar")]
+#[test]
+fn grammars() {
+    let folder = Folder::new();
+    let schema = r#"{"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "kind": {"enum": ["struct", "enum"]}}, "required": ["name", "kind"], "additionalProperties": false}"#;
+    let gbnf = "root ::= \"fn \" [a-z]{1,5} \"()\"";
+    let lark = "%llguidance {}\nstart: \"yes\" | \"no\"\n";
+    let (schema_file, grammar_file) = (folder.file("schema.json", schema), folder.file("grammar.gbnf", gbnf));
+    let generated = |flags: &[&str]| {
+        let args = ["-p", "The answer is ", "-n", "120", "-s", "1", "--json"];
+        let result = parsed(&run(&[&args[..], flags].concat()));
+        assert_eq!(result["stop_reason"], "end_of_generation", "{flags:?}: {result}");
+        result["text"].as_str().unwrap().to_owned()
+    };
+    for flags in
+        [&["--json-schema", schema], &["-j", schema], &["--json-schema-file", &schema_file], &["-jf", &schema_file]]
+    {
+        let text = generated(&flags[..]);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(value["name"].is_string() && (value["kind"] == "struct" || value["kind"] == "enum"), "{text}");
+    }
+    for flags in [&["--grammar", gbnf], &["--grammar-file", &grammar_file]] {
+        let text = generated(&flags[..]);
+        let name = text.strip_prefix("fn ").and_then(|rest| rest.strip_suffix("()"));
+        assert!(name.is_some_and(|name| name.bytes().all(|b| b.is_ascii_lowercase())), "{text}");
+    }
+    assert!(["yes", "no"].contains(&&generated(&["--grammar", lark])[..]));
+    assert_eq!(generated(&["--regex", "[0-9]{3}"]).len(), 3);
+    fails(&["-p", "x", "--json-schema", r#"{"not": {}}"#], 2, &["--json-schema", "\"not\"", "not enforced"]);
+    fails(&["-p", "x", "--json-schema", "{"], 2, &["--json-schema", "not JSON"]);
+    fails(&["-p", "x", "--grammar", "root ::= x"], 2, &["--grammar", "line 1", "\"x\""]);
+    fails(&["-p", "x", "--regex", "("], 2, &["--regex"]);
+    fails(&["-p", "x", "--regex", "a", "--grammar", gbnf], 2, &["cannot be used"]);
+    fails(&["-p", "x", "--grammar-file", "missing.gbnf"], 1, &["missing.gbnf"]);
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let mut child = command(&["-m", &model, "-p", "the", "-c", "20000", "-s", "1", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 4]).unwrap();
+    drop(out);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let message = stderr(&output);
+    assert!(!message.contains("error") && !message.contains("panic"), "{message}");
+}
+
+/// Perplexity by llama.cpp's rule, from the library's logits.
+fn reference_perplexity(model: &Model, tokens: &[u32], n_ctx: usize) -> (f64, f64) {
+    let mut losses = Vec::new();
+    for chunk in tokens.chunks_exact(n_ctx) {
+        let mut chunk = chunk.to_vec();
+        chunk[0] = 1;
+        let options = SessionOptions { n_ctx: Some(n_ctx), kv_type: KvType::F32, ..Default::default() };
+        let mut session = model.session_with(&options).unwrap();
+        let each = |i: usize, logits: &[f32]| {
+            if i + 1 < n_ctx {
+                let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+                losses.push(sum.ln() - f64::from(logits[chunk[i + 1] as usize]));
+            }
+        };
+        session.prefill_each(&chunk, n_ctx / 2, each).unwrap();
+    }
+    let n = losses.len() as f64;
+    let mean = losses.iter().sum::<f64>() / n;
+    let variance = losses.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / n;
+    (mean.exp(), (variance / (n - 1.0)).sqrt() * mean.exp())
+}
+
+#[test]
+fn perplexity() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let input = folder.file("input.txt", "the cat sat on the mat and the rat sat on the cat\n".repeat(2));
+    let ids: Vec<u32> =
+        serde_json::from_value(parsed(&run(&["tokenize", "-m", &model, "--json", "-f", &input]))).unwrap();
+    let n_ctx = 16;
+    // The last line end is not part of the text.
+    let (ppl, error) = reference_perplexity(&Model::open(&model).unwrap(), &ids[..ids.len() - 1], n_ctx);
+
+    let args = ["perplexity", "-m", &model, "-f", &input, "-c", "16", "-ctk", "f32", "-ctv", "f32"];
+    let result = parsed(&run(&[&args[..], &["--json"]].concat()));
+    // The same f32 logits, but exponentials in f32: relative errors of some 2^-23.
+    let close = |got: &serde_json::Value, want: f64| (got.as_f64().unwrap() / want - 1.0).abs() < 1e-5;
+    assert!(close(&result["ppl"], ppl), "{} instead of {ppl}", result["ppl"]);
+    assert!(close(&result["ppl_error"], error), "{} instead of {error}", result["ppl_error"]);
+    assert_eq!(result["n_chunks"], json!((ids.len() - 1) / n_ctx));
+    assert_eq!(result["n_scored"], json!((ids.len() - 1) / n_ctx * (n_ctx / 2 - 1)));
+
+    let plain = text(&run(&args));
+    let (chunks, last) = plain.trim_end().split_once('\n').unwrap();
+    assert!(chunks.starts_with("[1]") && chunks.contains(",[2]") && chunks.ends_with(','), "{plain}");
+    let (ppl, error) = (result["ppl"].as_f64().unwrap(), result["ppl_error"].as_f64().unwrap());
+    assert_eq!(last, format!("Final estimate: PPL = {ppl:.4} +/- {error:.5}"));
+    fails(&["perplexity", "-m", &model, "-f", &input, "-c", "100"], 1, &["-c"]);
+}
+
+#[test]
+fn quantize() {
+    let folder = Folder::new();
+    let (model, out) = (tiny(&folder), folder.name("q4.gguf"));
+    let ok = run(&["quantize", &model, &out, "q4_0"]);
+    assert!(stdout(&ok).is_empty());
+    assert!(stderr(&ok).contains("bits per weight"));
+    let (before, after) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
+    for (key, value) in before.metadata().iter() {
+        assert_eq!(after.metadata().get(key), Some(value), "{key}");
+    }
+    assert_eq!(after.metadata().get("general.file_type"), Some(&Value::U32(2)));
+    assert_eq!(after.metadata().get("general.quantization_version"), Some(&Value::U32(2)));
+    let dtype = |gguf: &Gguf, name: &str| gguf.tensor(name).unwrap().dtype;
+    assert_eq!(dtype(&after, "blk.0.attn_q.weight"), DType::Q4_0);
+    assert_eq!(dtype(&after, "blk.0.attn_norm.weight"), DType::F32);
+    let q = after.tensor("blk.1.ffn_down.weight").unwrap();
+    assert_eq!(q.dims, [96, 64]);
+    let mut expected = vec![0; q.n_bytes as usize];
+    let source = before.tensor("blk.1.ffn_down.weight").unwrap();
+    let values: Vec<f32> =
+        before.data(source).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    ruvllm::quant::quantize_row(DType::Q4_0, &values, None, &mut expected).unwrap();
+    assert_eq!(after.data(q), expected);
+    assert!(!parsed(&run(&["-m", &out, "-p", "the", "-n", "4", "--json"]))["ids"].as_array().unwrap().is_empty());
+
+    let written = std::fs::read(&out).unwrap();
+    fails(&["quantize", &model, &out, "Q8_0"], 1, &["q4.gguf", "--overwrite"]);
+    assert_eq!(std::fs::read(&out).unwrap(), written);
+    stdout(&run(&["quantize", &model, &out, "Q8_0", "--overwrite", "-t", "1"]));
+    assert_eq!(dtype(&Gguf::open(&out).unwrap(), "blk.0.attn_q.weight"), DType::Q8_0);
+    let again = folder.name("again.gguf");
+    fails(&["quantize", &out, &again, "Q4_0"], 1, &["--allow-requantize"]);
+    assert!(!Path::new(&again).exists());
+    stdout(&run(&["quantize", &out, &again, "Q4_0", "--allow-requantize"]));
+    let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
+fn quantize_refuses_damaged_weights() {
+    let folder = Folder::new();
+    let mut writer = tiny_model(None);
+    writer.tensor("blk.0.damaged.weight", &[32, 2], DType::F32, [[0u8; 4], f32::NAN.to_le_bytes()].concat().repeat(32));
+    writer.write(folder.path("nan.gguf")).unwrap();
+    fails(
+        &["quantize", &folder.name("nan.gguf"), &folder.name("out.gguf"), "Q8_0"],
+        1,
+        &["blk.0.damaged.weight", "NaN"],
+    );
+    assert!(!folder.path("out.gguf").exists());
+}
+
+#[test]
+fn inspect() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let whole = parsed(&run(&["inspect", &model, "--json"]));
+    assert_eq!(whole["architecture"], json!("llama"));
+    assert_eq!(
+        (&whole["runnable"], &whole["complete"], &whole["chat_template"]),
+        (&json!(true), &json!(true), &json!(true))
+    );
+    assert_eq!((&whole["n_layer"], &whole["n_ctx_train"]), (&json!(2), &json!(128)));
+    assert_eq!(whole["tokenizer"]["n_vocab"], json!(N_VOCAB));
+    let n_params = 2 * 64 * N_VOCAB + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96);
+    assert_eq!(whole["n_params"], json!(n_params));
+    assert_eq!(whole["types"], json!({"F32": {"tensors": 21, "params": n_params, "bytes": 4 * n_params}}));
+    assert!(text(&run(&["inspect", "-m", &model])).contains("runs here      yes\n"));
+
+    // The header is enough.
+    let bytes = std::fs::read(&model).unwrap();
+    let header = Gguf::open(&model).unwrap().header().data_offset as usize;
+    let cut = folder.file("cut.gguf", &bytes[..header + 100]);
+    let cut = parsed(&run(&["inspect", &cut, "--json", "--tensors", "--metadata"]));
+    assert_eq!((&cut["runnable"], &cut["complete"]), (&json!(true), &json!(false)));
+    assert_eq!((&cut["n_params"], &cut["expected_size"]), (&json!(n_params), &json!(bytes.len())));
+    assert_eq!(cut["tensors"].as_array().unwrap().len(), 21);
+    assert_eq!(cut["metadata"]["general.name"], json!("tiny"));
+
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "mamba");
+    writer.tensor("a.weight", &[32], DType::Q8_0, vec![0; 34]);
+    writer.write(folder.path("mamba.gguf")).unwrap();
+    let other = parsed(&run(&["inspect", &folder.name("mamba.gguf"), "--json"]));
+    assert_eq!(other["runnable"], json!(false));
+    let obstacle = other["obstacle"].as_str().unwrap();
+    assert!(obstacle.contains("mamba") && obstacle.contains("qwen3"), "{obstacle}");
+}
+
+#[test]
+fn doctor() {
+    let result = parsed(&run(&["doctor", "--json"]));
+    let levels = result["levels"].as_array().unwrap();
+    assert_eq!(levels.last(), Some(&json!("scalar")));
+    assert!(levels.contains(&result["level"]));
+    assert!(result["threads"].as_u64().unwrap() >= 1);
+    assert!(result["features"].as_array().unwrap().contains(&json!("demo-model")));
+    assert!(text(&run(&["doctor"])).contains("level used"));
+
+    let forced = command(&["doctor", "--json"]).env("RUVLLM_ARCH", "scalar").output().unwrap();
+    assert_eq!(parsed(&forced)["level"], json!("scalar"));
+    let unknown = command(&["doctor"]).env("RUVLLM_ARCH", "nonsense").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("nonsense"));
+}
+
+#[test]
+fn chat_through_a_pipe() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = ["chat", "-m", &model, "-n", "6", "--temp", "0", "--ignore-eos"];
+    let once = text(&run_with_input(&flags, b"the\n"));
+    let twice = text(&run_with_input(&flags, b"the\n/clear\nthe\n"));
+    assert!(!once.trim().is_empty());
+    assert_eq!(twice, once.repeat(2));
+    // What is kept of the conversation in the session gives the same answer as all of it anew.
+    let answers = text(&run_with_input(&flags, b"the\n/regen\n/exit\nthe\n"));
+    assert_eq!(answers, twice);
+    // Conversations outgrow any context; the oldest turns go.
+    let long = run_with_input(&[&flags[..], &["-c", "60"]].concat(), "the\n".repeat(6).as_bytes());
+    assert!(text(&long).len() >= once.len());
+    assert!(stderr(&long).contains("forgotten"), "{}", stderr(&long));
+
+    tiny_model(None).write(folder.path("base.gguf")).unwrap();
+    let base = run_with_input(&["chat", "-m", &folder.name("base.gguf"), "-n", "4", "-s", "1"], b"the\n");
+    text(&base);
+    assert!(stderr(&base).contains("no chat template"));
+}
+
+#[test]
+fn adapters() {
+    let folder = Folder::new();
+    let data = |name: &str| format!("{}/../tests/data/peft/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (model, lora) = (data("llama.gguf"), data("llama-adapter.gguf"));
+    let half = format!("{lora}:0.5");
+    let logits = |model: &str, flags: &[&str]| -> Vec<f32> {
+        let file = folder.name("logits.f32");
+        let line = [&["logits", "-m", model, "--tokens", "1,2,3,4", "-o", &file], flags].concat();
+        let out = run(&line);
+        assert!(out.status.success(), "{line:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let bytes = std::fs::read(file).unwrap();
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (base, adapted) = (logits(&model, &[]), logits(&model, &["--lora", &lora]));
+    assert!(apart(&base, &adapted) > 0.5);
+    assert_eq!(logits(&model, &["--lora-scaled", &format!("{lora}:1.0")]), adapted);
+    assert_eq!(logits(&model, &["--lora-scaled", &format!("{lora}:0")]), base);
+    // Two halves, in llama.cpp's ways to name several.
+    for flags in [&["--lora-scaled", &*format!("{half},{half}")][..], &["--lora-scaled", &half, "--lora_scaled", &half]]
+    {
+        assert!(apart(&logits(&model, flags), &adapted) < 1e-4);
+    }
+
+    let merged = folder.name("merged.gguf");
+    let merge = |flags: &[&str]| run(&[&["merge", "-m", &model, "-o", &merged], flags].concat());
+    assert_eq!(merge(&[]).status.code(), Some(2));
+    assert!(merge(&["--lora", &lora]).status.success());
+    assert!(apart(&logits(&merged, &[]), &adapted) < 1e-4);
+    assert_eq!(merge(&["--lora", &lora]).status.code(), Some(1));
+    assert!(merge(&["--lora", &lora, "--overwrite", "--type", "f16", "-t", "1"]).status.success());
+    assert_eq!(Gguf::open(&merged).unwrap().tensor("output.weight").unwrap().dtype, DType::F16);
+    assert_eq!(merge(&["--lora", &lora, "--overwrite", "--type", "q4_k"]).status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2, "a temporary file stays behind");
+
+    let stderr = |out: &Output| String::from_utf8_lossy(&out.stderr).into_owned();
+    for (flags, code, says) in [
+        (["--lora-scaled", &*lora], 2, "FILE:SCALE"),
+        (["--lora-scaled", &format!("{lora}:much")], 2, "FILE:SCALE"),
+        (["--lora-scaled", &format!("{lora}:inf")], 2, "finite"),
+        (["--lora", "/no/such.gguf"], 1, "/no/such.gguf"),
+        (["--lora", &data("qwen2-adapter.gguf")], 1, "qwen2"),
+        (["--lora", &model], 1, "general.type"),
+    ] {
+        let out = run(&[&["logits", "-m", &model, "--tokens", "1", "-o", "-"], &flags[..]].concat());
+        assert_eq!(out.status.code(), Some(code), "{flags:?}");
+        assert!(stderr(&out).contains(says), "{flags:?}: {}", stderr(&out));
+    }
+}
+
+/// A folder for `--learn` that has read some control text with the model that ships.
+fn calibrated(folder: &Folder) -> String {
+    let heldout = include_str!("../../models/demo-heldout.txt");
+    let control = folder.file("control.txt", &heldout[..8000]);
+    let learned = folder.name("learned");
+    text(&run(&["calibrate", "-f", &control, "-o", &learned]));
+    learned
+}
+
+fn demo() -> Model {
+    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf")).unwrap()
+}
+
+#[test]
+fn ratings_in_a_conversation() {
+    let folder = Folder::new();
+    let learned = calibrated(&folder);
+    let flags = ["chat", "--learn", &learned, "-n", "12", "-s", "1"];
+    let out = run_with_input(&flags, b"/good\nWhat is a crate?\n/good\n/good\nAnd a module?\n/bad\n/exit\n");
+    text(&out);
+    let said = stderr(&out);
+    assert_eq!(said.matches("Learnt.").count(), 2, "{said}");
+    assert_eq!(said.matches("no answer to rate").count(), 2, "one before any answer, one rated twice: {said}");
+    let model = demo();
+    let learner = Learner::open(folder.path("learned/learned.gguf"), &model).unwrap();
+    assert!(learner.n_updates() >= 2 && learner.scale() > 0.0, "{} {}", learner.n_updates(), learner.scale());
+    assert!(learner.divergence() <= learner.options().max_divergence);
+
+    // Without a folder there is nobody to learn, and the conversation goes on.
+    let out = run_with_input(&["chat", "-n", "4", "-s", "1"], b"What is a crate?\n/good\nAnd a module?\n");
+    text(&out);
+    assert!(stderr(&out).contains("error:") && !stderr(&out).contains("Learnt."), "{}", stderr(&out));
+}
+
+/// What a conversation that is killed has saved.
+fn killed_after_a_rating(learned: &str, every: &str) -> u64 {
+    let mut child = command(&["chat", "--learn", learned, "--learn-every", every, "-n", "6", "-s", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The third message is only answered when what the second rating is due to save is on disk.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a crate?\n/good\nAnd a module?\n/good\n/bad\n").unwrap();
+    input.flush().unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    let (mut said, mut piece) = (String::new(), [0; 256]);
+    while !said.contains("no answer to rate") {
+        let n = errors.read(&mut piece).unwrap();
+        assert!(n > 0, "it ended: {said}");
+        said.push_str(&String::from_utf8_lossy(&piece[..n]));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    Learner::open(Path::new(learned).join("learned.gguf"), &demo()).unwrap().n_updates()
+}
+
+#[test]
+fn a_killed_conversation_loses_what_was_not_due() {
+    let folder = Folder::new();
+    let learned = calibrated(&folder);
+    assert_eq!(killed_after_a_rating(&learned, "1000"), 0);
+    assert!(killed_after_a_rating(&learned, "1") >= 2);
+}
+
+#[test]
+fn generating_uses_what_was_learnt() {
+    let folder = Folder::new();
+    let model = demo();
+    let encode = |text: &str| model.tokenizer().unwrap().encode(text, true, true);
+    let river = include_str!("../../tests/data/river-station.txt");
+    let mut session = model.session().unwrap();
+    session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    session.calibrate(&encode(&include_str!("../../models/demo-heldout.txt")[..8000])).unwrap();
+    for piece in encode(&river[..8000]).chunks(128) {
+        session.clear();
+        session.observe(piece).unwrap();
+    }
+    // As it comes back from a file.
+    let bytes = session.take_learner().unwrap().to_bytes().unwrap();
+    let learner = Learner::from_bytes(bytes, &model).unwrap();
+    assert!(learner.scale() > 0.0);
+
+    let prompt = "The gauge at Ossen";
+    let ids_of = |learner: Option<Learner>| -> Vec<u64> {
+        let mut session = model.session().unwrap();
+        let tokens = encode(prompt);
+        let mut read = 0;
+        if let Some(learner) = learner {
+            // The prompt is learnt from, but for its last token.
+            session.set_learner(learner).unwrap();
+            read = tokens.len() - 1;
+            session.record(&tokens[..read]).unwrap();
+        }
+        let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+        let mut generation = session.generate_from(&tokens[read..], &mut sampler).unwrap().max_tokens(24);
+        (&mut generation).for_each(|piece| drop(piece.unwrap()));
+        generation.tokens().iter().map(|&t| t.into()).collect()
+    };
+    let from_program = |flags: &[&str]| -> Vec<u64> {
+        let learned = folder.path("learned");
+        std::fs::create_dir_all(&learned).unwrap();
+        learner.save(learned.join("learned.gguf")).unwrap();
+        let plain = ["-p", prompt, "-n", "24", "--temp", "0", "--repeat-penalty", "1", "--json"];
+        let out = parsed(&run(&[&plain[..], flags].concat()));
+        out["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+    };
+    let learned = folder.name("learned");
+    let (plain, adapted) = (from_program(&[]), from_program(&["--learn", &learned]));
+    let exported = folder.name("adapter.gguf");
+    let mixed = from_program(&["--learn", &learned, "--learn-mixture", "--learn-export", &exported]);
+    assert_eq!(plain, ids_of(None));
+    assert_eq!(adapted, ids_of(Some(learner.clone())));
+    let mut mixing = learner.clone();
+    mixing.set_generate_with_mixture(true);
+    assert_eq!(mixed, ids_of(Some(mixing)));
+    assert!(mixed != plain && mixed != adapted, "{mixed:?}");
+    // As a plain adapter it goes wherever adapters go, into a merged file, too.
+    let merged = folder.name("merged.gguf");
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+    text(&run(&["merge", "-m", base, "--lora", &exported, "-o", &merged]));
+    Model::open(&merged).unwrap();
+}
+
+/// Sends a signal as a user, or the system, would.
+#[cfg(unix)]
+fn signal(child: &std::process::Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Reads `pipe` until it has said `what`.
+#[cfg(unix)]
+#[track_caller]
+fn wait_for(pipe: &mut impl Read, what: &str) {
+    let (mut said, mut piece) = (String::new(), [0; 256]);
+    while !said.contains(what) {
+        let n = pipe.read(&mut piece).unwrap();
+        assert!(n > 0, "it ended: {said}");
+        said.push_str(&String::from_utf8_lossy(&piece[..n]));
+    }
+}
+
+#[cfg(unix)]
+const ENDLESS: [&str; 6] = ["-p", "Ownership is", "--ignore-eos", "-c", "100000", "-s"];
+
+#[cfg(unix)]
+#[test]
+fn interrupted_text_is_kept() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    for name in ["-INT", "-TERM"] {
+        let mut child = command(&[&ENDLESS[..], &["1", "--learn", &learned]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_for(child.stderr.as_mut().unwrap(), "Ownership is");
+        signal(&child, name);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{name}: {}", stderr(&output));
+        assert!(output.stdout.ends_with(b"\n"), "{name}");
+        Learner::open(folder.path("learned/learned.gguf"), &demo()).unwrap();
+        std::fs::remove_dir_all(&learned).unwrap();
+    }
+
+    // There is no telling from outside when it begins; one that was too early is tried again, later.
+    let killed = |pause: u64| {
+        let mut json = command(&[&ENDLESS[..], &["1", "--json"]].concat());
+        let child = json.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        signal(&child, "-INT");
+        child.wait_with_output().unwrap()
+    };
+    let output = [200, 1000, 5000].into_iter().map(killed).find(|out| out.status.code().is_some());
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["stop_reason"], json!("interrupted"));
+}
+
+#[cfg(unix)]
+#[test]
+fn one_process_learns_into_a_folder_and_saves_when_asked_to_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    let mut child = command(&["chat", "--learn", &learned, "-n", "4", "-s", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a crate?\n").unwrap();
+    wait_for(child.stdout.as_mut().unwrap(), "\n");
+    fails(&["-p", "x", "-n", "1", "--learn", &learned], 1, &["another process", "learned"]);
+    // It waits for the next line, or is about to.
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(input);
+    let file = folder.path("learned/learned.gguf");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
+}
+
+#[test]
+fn a_bad_line_ends_a_conversation_but_not_what_was_learnt() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    let flags = ["chat", "--learn", &learned, "-n", "4", "-s", "1", "-c", "64"];
+    let long = format!("What is a crate?\n{}\n", "word ".repeat(200));
+    for (input, says) in [(&b"What is a crate?\n\xff\xfe\n"[..], "line 2"), (long.as_bytes(), "shorten it")] {
+        let out = run_with_input(&flags, input);
+        assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+        assert!(stderr(&out).contains(says), "{}", stderr(&out));
+        std::fs::remove_file(folder.path("learned/learned.gguf")).unwrap();
+    }
+}
+
+#[test]
+fn folders_and_exports_are_made_with_care() {
+    let folder = Folder::new();
+    let deep = folder.name("a/b");
+    fails(&["-p", "x", "-n", "1", "--learn", &deep], 1, &["a/b"]);
+    let little = folder.file("little.txt", "a word");
+    let learned = folder.name("learned");
+    fails(&["calibrate", "-f", &little, "-o", &learned], 1, &["too short"]);
+    let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["little.txt"]);
+
+    let export = ["-p", "x", "-n", "1", "--learn", &learned, "--learn-export"];
+    fails(&[&export[..], &[&little]].concat(), 1, &["little.txt", "--overwrite"]);
+    assert_eq!(std::fs::read(&little).unwrap(), b"a word");
+    let out = run(&[&export[..], &["-"]].concat());
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn numbers_out_of_range_and_repeated_flags() {
+    for (args, part) in [
+        (&["-p", "x", "-n", "-5"][..], "-2"),
+        (&["-p", "x", "-c", "-1"], "-1 is not in"),
+        (&["-p", "x", "-c", "4000000000"], "--ctx-size"),
+        (&["-p", "x", "-b", "-1"], "--batch-size"),
+        (&["-p", "x", "--logit-bias", "99999+1"], "99999"),
+        (&["-p", "x", "--lora-scaled", "f:nan"], "finite"),
+        (&["bench", "-b", "0"], "--batch-size"),
+        (&["bench", "-r", "0"], "--repetitions"),
+        (&["bench", "-m", "x", "-p", "-1"], "-p"),
+        (&["bench", "-m", "x", "-p", "64-16"], "backwards"),
+        (&["bench", "-m", "x", "-t", "2000"], "1024"),
+        (&["bench", "-m", "x", "-ctk", "iq4_nl"], "q4_1"),
+        (&["perplexity", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"), "--chunks", "0"], "--chunks 0"),
+        (&["perplexity", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"), "-c", "1"], "at least 4"),
+        (&["Ownership is"], "-p \"Ownership is\""),
+    ] {
+        fails(args, 2, &[part]);
+    }
+    let twice = parsed(&run(&["-p", "x", "-n", "9", "-n", "2", "--json", "--ignore-eos", "-p", "the", "--json"]));
+    assert_eq!((&twice["prompt"], twice["ids"].as_array().unwrap().len()), (&json!("the"), 2));
+    // Those that are repeatable still add up.
+    let both = parsed(&run(&["-p", "x", "-n", "1", "--logit-bias", "300+1000", "--logit-bias", "5-inf", "--json"]));
+    assert_eq!(both["ids"], json!([300]));
+}
+
+#[test]
+fn the_environment_is_understood_and_named() {
+    let with = |name: &str, value: &str| command(&["-p", "x", "-n", "1"]).env(name, value).output().unwrap();
+    for (name, value) in [("LLAMA_ARG_MMAP", "1"), ("LLAMA_ARG_NO_MMAP", "1"), ("LLAMA_ARG_MMAP", "off")] {
+        text(&with(name, value));
+    }
+    for (name, value) in [("LLAMA_ARG_MMAP", "perhaps"), ("LLAMA_ARG_CTX_SIZE", "-7"), ("LLAMA_ARG_THREADS", "x")] {
+        let out = with(name, value);
+        assert_eq!(out.status.code(), Some(2), "{name}");
+        assert!(stderr(&out).contains(name), "{}", stderr(&out));
+    }
+    let level = with("RUVLLM_ARCH", "nonsense");
+    assert!(stderr(&level).contains("RUVLLM_ARCH: ") && !stderr(&level).contains(".gguf"), "{}", stderr(&level));
+}
+
+#[test]
+fn files_cannot_command_the_terminal() {
+    let folder = Folder::new();
+    let mut writer = tiny_model(None);
+    writer.tensor("blk.0.\x1b[31m\x07.weight", &[32, 2], DType::Q8_0, vec![0; 68]);
+    writer.write(folder.path("red.gguf")).unwrap();
+    let out = run(&["quantize", &folder.name("red.gguf"), &folder.name("out.gguf"), "Q4_0"]);
+    assert_eq!(out.status.code(), Some(1));
+    let said = stderr(&out);
+    assert!(said.contains("--allow-requantize") && !said.contains(['\x1b', '\x07']), "{said:?}");
+}
+
+#[test]
+fn text_comes_back_byte_by_byte() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
+    let ids = stdout(&run(&["tokenize", "--json", "-f", file]));
+    assert_eq!(stdout(&run_with_input(&["detokenize"], &ids)), std::fs::read(file).unwrap());
+    let ids = stdout(&run(&["tokenize", "--json", "-p", "a ."]));
+    assert_eq!(stdout(&run_with_input(&["detokenize"], &ids)), b"a .");
+    let folder = Folder::new();
+    let out = run(&["tokenize", "--json", "-f", &folder.file("binary", b"a\xff")]);
+    text(&out);
+    assert!(stderr(&out).contains("byte 1"), "{}", stderr(&out));
+}
+
+#[test]
+fn what_is_no_model_says_so() {
+    let folder = Folder::new();
+    let learned = folder.name("learned");
+    text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
+    let state = folder.path("learned/learned.gguf");
+    let said = text(&run(&["inspect", state.to_str().unwrap()]));
+    assert!(said.contains("holds what was learnt"), "{said}");
+    let adapter = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/peft/llama-adapter.gguf");
+    fails(&["-m", adapter, "-p", "x"], 1, &["holds an adapter", "--lora"]);
+    let whole = std::fs::read(&state).unwrap();
+    std::fs::write(&state, &whole[..whole.len() - 100]).unwrap();
+    fails(&["-p", "x", "-n", "1", "--learn", &learned], 1, &["incomplete", "copying"]);
+}
+
+#[test]
+fn words_after_a_slash_are_not_answered() {
+    let out = run_with_input(&["chat", "-n", "4", "-s", "1"], b"/foo\n/good\n");
+    assert_eq!(text(&out), "");
+    let said = stderr(&out);
+    assert!(said.contains("/foo is no command") && said.contains("/regen"), "{said}");
+    assert!(said.contains("--learn DIR"), "{said}");
+}
+
+/// In less memory than the measurement of the read bandwidth needs, which is left out then.
+#[cfg(target_os = "linux")]
+fn run_in_little_memory(args: &[&str]) -> Output {
+    run_in_kilobytes("1000000", args)
+}
+
+#[cfg(target_os = "linux")]
+fn run_in_kilobytes(n: &str, args: &[&str]) -> Output {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -v {n}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_ruvllm")]).args(args);
+    shell.output().unwrap()
+}
+
+/// Where a pass takes more than there is, for logits and for what lies between, it says so.
+#[cfg(target_os = "linux")]
+#[test]
+fn passes_without_memory() {
+    let folder = Folder::new();
+    let (tokens, out) = (vec!["1"; 20_000].join(","), folder.name("out"));
+    let flags = ["logits", "-c", "20000", "-b", "20000", "-ub", "20000", "-t", "1", "-o", &out, "--tokens", &tokens];
+    for (more, what) in [(&[][..], "no memory for logits"), (&["--last", "1"], "no memory for buffers")] {
+        let out = run_in_kilobytes("300000", &[&flags[..], more].concat());
+        assert!(out.status.code() == Some(1) && stderr(&out).contains(what), "{:?} {}", out.status, stderr(&out));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn inputs_are_bounded_and_templates_are_files() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    for name in ["generate", "perplexity", "tokenize"] {
+        fails(&[name, "-m", &model, "-f", "/dev/zero"], 1, &["/dev/zero", "more than 1024 MiB"]);
+    }
+    let fifo = folder.name("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fails(&["chat", "-m", &model, "--template", &fifo], 1, &[&fifo, "not a regular file"]);
+    let messages = folder.file("messages.json", "[]");
+    fails(&["template", "--template", &fifo, "--messages", &messages], 1, &[&fifo, "not a regular file"]);
+    // A prompt may come through a pipe with a name.
+    let line = "printf the | \"$0\" generate -m \"$1\" -f /dev/fd/0 -n 1 --temp 0";
+    let piped = Command::new("sh").args(["-c", line, env!("CARGO_BIN_EXE_ruvllm"), &model]).output().unwrap();
+    assert!(!text(&piped).is_empty());
+}
+
+/// A template that computes for ever does not keep a conversation from ending.
+#[cfg(unix)]
+#[test]
+fn an_endless_template_can_be_interrupted() {
+    let folder = Folder::new();
+    let endless = "{% set ns=namespace(s=[1],t=[1]) %}{% for i in range(60) %}{% set ns.s=[ns.s,ns.s] %}\
+                   {% set ns.t=[ns.t,ns.t] %}{% endfor %}{{ ns.s == ns.t }}";
+    tiny_model(Some(endless)).write(folder.path("endless.gguf")).unwrap();
+    let model = folder.name("endless.gguf");
+    let mut child =
+        command(&["chat", "-m", &model, "-p", "the"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(child.stderr.as_mut().unwrap(), "> the");
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn bench_without_threads_and_in_columns() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1", "-t"];
+    let out = run_in_little_memory(&[&flags[..], &["1000"]].concat());
+    let said = stderr(&out);
+    assert!(out.status.code() == Some(1) && said.contains("cannot start 1000 threads"), "{said}");
+
+    let table = text(&run_in_little_memory(&[&flags[..], &["1", "-o", "csv", "-ctk", "f32", "-ctv", "f32"]].concat()));
+    let (names, row) = table.trim_end().split_once('\n').unwrap();
+    let cells: Vec<(&str, &str)> = names.split(',').zip(row.split(',')).collect();
+    assert_eq!(cells.len(), row.split(',').count());
+    let cell = |name: &str| cells.iter().find(|(n, _)| *n == format!("\"{name}\"")).unwrap().1;
+    assert_eq!((cell("model"), cell("n_prompt"), cell("n_threads")), ("\"tiny.gguf\"", "4", "1"));
+    assert!(cell("avg_ts").parse::<f64>().unwrap() > 0.0 && cell("model_size").parse::<u64>().unwrap() > 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn half_written_logits_are_removed() {
+    let folder = Folder::new();
+    let (model, out) = (tiny(&folder), folder.name("logits.f32"));
+    let mut shell = Command::new("sh");
+    let limit = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
+    shell.args(["-c", limit, env!("CARGO_BIN_EXE_ruvllm"), "logits", "-m", &model, "--tokens", "1,2", "-o", &out]);
+    let output = shell.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn only_files_are_replaced() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path("socket")).unwrap();
+    let quantize = |out: &str| ["quantize", &model, out, "Q8_0", "--overwrite"].map(String::from);
+    for (out, says) in [(&*folder.name("socket"), "not a regular file"), ("-", "standard output")] {
+        let line = quantize(out);
+        fails(&line.each_ref().map(|arg| &**arg), 1, &[says]);
+    }
+    assert!(!std::fs::metadata(folder.path("socket")).unwrap().is_file());
+    assert!(!Path::new("-").exists());
+}

@@ -1,0 +1,229 @@
+//! Softmax attention of query rows that share one KV head, over keys and values in blocks of 64 positions.
+//!
+//! Keys are taken span by span. Each span gives a row a partial result: the values summed by weight, the largest
+//! score, and the sum of the weights relative to it. Partial results are merged in ascending order of spans, and
+//! divided by the sum at the end. Spans begin at absolute positions, so a row's bits are the same whether one task
+//! takes them in turn, as in prompts, or many tasks take one each, as in decoding.
+
+use super::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
+
+/// Positions of a block of keys and values.
+pub const KV_BLOCK: usize = 64;
+
+/// Positions of a span: enough that rounding the queries anew for each is little beside its keys
+/// (`avx512/attention_i16.rs`; 512 cost prompts at depth a tenth of attention, 1024 costs 3 %), few enough that one
+/// token behind some thousand others makes many tasks.
+pub const KV_SPAN: usize = 1024;
+
+/// What one softmax-attention call needs to know besides its operands.
+#[derive(Clone, Copy, Debug)]
+pub struct AttnParams {
+    /// Width of a key (and query) row.
+    pub head_dim: usize,
+    /// Width of a value row.
+    pub head_dim_v: usize,
+    /// Factor on `q·k`.
+    pub scale: f32,
+    /// `c·tanh(s/c)` on the scaled scores; 0 means none.
+    pub softcap: f32,
+    /// Whether all is computed as it is for generated tokens, in `f32`. Without, a level may round the keys and values
+    /// of blocks that end before a row's own position (`attention_i16.rs`).
+    pub exact: bool,
+}
+
+/// Keys and values of one KV head at [`KV_BLOCK`] positions.
+#[derive(Clone, Copy, Debug)]
+pub struct KvBlock<'a, T> {
+    /// `(KV_BLOCK, head_dim)`.
+    pub k: &'a [T],
+    /// `(KV_BLOCK, head_dim_v)`.
+    pub v: &'a [T],
+}
+
+impl<T> KvBlock<'_, T> {
+    /// No positions, to fill a table with.
+    pub const EMPTY: Self = KvBlock { k: &[], v: &[] };
+}
+
+/// Blocks of one KV head at adjacent positions, all inside one span.
+#[derive(Clone, Copy, Debug)]
+pub struct KvSpan<'a, T> {
+    /// Position of the first key, a multiple of [`KV_BLOCK`].
+    pub first: usize,
+    /// At most `KV_SPAN / KV_BLOCK`.
+    pub blocks: &'a [KvBlock<'a, T>],
+}
+
+impl<T> KvSpan<'_, T> {
+    /// Position behind the last key.
+    fn end(&self) -> usize {
+        self.first + self.blocks.len() * KV_BLOCK
+    }
+
+    /// The blocks between the first and the last key that any of the rows sees.
+    pub(super) fn seen(&self, ranges: &[(u32, u32)]) -> std::ops::Range<usize> {
+        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0).clamp(self.first, self.end());
+        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0).clamp(start, self.end());
+        (start - self.first) / KV_BLOCK..(end - self.first).div_ceil(KV_BLOCK)
+    }
+}
+
+/// Attention of `n_q` query rows over the keys that were added so far.
+#[derive(Debug)]
+pub struct AttnPartial<'a> {
+    /// Values summed by weight, `(n_q, head_dim_v)`.
+    pub out: &'a mut [f32],
+    /// Largest score of each row.
+    pub max: &'a mut [f32],
+    /// Sum of each row's weights, `exp(score − max)`; 0 where no key was added.
+    pub sum: &'a mut [f32],
+}
+
+impl<'a> AttnPartial<'a> {
+    /// Values of `n_q` rows.
+    pub fn len(n_q: usize, head_dim_v: usize) -> usize {
+        n_q * (head_dim_v + 2)
+    }
+
+    /// Of `n_q` rows, in a buffer of [`AttnPartial::len`] values, as they are.
+    ///
+    /// # Panics
+    /// If the buffer is shorter than `2·n_q`.
+    pub fn of(buffer: &'a mut [f32], n_q: usize) -> AttnPartial<'a> {
+        let (out, rest) = buffer.split_at_mut(buffer.len() - 2 * n_q);
+        let (max, sum) = rest.split_at_mut(n_q);
+        AttnPartial { out, max, sum }
+    }
+
+    /// Forgets all keys.
+    pub fn clear(&mut self) {
+        self.out.fill(0.0);
+        self.max.fill(f32::NEG_INFINITY);
+        self.sum.fill(0.0);
+    }
+
+    /// Those of at most `n` rows from row `first` on; rows are `head_dim_v` wide.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    pub(super) fn rows(&mut self, first: usize, n: usize, head_dim_v: usize) -> AttnPartial<'_> {
+        let end = self.sum.len().min(first + n);
+        AttnPartial {
+            out: &mut self.out[first * head_dim_v..end * head_dim_v],
+            max: &mut self.max[first..end],
+            sum: &mut self.sum[first..end],
+        }
+    }
+
+    fn check(&self, n_q: usize, head_dim_v: usize) {
+        let right = self.out.len() == n_q * head_dim_v && self.max.len() == n_q && self.sum.len() == n_q;
+        assert!(right, "attention: partial results");
+    }
+}
+
+impl Arch {
+    /// What [`Arch::attention`] of many query rows over half-precision keys multiplies, and how many products of
+    /// that each product takes.
+    pub fn attention_element(self) -> (super::Element, u64) {
+        self.0.attention_element
+    }
+
+    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that share its KV
+    /// head. Row `i` sees the keys at the positions `ranges[i].0 .. ranges[i].1`, of which the span holds some, or
+    /// none; rows of blocks that nobody sees are not read.
+    ///
+    /// # Panics
+    /// If the shapes disagree, or the blocks are not those of one span.
+    pub fn attention<T: KvElement>(
+        self,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        span: KvSpan<'_, T>,
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        check(to, q, span, [KV_BLOCK * p.head_dim, KV_BLOCK * p.head_dim_v], ranges, p);
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { T::attention(self.0)(to, q, span, ranges, p) }
+    }
+
+    /// [`Arch::attention`] over keys and values in any precision.
+    ///
+    /// # Panics
+    /// If the shapes disagree, or the blocks are not those of one span.
+    pub fn attention_stored(
+        self,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        stored: KvStored<'_>,
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let lens = [stored.k.block_bytes(p.head_dim), stored.v.block_bytes(p.head_dim_v)];
+        check(to, q, stored.span, lens, ranges, p);
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_stored)(to, q, stored, ranges, p) }
+    }
+
+    /// Adds the keys of a later span, whose partial results are `from`.
+    ///
+    /// # Panics
+    /// If the shapes disagree.
+    pub fn attention_merge(self, to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, p: &AttnParams) {
+        to.check(from.sum.len(), p.head_dim_v);
+        from.check(from.sum.len(), p.head_dim_v);
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_merge)(to, from, p.head_dim_v) }
+    }
+
+    /// Divides the outputs by the sums of the weights, when all keys have been added.
+    ///
+    /// # Panics
+    /// If the shapes disagree.
+    pub fn attention_finish(self, to: &mut AttnPartial<'_>, p: &AttnParams) {
+        to.check(to.sum.len(), p.head_dim_v);
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.attention_finish)(to, p.head_dim_v) }
+    }
+}
+
+/// Panics if the shapes disagree; `lens` are those of the keys and the values of a block.
+fn check<T>(
+    to: &AttnPartial<'_>,
+    q: &[f32],
+    span: KvSpan<'_, T>,
+    lens: [usize; 2],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
+    assert!(q.len() == ranges.len() * p.head_dim, "attention: queries");
+    to.check(ranges.len(), p.head_dim_v);
+    let whole = |b: &KvBlock<'_, T>| [b.k.len(), b.v.len()] == lens;
+    assert!(span.blocks.iter().all(whole), "attention: keys and values");
+    let inside = span.first.is_multiple_of(KV_BLOCK)
+        && span.first % KV_SPAN / KV_BLOCK + span.blocks.len() <= KV_SPAN / KV_BLOCK;
+    assert!(inside, "attention: {} blocks from position {}", span.blocks.len(), span.first);
+}
+
+/// Element type of keys and values that kernels read where they lie.
+pub trait KvElement: bytemuck::Pod + Send + Sync + sealed::Attention {}
+impl KvElement for f32 {}
+impl KvElement for half::f16 {}
+
+#[allow(private_interfaces)] // the trait is sealed: nobody outside can call it
+mod sealed {
+    use super::{AttentionFn, Kernels};
+    #[allow(unreachable_pub, private_interfaces)] // public in a private module: seals the trait
+    pub trait Attention: Sized {
+        fn attention(k: &Kernels) -> AttentionFn<Self>;
+    }
+    impl Attention for f32 {
+        fn attention(k: &Kernels) -> AttentionFn<f32> {
+            k.attention_f32
+        }
+    }
+    impl Attention for half::f16 {
+        fn attention(k: &Kernels) -> AttentionFn<half::f16> {
+            k.attention_f16
+        }
+    }
+}

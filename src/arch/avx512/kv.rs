@@ -1,0 +1,79 @@
+//! Widening of quantised keys and values: what one token's attention does with all it reads.
+
+use crate::arch::{KV_BLOCK, KvType, kv};
+use std::arch::x86_64::*;
+
+const GROUP: usize = 32;
+
+/// See [`crate::arch::Arch::load_kv`]: the values of the shared source, which serves the other precisions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(in crate::arch) fn load_kv(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
+    if !dim.is_multiple_of(GROUP) {
+        return kv::load(kind, block, dim, rows);
+    }
+    match kind {
+        KvType::Q8 => dequantize(kind, block, dim, rows, |upper, lower, scale| q8(upper, lower, scale)),
+        KvType::Q4 => dequantize(kind, block, dim, rows, |upper, _, scale| q4(upper, scale)),
+        _ => kv::load(kind, block, dim, rows),
+    }
+}
+
+/// Rows of whole groups, each of which `values` makes of its planes and its scale.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn dequantize(
+    kind: KvType,
+    block: &[u8],
+    dim: usize,
+    rows: &mut [f32],
+    values: impl Fn(__m128i, *const u8, __m512) -> [__m512; 2],
+) {
+    let [upper_row, lower_row, scale_row] = kind.row_bytes(dim);
+    let (n_rows, n_groups) = (rows.len() / dim, dim / GROUP);
+    assert!(n_rows <= KV_BLOCK && block.len() == kind.block_bytes(dim), "load_kv: {kind} block");
+    let (upper, lower) = (block.as_ptr(), block[KV_BLOCK * upper_row..].as_ptr());
+    let scales = block[KV_BLOCK * (upper_row + lower_row)..].as_ptr();
+    let (of_upper, of_lower, of_scale) = (upper_row / n_groups, lower_row / n_groups, scale_row / n_groups);
+    // Rows lie one after the other in every plane.
+    for g in 0..n_rows * n_groups {
+        // SAFETY: the planes have so many groups.
+        let (upper, lower, scale) =
+            unsafe { (upper.add(g * of_upper), lower.add(g * of_lower), scales.add(g * of_scale)) };
+        // SAFETY: a group's upper bits, and its scale.
+        let (codes, bits) = unsafe { (_mm_loadu_si128(upper.cast()), scale.cast::<u16>().read_unaligned()) };
+        let [a, b] = values(codes, lower, _mm512_set1_ps(f32::from_bits(u32::from(bits) << 16)));
+        let to = rows[g * GROUP..][..GROUP].as_mut_ptr();
+        // SAFETY: room for a group.
+        unsafe {
+            _mm512_storeu_ps(to, a);
+            _mm512_storeu_ps(to.add(GROUP / 2), b);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn q4(upper: __m128i, scale: __m512) -> [__m512; 2] {
+    let middles =
+        _mm512_setr_ps(-7.5, -6.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5);
+    let values = _mm512_mul_ps(middles, _mm512_mul_ps(scale, _mm512_set1_ps(16.0)));
+    // A lookup reads the lower four bits of each index.
+    let codes = _mm512_cvtepu8_epi32(upper);
+    [_mm512_permutexvar_ps(codes, values), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), values)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn q8(upper: __m128i, lower: *const u8, scale: __m512) -> [__m512; 2] {
+    // SAFETY: a group has as many lower bits as upper ones.
+    let lower = unsafe { _mm_loadu_si128(lower.cast()) };
+    let high = _mm_set1_epi8(0xf0u8 as i8);
+    // Where `high` is set the second operand, else the third.
+    let first = _mm_ternarylogic_epi32::<0xca>(high, _mm_slli_epi16::<4>(upper), lower);
+    let second = _mm_ternarylogic_epi32::<0xca>(high, upper, _mm_srli_epi16::<4>(lower));
+    let values = |codes: __m128i| {
+        let codes = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
+        _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(127.5)), scale)
+    };
+    [values(first), values(second)]
+}

@@ -1,0 +1,428 @@
+//! How keys and values are stored: precisions, and how rows get there and back.
+//!
+//! A *block* is 64 rows (positions) of one head. Below 16 bits a row is cut into groups of 32 values, each with a
+//! scale, and a value is a code of eight bits, `floor(x / scale) + 128`, of which a precision keeps the upper ones. A
+//! code stands for the middle of the values that have it, so no value is off by more than half a step. What keeps fewer
+//! bits is therefore what dropping bits of q8 gives: nothing is rounded twice.
+//!
+//! Bits lie in planes, so that dropping is copying less: `upper` has the four upper bits of all rows, `lower` the
+//! others, `scales` the scales. Rows whose width is no multiple of 32 end in an incomplete group.
+
+use super::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
+use half::{bf16, f16};
+
+/// Values that share a scale.
+const GROUP: usize = 32;
+/// Bytes of a group's upper bits: byte `i` has values `i` and, above, `i + 16`.
+const UPPER: usize = GROUP / 2;
+/// Bytes of a scale.
+const SCALE: usize = size_of::<u16>();
+/// Groups whose values are all smaller are stored as zeros.
+const TINY: f32 = 1e-30;
+
+/// Precision of keys or of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KvType {
+    /// 32 bits per value: exact.
+    F32,
+    /// 16 bits per value: what other engines use unless told otherwise.
+    #[default]
+    F16,
+    /// 16 bits per value with the range of `F32`, and eight bits of precision.
+    Bf16,
+    /// 8 bits per value and a scale per 32.
+    Q8,
+    /// 6 bits per value and a scale per 32.
+    Q6,
+    /// 5 bits per value and a scale per 32.
+    Q5,
+    /// 4 bits per value and a scale per 32.
+    Q4,
+}
+
+impl KvType {
+    /// All of them, the most precise first.
+    pub const ALL: [KvType; 7] =
+        [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4];
+
+    /// Name, as llama.cpp calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Bf16 => "bf16",
+            KvType::Q8 => "q8_0",
+            KvType::Q6 => "q6_0",
+            KvType::Q5 => "q5_0",
+            KvType::Q4 => "q4_0",
+        }
+    }
+
+    /// Bits of a value, without its share of a scale.
+    pub fn bits(self) -> usize {
+        match self {
+            KvType::F32 => 32,
+            KvType::F16 | KvType::Bf16 => 16,
+            KvType::Q8 => 8,
+            KvType::Q6 => 6,
+            KvType::Q5 => 5,
+            KvType::Q4 => 4,
+        }
+    }
+
+    /// Whether values have a scale per 32.
+    pub fn is_quantized(self) -> bool {
+        self.bits() <= 8
+    }
+
+    /// Bytes of a row of `dim` values in each of the planes of a block; planes that there are not have 0.
+    pub(crate) fn row_bytes(self, dim: usize) -> [usize; 3] {
+        if self.is_quantized() {
+            let groups = dim.div_ceil(GROUP);
+            [groups * UPPER, groups * self.lower(), groups * SCALE]
+        } else {
+            [dim * self.bits() / 8, 0, 0]
+        }
+    }
+
+    /// Bytes of a block, [`KV_BLOCK`] rows of `dim` values: a multiple of 64.
+    pub fn block_bytes(self, dim: usize) -> usize {
+        self.row_bytes(dim).iter().map(|bytes| bytes * KV_BLOCK).sum()
+    }
+
+    /// Bytes of a group's lower bits.
+    fn lower(self) -> usize {
+        GROUP * self.bits().saturating_sub(4) / 8
+    }
+}
+
+impl std::fmt::Display for KvType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for KvType {
+    type Err = &'static str;
+    fn from_str(s: &str) -> Result<KvType, &'static str> {
+        match s {
+            "f32" => Ok(KvType::F32),
+            "f16" => Ok(KvType::F16),
+            "bf16" => Ok(KvType::Bf16),
+            "q8" | "q8_0" => Ok(KvType::Q8),
+            "q6" | "q6_0" => Ok(KvType::Q6),
+            "q5" | "q5_0" | "q5_1" => Ok(KvType::Q5),
+            "q4" | "q4_0" | "q4_1" => Ok(KvType::Q4),
+            _ => Err("expected f32, f16, bf16, q8_0, q6_0, q5_0, q5_1, q4_0 or q4_1"),
+        }
+    }
+}
+
+/// Blocks of stored keys and values of one KV head, see [`Arch::attention_stored`].
+#[derive(Clone, Copy, Debug)]
+pub struct KvStored<'a> {
+    /// Precision of the keys.
+    pub k: KvType,
+    /// Precision of the values.
+    pub v: KvType,
+    /// Their bytes, [`KvType::block_bytes`] each.
+    pub span: KvSpan<'a, u8>,
+}
+
+/// Side of the largest Hadamard matrix that divides a head of `dim` values.
+fn hadamard_block(dim: usize) -> usize {
+    dim & dim.wrapping_neg()
+}
+
+impl Arch {
+    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of that side, where `n` is the largest
+    /// power of two that divides their number: spreads what is large in one dimension over all. Twice is nothing, and
+    /// products of two rows stay what they were. The same bits on all levels.
+    pub fn hadamard(self, row: &mut [f32]) {
+        // SAFETY: `self` proves the CPU features.
+        unsafe { (self.0.hadamard)(row) }
+    }
+
+    /// Stores `row` as row `i` of a block. Whether no number that was finite is infinite now.
+    ///
+    /// A group of quantised values of which one is not finite is not a number, all of it. The same bits on all levels.
+    ///
+    /// # Panics
+    /// If the block has another size than `kind` says, is not aligned to a value of it, or has no row `i`.
+    pub fn store_kv(self, kind: KvType, block: &mut [u8], i: usize, row: &[f32]) -> bool {
+        assert!(block.len() == kind.block_bytes(row.len()) && i < KV_BLOCK, "store_kv: {kind} block");
+        let from = i * row.len();
+        match kind {
+            KvType::F32 => {
+                bytemuck::cast_slice_mut(block)[from..][..row.len()].copy_from_slice(row);
+                true
+            }
+            KvType::F16 => {
+                let to = &mut bytemuck::cast_slice_mut::<u8, f16>(block)[from..][..row.len()];
+                self.f32_to_f16(row, to);
+                let mut infinite = false;
+                for y in &*to {
+                    infinite |= y.to_bits() & 0x7fff == f16::INFINITY.to_bits();
+                }
+                !infinite || !row.iter().zip(to).any(|(x, y)| x.is_finite() && y.is_infinite())
+            }
+            KvType::Bf16 => {
+                let to = &mut bytemuck::cast_slice_mut::<u8, bf16>(block)[from..][..row.len()];
+                to.iter_mut().zip(row).for_each(|(y, x)| *y = bf16::from_f32(*x));
+                !row.iter().zip(to).any(|(x, y)| x.is_finite() && y.is_infinite())
+            }
+            _ => {
+                // SAFETY: `self` proves the CPU features; the row is inside the block.
+                unsafe { (self.0.quantize_kv)(kind, block, i, row) }
+                true
+            }
+        }
+    }
+
+    /// Reads the first `rows.len() / dim` rows of a block.
+    ///
+    /// # Panics
+    /// If the block has another size than `kind` says, is not aligned to a value of it, or has fewer rows.
+    pub fn load_kv(self, kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
+        assert!(dim <= MAX_HEAD_DIM && block.len() == kind.block_bytes(dim), "load_kv: {kind} block");
+        assert!(rows.len() <= KV_BLOCK * dim, "load_kv: rows");
+        // SAFETY: `self` proves the CPU features; the block is whole.
+        unsafe { (self.0.load_kv)(kind, block, dim, rows) }
+    }
+}
+
+/// Drops bits of a block of rows of `dim` values: `to` keeps fewer than `from`, or as many.
+///
+/// # Panics
+/// If one of them is not quantised, or the sizes disagree.
+pub(crate) fn drop_bits((from_kind, from): (KvType, &[u8]), (to_kind, to): (KvType, &mut [u8]), dim: usize) {
+    assert!(from_kind == KvType::Q8 && to_kind == KvType::Q4, "drop_bits: from {from_kind} to {to_kind}");
+    let [upper, lower, scales] = from_kind.row_bytes(dim).map(|bytes| bytes * KV_BLOCK);
+    assert!(from.len() == upper + lower + scales && to.len() == upper + scales, "drop_bits: sizes");
+    to[..upper].copy_from_slice(&from[..upper]);
+    to[upper..].copy_from_slice(&from[upper + lower..]);
+}
+
+/// The kernels of this file for one level: the same source, compiled for its instructions.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! kv_kernels {
+    ($features:literal) => {
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn hadamard(row: &mut [f32]) {
+            $crate::arch::kv::hadamard(row);
+        }
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn quantize_kv(kind: $crate::arch::KvType, block: &mut [u8], i: usize, row: &[f32]) {
+            $crate::arch::kv::quantize(kind, block, i, row);
+        }
+    };
+}
+
+/// [`load`] for one level.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! load_kernel {
+    ($features:literal) => {
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) fn load_kv(kind: $crate::arch::KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
+            $crate::arch::kv::load(kind, block, dim, rows);
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use {kv_kernels, load_kernel};
+
+/// See [`Arch::hadamard`].
+#[inline(always)]
+pub(super) fn hadamard(row: &mut [f32]) {
+    let n = hadamard_block(row.len());
+    if n < 2 {
+        return;
+    }
+    let factor = 1.0 / (n as f32).sqrt();
+    for row in row.chunks_exact_mut(n) {
+        let mut half = 1;
+        if n >= 16 {
+            for x in row.chunks_exact_mut(16) {
+                let mut y: [f32; 16] = std::array::from_fn(|i| x[i]);
+                y = butterflies::<1>(y);
+                y = butterflies::<2>(y);
+                y = butterflies::<4>(y);
+                y = butterflies::<8>(y);
+                x.copy_from_slice(&y);
+            }
+            half = 16;
+        }
+        while half < n {
+            for pair in row.chunks_exact_mut(2 * half) {
+                let (a, b) = pair.split_at_mut(half);
+                for (a, b) in a.iter_mut().zip(b) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        row.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+/// Sums and differences of values `HALF` apart.
+#[inline(always)]
+fn butterflies<const HALF: usize>(x: [f32; 16]) -> [f32; 16] {
+    let mut y = x;
+    for i in 0..16 {
+        y[i] = if i & HALF == 0 { x[i] + x[i ^ HALF] } else { x[i ^ HALF] - x[i] };
+    }
+    y
+}
+
+/// The scale of values up to `largest`, a multiple of 1/128 of it, rounded up to bf16.
+#[inline(always)]
+fn scale_of(largest: f32) -> u16 {
+    (((largest / 128.0).to_bits() + 0xffff) >> 16) as u16
+}
+
+/// See [`Arch::store_kv`].
+#[inline(always)]
+pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
+    let [upper_row, lower_row, scale_row] = kind.row_bytes(row.len());
+    let (upper, rest) = block.split_at_mut(KV_BLOCK * upper_row);
+    let (lower, scales) = rest.split_at_mut(KV_BLOCK * lower_row);
+    let upper = upper[i * upper_row..][..upper_row].chunks_exact_mut(UPPER);
+    let scales = scales[i * scale_row..][..scale_row].chunks_exact_mut(SCALE);
+    let mut lower = lower[i * lower_row..][..lower_row].chunks_exact_mut(kind.lower().max(1));
+    for ((values, upper), scale) in row.chunks(GROUP).zip(upper).zip(scales) {
+        let mut x = [0.0f32; GROUP];
+        x[..values.len()].copy_from_slice(values);
+        let mut largest = 0;
+        for x in x {
+            largest = largest.max(x.to_bits() & 0x7fff_ffff);
+        }
+        let largest = f32::from_bits(largest);
+        let mut codes = [0x80u8; GROUP];
+        let mut bits = 0;
+        if !largest.is_finite() {
+            bits = 0x7fc0;
+        } else if largest >= TINY {
+            bits = scale_of(largest);
+            let inverse = 1.0 / widen(bits);
+            for (code, x) in codes.iter_mut().zip(x) {
+                // The largest has no code of its own. Numbers of the exponent of 2²³ have integers in their low bits.
+                *code = ((x * inverse + 128.0).min(255.0).floor() + 8_388_608.0).to_bits() as u8;
+            }
+        }
+        scale.copy_from_slice(&bits.to_le_bytes());
+        for j in 0..UPPER {
+            upper[j] = codes[j] >> 4 | codes[j + UPPER] & 0xf0;
+        }
+        let Some(lower) = lower.next() else { continue };
+        match kind {
+            KvType::Q8 => {
+                for j in 0..16 {
+                    lower[j] = codes[j] & 15 | codes[j + 16] << 4;
+                }
+            }
+            KvType::Q6 => {
+                for j in 0..8 {
+                    let part = |at: usize| codes[j + 8 * at] >> 2 & 3;
+                    lower[j] = part(0) | part(1) << 2 | part(2) << 4 | part(3) << 6;
+                }
+            }
+            _ => {
+                for j in 0..4 {
+                    lower[j] = (0..8).fold(0, |byte, at| byte | (codes[j + 4 * at] >> 3 & 1) << at);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// See [`Arch::load_kv`].
+#[inline(always)]
+pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
+    match kind {
+        KvType::F32 => rows.copy_from_slice(&bytemuck::cast_slice(block)[..rows.len()]),
+        KvType::F16 => {
+            let from: &[f16] = bytemuck::cast_slice(block);
+            rows.iter_mut().zip(from).for_each(|(x, y)| *x = f16_to_f32(*y));
+        }
+        KvType::Bf16 => {
+            let from: &[u16] = bytemuck::cast_slice(block);
+            rows.iter_mut().zip(from).for_each(|(x, y)| *x = widen(*y));
+        }
+        KvType::Q8 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 16], half| {
+            std::array::from_fn(|j| {
+                let (u, l) = (upper[j], lower[j]);
+                if half == 0 { u << 4 | l & 15 } else { u & 0xf0 | l >> 4 }
+            })
+        }),
+        KvType::Q6 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 8], half| {
+            std::array::from_fn(|j| {
+                let l = lower[j % 8] >> (4 * half + 2 * (j / 8)) & 3;
+                (upper[j] >> (4 * half) & 15) << 2 | l
+            })
+        }),
+        KvType::Q5 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 4], half| {
+            std::array::from_fn(|j| {
+                let l = lower[j % 4] >> (4 * half + j / 4) & 1;
+                (upper[j] >> (4 * half) & 15) << 1 | l
+            })
+        }),
+        KvType::Q4 => dequantize(kind, block, dim, rows, |upper, _: &[u8; 0], half| {
+            std::array::from_fn(|j| upper[j] >> (4 * half) & 15)
+        }),
+    }
+}
+
+/// Widens a number, without the call that `half` makes of it.
+#[inline(always)]
+fn f16_to_f32(x: f16) -> f32 {
+    let bits = u32::from(x.to_bits());
+    let (sign, magnitude) = ((bits & 0x8000) << 16, bits & 0x7fff);
+    // Exponents move by a factor of 2¹¹², which also makes normal numbers of those that are not.
+    let x = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
+    let x = if magnitude >= 0x7c00 { f32::from_bits(0x7f80_0000 | magnitude << 13) } else { x };
+    f32::from_bits(x.to_bits() | sign)
+}
+
+/// `rows` of quantised values, whose codes `codes` takes out of the planes, half a group at a time.
+#[inline(always)]
+fn dequantize<const LOWER: usize>(
+    kind: KvType,
+    block: &[u8],
+    dim: usize,
+    rows: &mut [f32],
+    codes: impl Fn(&[u8; UPPER], &[u8; LOWER], usize) -> [u8; UPPER],
+) {
+    let [upper_row, lower_row, scale_row] = kind.row_bytes(dim);
+    let (upper, rest) = block.split_at(KV_BLOCK * upper_row);
+    let (lower, scales) = rest.split_at(KV_BLOCK * lower_row);
+    let unit = (1 << (8 - kind.bits())) as f32;
+    let middle = ((1 << kind.bits()) - 1) as f32 / 2.0;
+    for (i, row) in rows.chunks_exact_mut(dim).enumerate() {
+        let (upper, lower) = (&upper[i * upper_row..], &lower[i * lower_row..]);
+        let scales = &scales[i * scale_row..][..scale_row];
+        for (g, (x, scale)) in row.chunks_mut(GROUP).zip(scales.chunks_exact(SCALE)).enumerate() {
+            let scale = widen(u16::from_le_bytes([scale[0], scale[1]])) * unit;
+            let upper = upper[g * UPPER..][..UPPER].try_into().expect("a group");
+            let lower = lower[g * LOWER..][..LOWER].try_into().expect("a group");
+            if let Ok(x) = <&mut [f32; GROUP]>::try_from(&mut *x) {
+                for half in 0..2 {
+                    let codes = codes(upper, lower, half);
+                    for j in 0..UPPER {
+                        x[half * UPPER + j] = (f32::from(codes[j]) - middle) * scale;
+                    }
+                }
+            } else {
+                for (j, x) in x.iter_mut().enumerate() {
+                    *x = (f32::from(codes(upper, lower, j / UPPER)[j % UPPER]) - middle) * scale;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Products with a few activation rows of the plain formats, F32, F16 and BF16, and of formats that a level has
+//! no integer product for.
+//!
+//! A product is some sums, each of every so many values, that do not wait for each other; so its result depends
+//! on neither the other rows nor how many of them are multiplied at a time.
+
+use super::Lanes;
+use super::attention::Element;
+use crate::arch::ColumnsMut;
+use crate::arch::gemm::prefetch_line;
+use crate::quant::DType;
+use half::bf16;
+
+/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
+const ROWS: usize = 8;
+/// Activation rows of [`any`] at a time.
+const COLUMNS: usize = 16;
+/// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level, see
+/// `avx512/matmul.rs`.
+const AHEAD: usize = 8192;
+/// The same of each weight row, where several are multiplied by one activation row: they leave the streams to the
+/// CPU's own prefetcher. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without 3 to 10 % (Zen 4).
+const AHEAD_ONE: usize = 512;
+
+impl<V: Lanes> Element<V> for bf16 {
+    #[inline(always)]
+    unsafe fn read(z: V, p: *const bf16) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { z.read_bf16(p) }
+    }
+    #[inline(always)]
+    unsafe fn read_first(z: V, p: *const bf16, n: usize) -> V {
+        let mut values = [bf16::ZERO; 16];
+        // SAFETY: `n` values, which the caller promises; a vector has at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<bf16>()) };
+        // SAFETY: a vector's values.
+        unsafe { z.read_bf16(values.as_ptr()) }
+    }
+}
+
+/// How a level multiplies plain weights.
+#[derive(Clone, Copy)]
+pub(in crate::arch) struct Shape {
+    /// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
+    /// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
+    /// 2048 a fifth longer.
+    pub(in crate::arch) short: usize,
+    /// Whether to prefetch.
+    pub(in crate::arch) prefetch: bool,
+}
+
+/// The products of weight rows of `T` with the activation rows `x`, of `n` values; see
+/// [`crate::arch::MatvecFn`]. Two weight rows are multiplied by `M` activation rows at a time, `R` by a single long
+/// one.
+#[inline(always)]
+pub(in crate::arch) fn plain<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+    z: V,
+    shape: Shape,
+    y: &mut ColumnsMut<'_>,
+    w: &[u8],
+    x: &[f32],
+    n: usize,
+) {
+    // Some weight rows stay in the L2 cache, some activation rows in L1.
+    for (t, w) in w.chunks(ROWS * n * size_of::<T>()).enumerate() {
+        for (c, x) in x.chunks(M * n).enumerate() {
+            if x.len() == M * n {
+                rows::<V, T, SUMS, 2, M>(z, shape, y, t * ROWS, w, c * M, x, n);
+                continue;
+            }
+            for (i, x) in (c * M..).zip(x.chunks_exact(n)) {
+                if n <= shape.short {
+                    rows::<V, T, SUMS, 1, 1>(z, shape, y, t * ROWS, w, i, x, n);
+                } else {
+                    rows::<V, T, SUMS, R, 1>(z, shape, y, t * ROWS, w, i, x, n);
+                }
+            }
+        }
+    }
+}
+
+/// The products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight rows at a
+/// time.
+#[inline(always)]
+fn rows<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+    z: V,
+    shape: Shape,
+    y: &mut ColumnsMut<'_>,
+    r: usize,
+    w: &[u8],
+    i: usize,
+    x: &[f32],
+    n: usize,
+) {
+    let row_bytes = n * size_of::<T>();
+    let mut r = r;
+    let whole = w.chunks_exact(R * row_bytes);
+    let rest = whole.remainder();
+    for w in whole {
+        tile::<V, T, SUMS, R, M>(z, shape, y, r, w, i, x, n);
+        r += R;
+    }
+    for w in rest.chunks_exact(row_bytes) {
+        tile::<V, T, SUMS, 1, M>(z, shape, y, r, w, i, x, n);
+        r += 1;
+    }
+}
+
+/// `R` weight rows times `M` activation rows.
+#[inline(always)]
+fn tile<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+    z: V,
+    shape: Shape,
+    y: &mut ColumnsMut<'_>,
+    r: usize,
+    w: &[u8],
+    i: usize,
+    x: &[f32],
+    n: usize,
+) {
+    assert!(w.len() == R * n * size_of::<T>() && x.len() == M * n);
+    let (w, x) = (w.as_ptr().cast::<T>(), x.as_ptr());
+    let mut totals = [[[z; SUMS]; M]; R];
+    let mut ahead = w.cast::<u8>().wrapping_add(AHEAD.max(R * n * size_of::<T>()));
+    let step = SUMS * V::N;
+    let mut k = 0;
+    while k + step <= n {
+        if shape.prefetch && M == 1 {
+            for r in 0..R {
+                prefetch_lines(w.wrapping_add(r * n + k).cast::<u8>().wrapping_add(AHEAD_ONE), step * size_of::<T>());
+            }
+        } else if shape.prefetch {
+            prefetch_lines(ahead, R * step * size_of::<T>());
+            ahead = ahead.wrapping_add(R * step * size_of::<T>());
+        }
+        for r in 0..R {
+            for s in 0..SUMS {
+                let at = k + s * V::N;
+                // SAFETY: a vector from `at` on is inside weight row `r`.
+                let w = unsafe { T::read(z, w.wrapping_add(r * n + at)) };
+                for i in 0..M {
+                    // SAFETY: as above, of activation row `i`.
+                    let x = unsafe { z.read(x.wrapping_add(i * n + at)) };
+                    totals[r][i][s] = w.mul_add(x, totals[r][i][s]);
+                }
+            }
+        }
+        k += step;
+    }
+    for s in 0..SUMS {
+        let at = k + s * V::N;
+        for r in 0..R {
+            for i in 0..M {
+                let (w, x) = (w.wrapping_add(r * n + at), x.wrapping_add(i * n + at));
+                let (w, x) = match n.saturating_sub(at) {
+                    0 => continue,
+                    // SAFETY: so many values are left of both rows.
+                    rest if rest < V::N => unsafe { (T::read_first(z, w, rest), z.read_first(x, rest)) },
+                    // SAFETY: as above.
+                    _ => unsafe { (T::read(z, w), z.read(x)) },
+                };
+                totals[r][i][s] = w.mul_add(x, totals[r][i][s]);
+            }
+        }
+    }
+    for j in 0..M {
+        for k in 0..R {
+            y.row(i + j)[r + k] = sum(totals[k][j]);
+        }
+    }
+}
+
+/// Asks for `bytes` from `p` on in the second-level cache: the first level has too few lines on their way at a
+/// time (1.5 times as fast for F16 on Zen 4).
+#[inline(always)]
+fn prefetch_lines(p: *const u8, bytes: usize) {
+    let mut line = 0;
+    while line < bytes {
+        prefetch_line(p.wrapping_add(line));
+        line += 64;
+    }
+}
+
+/// The lanes of all vectors, a power of two, neighbours first.
+#[inline(always)]
+fn sum<V: Lanes, const SUMS: usize>(mut sums: [V; SUMS]) -> f32 {
+    let mut n = SUMS;
+    while n > 1 {
+        n /= 2;
+        for s in 0..n {
+            sums[s] = sums[2 * s] + sums[2 * s + 1];
+        }
+    }
+    sums[0].sum()
+}
+
+/// Any format: expands 256 weights at a time.
+#[inline(always)]
+pub(in crate::arch) fn any<V: Lanes, const SUMS: usize>(
+    z: V,
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    x: &[f32],
+    n: usize,
+) {
+    let format = dtype.float_format();
+    let row_bytes = n / format.block_elems * format.block_bytes;
+    let mut values = [0.0; 256];
+    for (r, row) in w.chunks_exact(row_bytes).enumerate() {
+        for (c, x) in x.chunks(COLUMNS * n).enumerate() {
+            let mut totals = [[z; SUMS]; COLUMNS];
+            for (k, blocks) in row.chunks(256 / format.block_elems * format.block_bytes).enumerate() {
+                let values = &mut values[..blocks.len() / format.block_bytes * format.block_elems];
+                (format.dequantize)(blocks, values);
+                for (x, totals) in x.chunks_exact(n).zip(&mut totals) {
+                    let x = &x[256 * k..];
+                    for (w, x) in values.chunks_exact(SUMS * V::N).zip(x.chunks_exact(SUMS * V::N)) {
+                        for s in 0..SUMS {
+                            totals[s] = z.load(&w[s * V::N..]).mul_add(z.load(&x[s * V::N..]), totals[s]);
+                        }
+                    }
+                }
+            }
+            for (i, totals) in (c * COLUMNS..y.rows()).zip(totals) {
+                y.row(i)[r] = sum(totals);
+            }
+        }
+    }
+}
+
+/// Those products of one level: `$zero` must be safe under `$features`; see [`plain`] and [`any`] for the rest.
+macro_rules! matvec_kernels {
+    (
+        $features:literal, $zero:expr, $lanes:ty, $shape:expr,
+        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal, sums_of_any: $any:literal
+    ) => {
+        #[target_feature(enable = $features)]
+        fn matvec_plain<T: $crate::arch::lanes::attention::Element<$lanes>>(
+            y: &mut ColumnsMut<'_>,
+            _: DType,
+            w: &[u8],
+            x: &Acts<'_>,
+        ) {
+            let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+            $crate::arch::lanes::matvec::plain::<_, T, $sums, $rows, $m>($zero, $shape, y, w, x, n);
+        }
+
+        #[target_feature(enable = $features)]
+        fn matvec_any(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
+            let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+            $crate::arch::lanes::matvec::any::<_, $any>($zero, y, dtype, w, x, n);
+        }
+    };
+}
+pub(in crate::arch) use matvec_kernels;

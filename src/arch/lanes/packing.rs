@@ -1,0 +1,82 @@
+//! What the panels of all levels whose sums are `f32` share: packing activations, and storing sums.
+
+use super::Lanes;
+
+/// Most lanes of a vector.
+pub(in crate::arch) const MAX_LANES: usize = 16;
+
+/// Vectors that can be transposed.
+pub(in crate::arch) trait Transpose: Lanes {
+    /// Value `i` of vector `j` becomes value `j` of vector `i`, of the first `N` vectors.
+    fn transpose(x: [Self; MAX_LANES]) -> [Self; MAX_LANES];
+}
+
+/// See [`crate::arch::gemm::Panels::PACK`]: a word is a value.
+#[inline(always)]
+pub(in crate::arch) fn pack<V: Transpose>(z: V, x: &[f32], k: usize, packed: &mut [u32]) {
+    let packed: &mut [f32] = bytemuck::cast_slice_mut(packed);
+    let n_vecs = (x.len() / k).div_ceil(V::N);
+    for (v, x) in x.chunks(V::N * k).enumerate() {
+        for (c, packed) in packed.chunks_mut(V::N * n_vecs * V::N).enumerate() {
+            let mut rows = [z; MAX_LANES];
+            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                *row = z.load(&x[c * V::N..((c + 1) * V::N).min(k)]);
+            }
+            let words = V::transpose(rows);
+            for (i, packed) in packed.chunks_exact_mut(n_vecs * V::N).enumerate() {
+                words[i].store(&mut packed[v * V::N..][..V::N]);
+            }
+        }
+    }
+}
+
+/// See [`crate::arch::gemm::Panels::STORE`].
+///
+/// # Safety
+/// The pointers must be valid for that.
+#[inline(always)]
+pub(in crate::arch) unsafe fn store_transposed<V: Transpose>(
+    z: V,
+    sums: *const f32,
+    y: *mut f32,
+    stride: usize,
+    rows: usize,
+    cols: usize,
+) {
+    let mut tile = [z; MAX_LANES];
+    for r in 0..cols.min(V::N) {
+        // SAFETY: a row of the sums.
+        tile[r] = unsafe { z.read(sums.wrapping_add(r * V::N)) };
+    }
+    let tile = V::transpose(tile);
+    for i in 0..rows.min(V::N) {
+        // SAFETY: `cols` values of row `i`.
+        let y = unsafe { std::slice::from_raw_parts_mut(y.wrapping_add(i * stride), cols) };
+        tile[i].store(y);
+    }
+}
+
+/// What panels of `f32` sums have in common at a level.
+macro_rules! packing {
+    ($features:literal, $zero:expr) => {
+        #[target_feature(enable = $features)]
+        fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
+            $crate::arch::lanes::packing::pack($zero, x, k, packed);
+        }
+
+        /// # Safety
+        /// As [`Panels::STORE`].
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) unsafe fn store_transposed(
+            sums: *const f32,
+            y: *mut f32,
+            stride: usize,
+            rows: usize,
+            cols: usize,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { $crate::arch::lanes::packing::store_transposed($zero, sums, y, stride, rows, cols) }
+        }
+    };
+}
+pub(in crate::arch) use packing;

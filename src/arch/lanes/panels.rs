@@ -1,0 +1,163 @@
+//! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what panels are.
+
+use super::Lanes;
+use super::attention::Element;
+use super::packing::{MAX_LANES, Transpose};
+use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
+use crate::arch::transposed::COLUMNS;
+use crate::quant::DType;
+use std::ops::Range;
+
+/// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows.
+///
+/// # Safety
+/// The pointers must be valid for that.
+#[inline(always)]
+pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usize>(
+    z: V,
+    w: *const f32,
+    x: *const f32,
+    k: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+) {
+    let mut acc = [[z; VECS]; ROWS];
+    if !first {
+        for r in 0..ROWS {
+            for v in 0..VECS {
+                // SAFETY: the sums of register `v` and row `r`.
+                acc[r][v] = unsafe { z.read(sums.wrapping_add((v * TILE + r) * V::N)) };
+            }
+        }
+    }
+    for i in 0..k {
+        prefetch_line(ahead.wrapping_add(i * VECS * V::N).cast());
+        let mut xs = [z; VECS];
+        for v in 0..VECS {
+            // SAFETY: value `i` of the rows in register `v`.
+            xs[v] = unsafe { z.read(x.wrapping_add((i * VECS + v) * V::N)) };
+        }
+        for r in 0..ROWS {
+            // SAFETY: value `i` of row `r`.
+            let w = z.splat(unsafe { w.wrapping_add(r * BLOCK + i).read() });
+            for v in 0..VECS {
+                acc[r][v] = w.mul_add(xs[v], acc[r][v]);
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for v in 0..VECS {
+            // SAFETY: as above.
+            unsafe { acc[r][v].write(sums.wrapping_add((v * TILE + r) * V::N)) };
+        }
+    }
+}
+
+/// Rows that [`turn`] takes at a time.
+pub(in crate::arch) const TURNED: usize = 32;
+
+/// See [`crate::arch::transposed::Turn::TURN`]: columns of [`TURNED`] rows become rows.
+///
+/// # Safety
+/// The pointers must be valid for that.
+#[inline(always)]
+pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel: *mut f32) {
+    for part in 0..TURNED / V::N {
+        let mut rows = [z; MAX_LANES];
+        for r in 0..V::N {
+            // SAFETY: a vector of a row.
+            rows[r] = unsafe { z.read(values.wrapping_add((part * V::N + r) * COLUMNS)) };
+        }
+        let columns = V::transpose(rows);
+        for c in 0..V::N {
+            // SAFETY: panel rows have room for the values.
+            unsafe { columns[c].write(panel.wrapping_add(c * BLOCK + part * V::N)) };
+        }
+    }
+}
+
+/// Widens values without blocks; `out` has room for all.
+#[inline(always)]
+pub(in crate::arch) fn widen<V: Lanes, T: Element<V>>(z: V, bytes: &[u8], out: &mut [f32]) {
+    let out = &mut out[..bytes.len() / size_of::<T>()];
+    for (i, out) in out.chunks_mut(V::N).enumerate() {
+        let x = bytes.as_ptr().cast::<T>().wrapping_add(i * V::N);
+        // SAFETY: `bytes` has as many values from `x` on as `out`.
+        unsafe { if out.len() == V::N { T::read(z, x) } else { T::read_first(z, x, out.len()) } }.store(out);
+    }
+}
+
+/// The values `wanted` of any format, slowly.
+pub(in crate::arch) fn dequantize(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
+    let format = dtype.float_format();
+    let mut values = [0.0; BLOCK];
+    let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
+    (format.dequantize)(bytes, values);
+    let wanted = &values[wanted.start..wanted.end.min(values.len())];
+    out[..wanted.len()].copy_from_slice(wanted);
+}
+
+/// `F32Panels`, those of one level whose register tiles have up to three registers of activations and
+/// `rows` weight rows, or `rows_of_one` with one register; `$zero` must be safe under `$features`, and `unpack`
+/// expand the wanted values of a row's blocks.
+macro_rules! f32_panels {
+    ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
+        /// Panels of `f32`.
+        pub(super) enum F32Panels {}
+
+        impl Panels for F32Panels {
+            const LANES: usize = <$lanes>::N;
+            const DEPTH: usize = $depth;
+            const TILES: &[RegisterTile] = &[
+                RegisterTile { rows: $alone, multiply: tile::<1, $alone> },
+                RegisterTile { rows: $rows, multiply: tile::<2, $rows> },
+                RegisterTile { rows: $rows, multiply: tile::<3, $rows> },
+            ];
+            const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
+            const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
+
+            fn words(k: usize) -> usize {
+                k
+            }
+        }
+
+        impl UnpackRows for F32Panels {
+            const ELEMENT: (Element, u64) = (Element::F32, 1);
+
+            unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
+                // SAFETY: the caller's promise.
+                unsafe { unpack(dtype, blocks, 0..BLOCK, bytemuck::cast_slice_mut(out)) }
+            }
+        }
+
+        impl Turn for F32Panels {
+            const ROWS: usize = panels::TURNED;
+            const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
+            const TURN: unsafe fn(*const f32, *mut u32) = turn;
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn tile<const VECS: usize, const ROWS: usize>(
+            w: *const u32,
+            x: *const u32,
+            k: usize,
+            sums: *mut f32,
+            first: bool,
+            ahead: *const u32,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { panels::tile::<$lanes, VECS, ROWS>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn turn(values: *const f32, panel: *mut u32) {
+            // SAFETY: the caller's promise.
+            unsafe { panels::turn($zero, values, panel.cast()) }
+        }
+
+        $crate::arch::lanes::packing::packing!($features, $zero);
+    };
+}
+
+pub(in crate::arch) use f32_panels;

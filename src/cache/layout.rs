@@ -1,0 +1,195 @@
+//! Which pages the layers of a model share, and where in a page each layer lies.
+
+use super::{KvPolicy, KvTiers, KvType};
+use crate::arch::KV_BLOCK;
+use std::ops::Range;
+
+/// What a layer keeps of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerShape {
+    /// Positions that a query sees, its own included; `None`: all.
+    pub(crate) window: Option<usize>,
+    pub(crate) n_head_kv: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) head_dim_v: usize,
+}
+
+/// Precisions that the pages of a group can have at most.
+pub(super) const MAX_FORMS: usize = 3;
+
+/// The place of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerAt {
+    pub(super) group: usize,
+    /// Byte of the first key and of the first value, in a page of each form.
+    pub(super) at: [[usize; 2]; MAX_FORMS],
+    pub(super) shape: LayerShape,
+}
+
+impl LayerAt {
+    /// Width of a key row and of a value row.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        [self.shape.head_dim, self.shape.head_dim_v]
+    }
+
+    /// Bytes of the keys and of the values of a head in a page of `form`, which is the group's number `i`.
+    pub(super) fn head(&self, i: usize, form: &Form, head: usize) -> [Range<usize>; 2] {
+        let [k, v] = [0, 1].map(|part| {
+            let len = form.types[part].block_bytes(self.dims()[part]);
+            let start = self.at[i][part] + head * len;
+            start..start + len
+        });
+        [k, v]
+    }
+}
+
+/// A precision in which pages of a group are kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Of keys and of values.
+    pub(super) types: [KvType; 2],
+    /// Bytes of a page, a multiple of 64.
+    pub(super) page_bytes: usize,
+    /// Of them, those of values; the others are those of keys.
+    v_bytes: usize,
+    /// Queries read it of pages up to so many before their own; farther ones in the next form.
+    pub(super) reach: usize,
+}
+
+impl Form {
+    /// Bytes of a page's keys and of its values, with their precision.
+    pub(super) fn bytes_by_type(&self) -> [(KvType, u64); 2] {
+        let [k, v] = self.types;
+        [(k, (self.page_bytes - self.v_bytes) as u64), (v, self.v_bytes as u64)]
+    }
+}
+
+/// Layers with the same shape.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) window: Option<usize>,
+    /// The nearest first; one, unless precision depends on age.
+    pub(super) forms: Vec<Form>,
+    /// The block table of the first form.
+    pub(super) table: usize,
+    /// Whether keys lie in the cache transformed, see [`crate::arch::Arch::hadamard`]. (Of values it gains nothing.)
+    pub(super) transformed: bool,
+}
+
+impl Group {
+    /// The form in which queries of page `i` read page `j`.
+    pub(super) fn form_of(&self, i: usize, j: usize) -> usize {
+        if j == 0 {
+            return 0;
+        }
+        self.forms.iter().position(|form| i.saturating_sub(j) <= form.reach).unwrap_or(0)
+    }
+
+    /// Whether precision depends on age.
+    pub(super) fn is_tiered(&self) -> bool {
+        self.forms.len() > 1
+    }
+
+    /// Pages that queries at position `pos` see, or have written themselves.
+    pub(super) fn seen(&self, pos: usize) -> Range<usize> {
+        let start = self.window.map_or(0, |window| (pos + 1).saturating_sub(window) / KV_BLOCK);
+        start..pos.div_ceil(KV_BLOCK)
+    }
+}
+
+/// Ends of messages of which the checkpoints are never thinned out, see [`super::SeqKv::checkpoint`].
+pub(super) const N_MARKED: usize = 2;
+
+/// Least distance of the other checkpoints, so that they take a quarter of what the window saves at most.
+pub(super) fn sparse(window: usize) -> usize {
+    window.saturating_mul(4).max(KV_BLOCK)
+}
+
+/// How the pages of a model are laid out.
+#[derive(Clone, Debug)]
+pub(crate) struct KvLayout {
+    pub(super) groups: Vec<Group>,
+    pub(super) layers: Vec<LayerAt>,
+}
+
+impl KvLayout {
+    pub(crate) fn new(policy: KvPolicy, shapes: impl IntoIterator<Item = LayerShape>) -> KvLayout {
+        let KvPolicy { k, v, tiers } = policy;
+        let mut groups = Vec::<Group>::new();
+        let mut layers = Vec::<LayerAt>::new();
+        for shape in shapes {
+            let group = layers.iter().find(|l| l.shape == shape).map_or(groups.len(), |l| l.group);
+            if group == groups.len() {
+                let form = |types, reach| Form { types, page_bytes: 0, v_bytes: 0, reach };
+                let forms = match tiers.filter(|_| shape.window.is_none()) {
+                    None => vec![form([k, v], usize::MAX)],
+                    Some(KvTiers { recent, middle }) => vec![
+                        form([k, v], recent.div_ceil(KV_BLOCK)),
+                        form([KvType::Q8; 2], middle.div_ceil(KV_BLOCK)),
+                        form([KvType::Q4; 2], usize::MAX),
+                    ],
+                };
+                let table = groups.last().map_or(0, |last| last.table + last.forms.len());
+                let transformed = forms.iter().any(|form| form.types[0].bits() < 8);
+                groups.push(Group { window: shape.window, forms, table, transformed });
+            }
+            let mut layer = LayerAt { group, at: [[0; 2]; MAX_FORMS], shape };
+            let dims = layer.dims();
+            for (form, at) in groups[group].forms.iter_mut().zip(&mut layer.at) {
+                // Of 64 rows: each part begins on a cache line, whatever the widths.
+                for part in 0..2 {
+                    at[part] = form.page_bytes;
+                    let bytes = shape.n_head_kv.saturating_mul(form.types[part].block_bytes(dims[part]));
+                    form.page_bytes = form.page_bytes.saturating_add(bytes);
+                    form.v_bytes = form.v_bytes.saturating_add(part * bytes);
+                }
+            }
+            layers.push(layer);
+        }
+        KvLayout { groups, layers }
+    }
+
+    /// All forms of all groups, table by table.
+    pub(super) fn tables(&self) -> impl Iterator<Item = (&Group, &Form)> {
+        self.groups.iter().flat_map(|group| group.forms.iter().map(move |form| (group, form)))
+    }
+
+    /// The narrowest window, if there is any; what a precision depends on is one, too.
+    pub(super) fn window(&self) -> Option<usize> {
+        let tiered = |g: &Group| g.forms.len().checked_sub(2).map(|i| g.forms[i].reach.saturating_mul(KV_BLOCK));
+        self.groups.iter().filter_map(|g| g.window.or_else(|| tiered(g))).min()
+    }
+
+    /// Bytes that the query at `pos` reads.
+    pub(crate) fn bytes_read(&self, pos: usize) -> u64 {
+        let of_group = |group: &Group| {
+            let bytes = |page| group.forms[group.form_of(pos / KV_BLOCK, page)].page_bytes as u64;
+            group.seen(pos).map(bytes).sum::<u64>()
+        };
+        self.groups.iter().map(of_group).sum()
+    }
+
+    /// Most bytes that a sequence of `n_ctx` positions takes, computed at most `n_batch` at a time.
+    pub(crate) fn bytes(&self, n_ctx: usize, n_batch: usize) -> u64 {
+        let pages = |n: usize| n.div_ceil(KV_BLOCK) as u64;
+        let all = pages(n_ctx);
+        // Of pages that are left behind `window` positions: the batch and its window, whose ends may lie inside a page,
+        // and a window for each checkpoint.
+        let windowed = |window: usize| {
+            let doublings = (n_ctx / sparse(self.window().unwrap_or(window))).checked_ilog2().unwrap_or(0) as u64;
+            let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
+            let live = pages(window.saturating_add(n_batch.min(n_ctx))) + 1;
+            all.min(live.saturating_add(checkpoints * (pages(window) + 1)))
+        };
+        let of_table = |(g, form): (&Group, &Form)| {
+            let n = match (g.window, form.reach) {
+                (Some(window), _) => windowed(window),
+                (None, usize::MAX) => all,
+                // The first page, too.
+                (None, reach) => all.min(windowed(reach.saturating_mul(KV_BLOCK)) + 1),
+            };
+            n.saturating_mul(form.page_bytes as u64)
+        };
+        self.tables().map(of_table).fold(0, u64::saturating_add)
+    }
+}

@@ -1,0 +1,960 @@
+//! Keys and values of one sequence of tokens.
+
+use super::layout::{Form, Group, KvLayout, LayerAt, N_MARKED, sparse};
+use super::pool::{KvPool, Page};
+use super::{KvBytes, KvType};
+use crate::arch::{
+    Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored, MAX_HEAD_DIM, drop_bits,
+};
+use crate::error::{KvPart, SessionError};
+use crate::team::Crew;
+use half::f16;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The pages of a group in one form, by position divided by [`KV_BLOCK`].
+type BlockTable = Vec<Option<Arc<Page>>>;
+
+/// A sequence: a block table for each form of each group of the layout, and how many positions are filled.
+#[derive(Debug)]
+pub(crate) struct SeqKv {
+    pool: KvPool,
+    layout: Arc<KvLayout>,
+    tables: Vec<BlockTable>,
+    len: usize,
+    /// In ascending order of positions.
+    checkpoints: Vec<Checkpoint>,
+    /// Queries from this position on may come again: what they see is kept.
+    held: usize,
+    /// Pages that the pass under way makes out of those of a form before.
+    pending: Vec<Pending>,
+}
+
+/// Where a layer lies in the pages of its group; offsets are in values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PagePlace {
+    /// Its group: which of a sequence's page tables is its own.
+    pub group: usize,
+    /// First key, `(n_head_kv, 64, head_dim)`.
+    pub keys: usize,
+    /// First value, `(n_head_kv, 64, head_dim_v)`.
+    pub values: usize,
+}
+
+/// A page that the pass under way makes: the group, the form, the page's number.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    group: usize,
+    form: usize,
+    page: usize,
+}
+
+/// What the query at a position needs of what is given back in time.
+#[derive(Clone, Debug)]
+struct Checkpoint {
+    pos: usize,
+    /// Whether it is the end of a message.
+    marked: bool,
+    /// With their tables and numbers.
+    pages: Vec<(usize, usize, Arc<Page>)>,
+}
+
+impl SeqKv {
+    /// An empty sequence, which holds no page.
+    pub(crate) fn new(pool: KvPool, layout: Arc<KvLayout>) -> SeqKv {
+        let tables = layout.tables().map(|_| Vec::new()).collect();
+        SeqKv { pool, layout, tables, len: 0, checkpoints: Vec::new(), held: usize::MAX, pending: Vec::new() }
+    }
+
+    /// Positions that are filled.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where each layer lies in a page, of half-precision pages.
+    pub(crate) fn places(&self) -> Vec<PagePlace> {
+        let values = |byte: usize| byte / size_of::<half::f16>();
+        let place = |at: &LayerAt| {
+            let [keys, values] = at.at[0].map(values);
+            PagePlace { group: at.group, keys, values }
+        };
+        self.layout.layers.iter().map(place).collect()
+    }
+
+    /// Of each group the addresses of its pages for a GPU; 0 where a window has left one.
+    pub(crate) fn page_tables(&self) -> Vec<Vec<u64>> {
+        let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
+        self.tables.iter().map(|table| table.iter().map(address).collect()).collect()
+    }
+
+    /// A sequence that goes on independently from the same point. They share all pages till they write.
+    pub(crate) fn fork(&self) -> SeqKv {
+        let mut fork = SeqKv {
+            pool: self.pool.clone(),
+            layout: Arc::clone(&self.layout),
+            tables: self.tables.clone(),
+            len: self.len,
+            checkpoints: self.checkpoints.clone(),
+            held: usize::MAX,
+            pending: self.pending.clone(),
+        };
+        fork.cut();
+        fork
+    }
+
+    /// Takes the pages that `n` more positions need, and copies the filled rows of one that is shared. If the pool
+    /// is full, the oldest checkpoints make room.
+    pub(crate) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
+        self.forget_pending();
+        let outcome = self.try_reserve(n);
+        if outcome.is_err() {
+            self.cut();
+        }
+        outcome
+    }
+
+    fn try_reserve(&mut self, n: usize) -> Result<(), SessionError> {
+        let layout = Arc::clone(&self.layout);
+        for (g, group) in layout.groups.iter().enumerate() {
+            for i in self.len / KV_BLOCK..(self.len + n).div_ceil(KV_BLOCK) {
+                self.own_page(g, i)?;
+            }
+            // Forms that the queries of these pages read.
+            let (first, last) = (self.len / KV_BLOCK, (self.len + n.max(1) - 1) / KV_BLOCK);
+            for form in 1..group.forms.len() {
+                let start = first.saturating_sub(group.forms[form].reach).max(1);
+                let end = last.saturating_sub(group.forms[form - 1].reach);
+                for page in start..end {
+                    let table = &mut self.tables[group.table + form];
+                    if table.len() <= page {
+                        table.resize(page + 1, None);
+                    }
+                    if table[page].is_none() {
+                        let new = self.new_page(&group.forms[form])?;
+                        self.tables[group.table + form][page] = Some(new);
+                        self.pending.push(Pending { group: g, form, page });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of the pool, for which the oldest checkpoints make room.
+    fn new_page(&mut self, form: &Form) -> Result<Arc<Page>, SessionError> {
+        loop {
+            match self.pool.page(form.page_bytes, form.bytes_by_type()) {
+                Err(SessionError::PoolFull { .. }) if !self.checkpoints.is_empty() => drop(self.checkpoints.remove(0)),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Gives back the pages that a pass which failed did not make.
+    fn forget_pending(&mut self) {
+        for Pending { group, form, page } in self.pending.drain(..) {
+            if let Some(slot) = self.tables[self.layout.groups[group].table + form].get_mut(page) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Makes page `i` of the group's first form writable.
+    fn own_page(&mut self, group: usize, i: usize) -> Result<(), SessionError> {
+        let table = self.layout.groups[group].table;
+        let form = self.layout.groups[group].forms[0];
+        let slots = &mut self.tables[table];
+        if slots.len() <= i {
+            slots.resize(i + 1, None);
+        }
+        if slots[i].as_mut().is_some_and(|page| Arc::get_mut(page).is_some()) {
+            return Ok(());
+        }
+        let mut page = self.new_page(&form)?;
+        let slot = &mut self.tables[table][i];
+        let filled = self.len.saturating_sub(i * KV_BLOCK).min(KV_BLOCK);
+        if let (Some(from), Some(to)) = (slot.as_ref().filter(|_| filled > 0), Arc::get_mut(&mut page)) {
+            let (from, to) = (from.values::<u8>(), to.values_mut::<u8>());
+            for at in self.layout.layers.iter().filter(|l| l.group == group) {
+                for head in 0..at.shape.n_head_kv {
+                    for (part, block) in at.head(0, &form, head).into_iter().enumerate() {
+                        let mut plane = block.start;
+                        for row in form.types[part].row_bytes(at.dims()[part]) {
+                            let rows = plane..plane + filled * row;
+                            to[rows.clone()].copy_from_slice(&from[rows]);
+                            plane += KV_BLOCK * row;
+                        }
+                    }
+                }
+            }
+        }
+        *slot = Some(page);
+        Ok(())
+    }
+
+    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on, which are
+    /// reserved. They count when they are [committed](SeqKv::commit).
+    pub(crate) fn append(
+        &mut self,
+        crew: &Crew<'_>,
+        arch: Arch,
+        layer: usize,
+        pos: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), SessionError> {
+        let layout = Arc::clone(&self.layout);
+        let at = layout.layers[layer];
+        let group = &layout.groups[at.group];
+        let m = k.len() / (at.shape.n_head_kv * at.shape.head_dim);
+        let pages = pos / KV_BLOCK..(pos + m).div_ceil(KV_BLOCK);
+        let first = pages.start;
+        // Of keys and of values.
+        let overflow = [AtomicBool::new(false), AtomicBool::new(false)];
+        crew.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
+            let page = slot[0].as_mut().and_then(Arc::get_mut).expect("pages are reserved");
+            let start = (first + i) * KV_BLOCK;
+            let rows = pos.max(start)..(pos + m).min(start + KV_BLOCK);
+            let finite = write_rows(arch, group, page, at, pos, rows, [k, v]);
+            for (overflow, finite) in overflow.iter().zip(finite) {
+                overflow.fetch_or(!finite, Ordering::Relaxed);
+            }
+        });
+        match overflow.map(AtomicBool::into_inner) {
+            [false, false] => Ok(()),
+            [true, _] => Err(SessionError::KvOverflow { layer, part: KvPart::Key }),
+            [false, true] => Err(SessionError::KvOverflow { layer, part: KvPart::Value }),
+        }
+    }
+
+    /// Makes a layer's part of the forms of older pages that the queries of this pass read.
+    pub(crate) fn convert(&mut self, crew: &Crew<'_>, arch: Arch, layer: usize) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let layout = Arc::clone(&self.layout);
+        let at = layout.layers[layer];
+        let group = &layout.groups[at.group];
+        for Pending { form, page, .. } in self.pending.iter().filter(|p| p.group == at.group) {
+            let (form, page) = (*form, *page);
+            let Some(mut target) = self.tables[group.table + form][page].take() else { continue };
+            let before = (0..form).rev().find_map(|f| Some((f, self.tables[group.table + f].get(page)?.as_ref()?)));
+            let (from, source) = before.expect("a page has a form till it has the next");
+            let source = source.values::<u8>();
+            let to = Arc::get_mut(&mut target).expect("a page that nobody has seen").values_mut::<u8>();
+            for part in 0..2 {
+                let [of_source, of_target] = [from, form].map(|f| (f, &group.forms[f]));
+                let (from_kind, to_kind) = (of_source.1.types[part], of_target.1.types[part]);
+                let [first, last] = [0, at.shape.n_head_kv - 1].map(|head| {
+                    let [k, v] = at.head(form, of_target.1, head);
+                    if part == 0 { k } else { v }
+                });
+                let dim = at.dims()[part];
+                crew.for_chunks(&mut to[first.start..last.end], first.len(), |head, to| {
+                    let [k, v] = at.head(from, of_source.1, head);
+                    let source = &source[if part == 0 { k } else { v }];
+                    if from_kind.is_quantized() {
+                        return drop_bits((from_kind, source), (to_kind, to), dim);
+                    }
+                    let mut row = [0.0; MAX_HEAD_DIM];
+                    for (i, from) in bytemuck::cast_slice::<u8, f16>(source).chunks_exact(dim).enumerate() {
+                        arch.f16_to_f32(from, &mut row[..dim]);
+                        arch.store_kv(to_kind, to, i, &row[..dim]);
+                    }
+                });
+            }
+            self.tables[group.table + form][page] = Some(target);
+        }
+    }
+
+    /// Counts `n` more positions as filled, all layers of which were appended. Gives back the pages that windows
+    /// have left, and the forms that nobody reads any more, but for those of a checkpoint at the newest page border.
+    pub(crate) fn commit(&mut self, n: usize) {
+        self.pending.clear();
+        self.len += n;
+        let border = self.len / KV_BLOCK * KV_BLOCK;
+        if self.checkpoints.last().is_none_or(|last| last.pos < border) {
+            self.add_checkpoint(border, false);
+        }
+        self.leave();
+    }
+
+    /// Gives back the pages that no position from here, or from where it is held, sees.
+    fn leave(&mut self) {
+        self.forget_pending();
+        let pos = self.len.min(self.held);
+        for group in &self.layout.groups {
+            let tables = &mut self.tables[group.table..][..group.forms.len()];
+            if let Some(window) = group.window {
+                let table = &mut tables[0];
+                let seen = (pos.saturating_sub(window) / KV_BLOCK).min(table.len());
+                for slot in table[..seen].iter_mut().rev() {
+                    if slot.take().is_none() {
+                        break;
+                    }
+                }
+            }
+            for form in 0..group.forms.len() - 1 {
+                let (tables, later) = tables.split_at_mut(form + 1);
+                let read = (pos / KV_BLOCK).saturating_sub(group.forms[form].reach).min(tables[form].len());
+                for page in (1..read).rev() {
+                    let slot = &mut tables[form][page];
+                    let next = group.form_of(pos / KV_BLOCK, page) - form - 1;
+                    if slot.is_none() {
+                        break;
+                    }
+                    if later[next].get(page).is_some_and(Option::is_some) {
+                        *slot = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps what the positions from `pos` on see, also when windows have left it, until [`SeqKv::release`].
+    pub(crate) fn hold(&mut self, pos: usize) {
+        self.held = pos;
+    }
+
+    /// Ends [`SeqKv::hold`].
+    pub(crate) fn release(&mut self) {
+        self.held = usize::MAX;
+        self.leave();
+    }
+
+    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long as it is one of
+    /// the last few.
+    pub(crate) fn checkpoint(&mut self) {
+        self.forget_pending();
+        self.add_checkpoint(self.len, true);
+    }
+
+    /// The page `page` of a group as the query at `pos` reads it, or with more precision: its form and itself.
+    fn page_for(&self, group: &Group, pos: usize, page: usize) -> Option<(usize, &Arc<Page>)> {
+        let form = group.form_of(pos / KV_BLOCK, page);
+        (0..=form).rev().find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
+    }
+
+    /// Whether what the query at position `pos` sees is there.
+    fn sees_all(&self, pos: usize) -> bool {
+        let given_back = |group: &&Group| group.window.is_some() || group.is_tiered();
+        let mut groups = self.layout.groups.iter().filter(given_back);
+        groups.all(|group| group.seen(pos).all(|page| self.page_for(group, pos, page).is_some()))
+    }
+
+    fn add_checkpoint(&mut self, pos: usize, marked: bool) {
+        let Some(window) = self.layout.window().filter(|_| pos > 0) else { return };
+        if let Some(last) = self.checkpoints.last_mut().filter(|last| last.pos == pos) {
+            last.marked |= marked;
+        } else if self.sees_all(pos) {
+            let mut pages = Vec::new();
+            for group in &self.layout.groups {
+                for page in group.seen(pos) {
+                    let Some((form, arc)) = self.page_for(group, pos, page) else { continue };
+                    if is_given_back(group, form) {
+                        pages.push((group.table + form, page, Arc::clone(arc)));
+                    }
+                }
+            }
+            self.checkpoints.push(Checkpoint { pos, marked, pages });
+        }
+        let mut old = self.checkpoints.iter().filter(|c| c.marked).count().saturating_sub(N_MARKED);
+        for checkpoint in self.checkpoints.iter_mut().filter(|c| c.marked) {
+            checkpoint.marked = old == 0;
+            old = old.saturating_sub(1);
+        }
+        // Between two neighbours that are not farther from each other than twice the later one is from here, none
+        // is needed: distances grow with their distance from here.
+        let mut i = 0;
+        while i + 1 < self.checkpoints.len() {
+            let before = i.checked_sub(1).map_or(0, |before| self.checkpoints[before].pos);
+            let after = self.checkpoints[i + 1].pos;
+            let near = after - before <= (2 * (self.len - after)).max(sparse(window));
+            if near && !self.checkpoints[i].marked {
+                self.checkpoints.remove(i);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Forgets everything from position `n` on; returns how many positions are left. That is less than `n` where what
+    /// `n` needs was given back: then the nearest checkpoint before it, or 0.
+    pub(crate) fn truncate(&mut self, n: usize) -> usize {
+        if n >= self.len {
+            return self.len;
+        }
+        self.forget_pending();
+        self.len = n;
+        self.checkpoints.retain(|checkpoint| checkpoint.pos <= n);
+        if !self.sees_all(n) {
+            self.len = self.checkpoints.last().map_or(0, |checkpoint| checkpoint.pos);
+            if let Some(checkpoint) = self.checkpoints.last().cloned() {
+                self.return_to(&checkpoint);
+            }
+        }
+        self.cut();
+        self.len
+    }
+
+    /// Holds the pages of a checkpoint in the tables whose pages are given back in time.
+    fn return_to(&mut self, checkpoint: &Checkpoint) {
+        for group in &self.layout.groups {
+            for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
+                self.tables[group.table + form].fill(None);
+            }
+        }
+        for (table, page, arc) in &checkpoint.pages {
+            let table = &mut self.tables[*table];
+            table.resize(table.len().max(page + 1), None);
+            table[*page] = Some(Arc::clone(arc));
+        }
+    }
+
+    /// Gives back the pages behind the filled positions; later forms are those of whole pages.
+    fn cut(&mut self) {
+        self.forget_pending();
+        for group in &self.layout.groups {
+            let tables = &mut self.tables[group.table..][..group.forms.len()];
+            tables[0].truncate(self.len.div_ceil(KV_BLOCK));
+            tables[1..].iter_mut().for_each(|table| table.truncate(self.len / KV_BLOCK));
+        }
+    }
+
+    /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a window has left them.
+    pub(crate) fn read(&self, arch: Arch, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32]) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let [d, d_v] = at.dims();
+        let rows = k.chunks_mut(KV_BLOCK * d).zip(v.chunks_mut(KV_BLOCK * d_v));
+        for (page, (k, v)) in rows.enumerate() {
+            let Some((form, page)) = self.page_for(group, self.len, page) else {
+                k.fill(0.0);
+                v.fill(0.0);
+                continue;
+            };
+            let of_form = &group.forms[form];
+            let blocks = at.head(form, of_form, head).map(|block| &page.values::<u8>()[block]);
+            for (part, rows) in [k, v].into_iter().enumerate() {
+                let dim = at.dims()[part];
+                arch.load_kv(of_form.types[part], blocks[part], dim, rows);
+                if part == 0 && group.transformed {
+                    rows.chunks_exact_mut(dim).for_each(|row| arch.hadamard(row));
+                }
+            }
+        }
+    }
+
+    /// Bytes of the pages that it holds, by precision; pages that others hold too count in full.
+    pub(crate) fn memory(&self) -> KvBytes {
+        let of_tables = self.tables.iter().flatten().flatten();
+        let of_checkpoints = self.checkpoints.iter().flat_map(|c| c.pages.iter().map(|(_, _, page)| page));
+        let mut seen = HashSet::new();
+        let mut bytes = KvBytes::default();
+        for page in of_tables.chain(of_checkpoints).filter(|page| seen.insert(Arc::as_ptr(page))) {
+            page.types().into_iter().for_each(|(kind, n)| bytes.add(kind, n));
+        }
+        bytes
+    }
+
+    /// Whether queries read a layer's keys and values in a precision that depends on their age.
+    pub(crate) fn is_tiered(&self, layer: usize) -> bool {
+        self.layout.groups[self.layout.layers[layer].group].is_tiered()
+    }
+
+    /// Turns a query head of a layer into what its stored keys are multiplied by.
+    pub(crate) fn transform_query(&self, arch: Arch, layer: usize, query: &mut [f32]) {
+        if self.layout.groups[self.layout.layers[layer].group].transformed {
+            arch.hadamard(query);
+        }
+    }
+
+    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`] takes: of one span,
+    /// and of one form. The last of `range` is a query's own position, and queries of other pages see other pieces
+    /// where precision depends on age.
+    pub(crate) fn pieces(&self, layer: usize, range: (u32, u32)) -> impl Iterator<Item = Range<usize>> {
+        let group = &self.layout.groups[self.layout.layers[layer].group];
+        let (mut start, end) = (range.0 as usize / KV_BLOCK, (range.1 as usize).div_ceil(KV_BLOCK));
+        let query = end.saturating_sub(1);
+        std::iter::from_fn(move || {
+            let first = start;
+            let form = group.form_of(query, first);
+            let span = (first + 1).next_multiple_of(KV_SPAN / KV_BLOCK).min(end);
+            while start < span && (start == first || group.form_of(query, start) == form) {
+                start += 1;
+            }
+            (first < end).then_some(first..start)
+        })
+    }
+
+    /// Pieces of a sequence that ends at position `end` at most.
+    pub(crate) fn max_pieces(&self, end: usize) -> usize {
+        let borders = self.layout.groups.iter().map(|group| group.forms.len()).max().unwrap_or(1);
+        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom needs more room.
+        end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
+    }
+
+    /// Adds the keys of a [piece](SeqKv::pieces) to the partial results of query rows of KV head `head`, see
+    /// [`Arch::attention`]; ranges are positions.
+    pub(crate) fn attention(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        piece: Range<usize>,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let last = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(1) - 1;
+        let i = group.form_of(last / KV_BLOCK, piece.start);
+        let (form, first) = (&group.forms[i], piece.start * KV_BLOCK);
+        let pages = &self.tables[group.table + i][piece];
+        let mut bytes = [KvBlock::<u8>::EMPTY; KV_SPAN / KV_BLOCK];
+        for (to, page) in bytes.iter_mut().zip(pages) {
+            let page = page.as_ref().expect("what is seen is held").values::<u8>();
+            let [k, v] = at.head(i, form, head);
+            *to = KvBlock { k: &page[k], v: &page[v] };
+        }
+        let span = KvSpan { first, blocks: &bytes[..pages.len()] };
+        match form.types {
+            [KvType::F32, KvType::F32] => with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p)),
+            [KvType::F16, KvType::F16] => with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p)),
+            [k, v] => arch.attention_stored(to, q, KvStored { k, v, span }, ranges, p),
+        }
+    }
+}
+
+/// Whether pages of the form are given back in time.
+fn is_given_back(group: &Group, form: usize) -> bool {
+    group.window.is_some() || form + 1 < group.forms.len()
+}
+
+/// A span of blocks of values of one type.
+fn with_values<T: KvElement>(span: KvSpan<'_, u8>, f: impl FnOnce(KvSpan<'_, T>)) {
+    let mut blocks = [KvBlock::EMPTY; KV_SPAN / KV_BLOCK];
+    for (to, from) in blocks.iter_mut().zip(span.blocks) {
+        *to = KvBlock { k: bytemuck::cast_slice(from.k), v: bytemuck::cast_slice(from.v) };
+    }
+    f(KvSpan { first: span.first, blocks: &blocks[..span.blocks.len()] });
+}
+
+/// Writes the rows of the positions `rows`, all in `page`, out of those from `pos` on. Returns whether all keys, and
+/// all values, could be stored.
+fn write_rows(
+    arch: Arch,
+    group: &Group,
+    page: &mut Page,
+    at: LayerAt,
+    pos: usize,
+    rows: Range<usize>,
+    from: [&[f32]; 2],
+) -> [bool; 2] {
+    let (form, bytes) = (&group.forms[0], page.values_mut::<u8>());
+    let mut stored = [true; 2];
+    let mut buffer = [0.0; MAX_HEAD_DIM];
+    for head in 0..at.shape.n_head_kv {
+        for (part, block) in at.head(0, form, head).into_iter().enumerate() {
+            let (dim, block) = (at.dims()[part], &mut bytes[block]);
+            let rows_of_all = from[part].chunks_exact(at.shape.n_head_kv * dim).skip(rows.start - pos);
+            for (i, row) in (rows.start % KV_BLOCK..).zip(rows_of_all.take(rows.len())) {
+                let mut row = &row[head * dim..][..dim];
+                if part == 0 && group.transformed {
+                    buffer[..dim].copy_from_slice(row);
+                    arch.hadamard(&mut buffer[..dim]);
+                    row = &buffer[..dim];
+                }
+                stored[part] &= arch.store_kv(form.types[part], block, i, row);
+            }
+        }
+    }
+    stored
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{KvPolicy, KvTiers, LayerShape};
+    use std::collections::HashMap;
+
+    /// Numbers that look random, the same in every run.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((self.0 >> 33) as usize) % n
+        }
+    }
+
+    fn shape(window: Option<usize>, n_head_kv: usize, head_dim: usize, head_dim_v: usize) -> LayerShape {
+        LayerShape { window, n_head_kv, head_dim, head_dim_v }
+    }
+
+    /// A sequence beside the keys and values that it must hold, by layer, part and form: `(len, n_head_kv·dim)`.
+    struct Pair {
+        seq: SeqKv,
+        plain: Vec<[Vec<Vec<f32>>; 2]>,
+    }
+
+    fn widths(s: LayerShape) -> [usize; 2] {
+        [s.n_head_kv * s.head_dim, s.n_head_kv * s.head_dim_v]
+    }
+
+    /// What a head's row is once it lies in a page of the form: rounded when it was written, and for the form.
+    fn stored(group: &Group, form: usize, part: usize, row: &[f32]) -> Vec<f32> {
+        let (arch, mut x) = (Arch::scalar(), row.to_vec());
+        let turn = |x: &mut [f32]| {
+            if part == 0 && group.transformed {
+                arch.hadamard(x);
+            }
+        };
+        turn(&mut x);
+        for form in if form == 0 { vec![0] } else { vec![0, form] } {
+            let kind = group.forms[form].types[part];
+            let mut block = vec![0u64; kind.block_bytes(x.len()) / 8];
+            arch.store_kv(kind, bytemuck::cast_slice_mut(&mut block), 0, &x);
+            arch.load_kv(kind, bytemuck::cast_slice(&block), x.len(), &mut x);
+        }
+        turn(&mut x);
+        x
+    }
+
+    impl Pair {
+        fn new(pool: &KvPool, layout: &Arc<KvLayout>) -> Pair {
+            let forms = |at: &LayerAt| vec![Vec::new(); layout.groups[at.group].forms.len()];
+            let plain = layout.layers.iter().map(|at| [forms(at), forms(at)]).collect();
+            Pair { seq: SeqKv::new(pool.clone(), Arc::clone(layout)), plain }
+        }
+
+        fn append(&mut self, n: usize, random: &mut Random) -> Result<(), SessionError> {
+            self.seq.reserve(n)?;
+            let pos = self.seq.len();
+            let layout = Arc::clone(&self.seq.layout);
+            for (i, (at, plain)) in layout.layers.iter().zip(&mut self.plain).enumerate() {
+                let rows =
+                    widths(at.shape).map(|width| (0..n * width).map(|_| random.below(1000) as f32).collect::<Vec<_>>());
+                self.seq.append(&Crew::alone(), Arch::scalar(), i, pos, &rows[0], &rows[1])?;
+                self.seq.convert(&Crew::alone(), Arch::scalar(), i);
+                let group = &layout.groups[at.group];
+                for (part, rows) in rows.iter().enumerate() {
+                    for (form, plain) in plain[part].iter_mut().enumerate() {
+                        plain.extend(rows.chunks(at.dims()[part]).flat_map(|row| stored(group, form, part, row)));
+                    }
+                }
+            }
+            // Every page as the queries of this pass read it.
+            for (layer, at) in layout.layers.iter().enumerate() {
+                let group = &layout.groups[at.group];
+                for query in (pos..pos + n).filter(|query| group.is_tiered() && query % KV_BLOCK == (n + 5) % KV_BLOCK)
+                {
+                    for page in 0..=query / KV_BLOCK {
+                        let form = group.form_of(query / KV_BLOCK, page);
+                        let bytes = self.seq.tables[group.table + form][page].as_ref().expect("what is read is there");
+                        for head in 0..at.shape.n_head_kv {
+                            self.check_page((layer, head), (page, form), bytes, pos + n);
+                        }
+                    }
+                }
+            }
+            self.seq.commit(n);
+            Ok(())
+        }
+
+        /// A head's part of a page holds the first rows of what it must, up to position `end`.
+        fn check_page(&self, (layer, head): (usize, usize), (i, form): (usize, usize), page: &Page, end: usize) {
+            let layout = &self.seq.layout;
+            let (at, group) = (&layout.layers[layer], &layout.groups[layout.layers[layer].group]);
+            let n = (end - i * KV_BLOCK).min(KV_BLOCK);
+            for (part, block) in at.head(form, &group.forms[form], head).into_iter().enumerate() {
+                let (dim, width) = (at.dims()[part], widths(at.shape)[part]);
+                let mut rows = vec![0.0; n * dim];
+                Arch::scalar().load_kv(group.forms[form].types[part], &page.values::<u8>()[block], dim, &mut rows);
+                for (row, pos) in rows.chunks_exact_mut(dim).zip(i * KV_BLOCK..) {
+                    if part == 0 && group.transformed {
+                        Arch::scalar().hadamard(row);
+                    }
+                    let plain = &self.plain[layer][part][form][pos * width + head * dim..][..dim];
+                    assert_eq!(row, plain, "layer {layer} head {head} position {pos} form {form}");
+                }
+            }
+        }
+
+        /// Returns where it is then.
+        fn truncate(&mut self, n: usize) -> usize {
+            let len = self.seq.truncate(n);
+            assert!(len <= n && len == self.seq.len());
+            for (at, plain) in self.seq.layout.layers.iter().zip(&mut self.plain) {
+                for (plain, width) in plain.iter_mut().zip(widths(at.shape)) {
+                    plain.iter_mut().for_each(|plain| plain.truncate(len * width));
+                }
+            }
+            len
+        }
+
+        /// What the next position sees is what was written.
+        fn check(&self) {
+            let (layout, len) = (&self.seq.layout, self.seq.len());
+            assert!(self.seq.sees_all(len) && self.seq.pending.is_empty());
+            for (layer, at) in layout.layers.iter().enumerate() {
+                let group = &layout.groups[at.group];
+                for page in group.seen(len) {
+                    let (form, bytes) = self.seq.page_for(group, len, page).expect("what is seen is there");
+                    (0..at.shape.n_head_kv).for_each(|head| self.check_page((layer, head), (page, form), bytes, len));
+                }
+            }
+            let layer = len % layout.layers.len();
+            let (at, group) = (&layout.layers[layer], &layout.groups[layout.layers[layer].group]);
+            let [mut k, mut v] = at.dims().map(|dim| vec![f32::NAN; len * dim]);
+            self.seq.read(Arch::scalar(), (layer, 0), &mut k, &mut v);
+            for pos in group.seen(len).start * KV_BLOCK..len {
+                let form = self.seq.page_for(group, len, pos / KV_BLOCK).map_or(0, |(form, _)| form);
+                for (part, read) in [&k, &v].into_iter().enumerate() {
+                    let (dim, width) = (at.dims()[part], widths(at.shape)[part]);
+                    let plain = &self.plain[layer][part][form][pos * width..][..dim];
+                    assert_eq!(read[pos * dim..][..dim], *plain, "layer {layer} position {pos}");
+                }
+            }
+        }
+    }
+
+    /// Bytes and number of the pages that any of them holds.
+    fn held<'a>(sequences: impl Iterator<Item = &'a SeqKv>) -> (u64, usize) {
+        let mut pages = HashMap::new();
+        for seq in sequences {
+            let live = seq.tables.iter().flatten().flatten();
+            for page in live.chain(seq.checkpoints.iter().flat_map(|c| c.pages.iter().map(|(_, _, page)| page))) {
+                pages.insert(Arc::as_ptr(page), page.values::<u8>().len() as u64);
+            }
+        }
+        (pages.values().sum(), pages.len())
+    }
+
+    /// A group that sees all, with the borders of its precisions after one page and after three.
+    const NEAR: KvTiers = KvTiers { recent: 64, middle: 192 };
+
+    #[test]
+    fn random_operations_against_plain_caches() {
+        let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
+        let mixed = KvPolicy { k: KvType::Q6, v: KvType::Bf16, tiers: None };
+        operate(KvType::F16.into(), 2000);
+        operate(tiered, 2000);
+        for policy in [mixed, KvType::F32.into(), KvType::Q8.into(), KvType::Q5.into(), KvType::Q4.into()] {
+            operate(policy, 300);
+        }
+    }
+
+    fn operate(policy: KvPolicy, n_steps: usize) {
+        let shapes = [
+            shape(None, 2, 8, 8),
+            shape(Some(100), 2, 8, 8),
+            shape(Some(100), 2, 8, 8),
+            shape(Some(70), 1, 12, 4),
+            shape(None, 2, 8, 8),
+            shape(Some(1), 1, 3, 5),
+        ];
+        let layout = Arc::new(KvLayout::new(policy, shapes));
+        assert_eq!(layout.groups.len(), 4);
+        // Some appends find the pool full.
+        let pool = KvPool::new(16 * layout.groups.iter().map(|g| g.forms[0].page_bytes as u64).sum::<u64>());
+        let mut random = Random(12);
+        let mut pairs = vec![Pair::new(&pool, &layout)];
+        let (mut full, mut restored) = (0, 0);
+        for step in 0..n_steps {
+            let i = random.below(pairs.len());
+            let len = pairs[i].seq.len();
+            match random.below(12) {
+                0..5 => {
+                    let n = [1, 1, 3, 40, 150][random.below(5)];
+                    if len + n <= 700 {
+                        match pairs[i].append(n, &mut random) {
+                            Ok(()) => (),
+                            Err(SessionError::PoolFull { need, used, budget }) => {
+                                assert!(used + need > budget);
+                                full += 1;
+                            }
+                            Err(e) => panic!("{e}"),
+                        }
+                    }
+                }
+                5 if pairs.len() < 6 => {
+                    let fork = Pair { seq: pairs[i].seq.fork(), plain: pairs[i].plain.clone() };
+                    pairs.push(fork);
+                }
+                6 | 7 => {
+                    let n = random.below(len + 1);
+                    let left = pairs[i].truncate(n);
+                    restored += usize::from(0 < left && left < n);
+                }
+                8 if len > 0 => {
+                    pairs[i].truncate(len - 1);
+                }
+                9 => pairs[i].seq.checkpoint(),
+                10 if random.below(4) == 0 => assert_eq!(pairs[i].truncate(0), 0),
+                11 if pairs.len() > 1 => drop(pairs.swap_remove(i)),
+                _ => pairs.push(Pair::new(&pool, &layout)),
+            }
+            if pairs.len() > 8 {
+                pairs.truncate(6);
+            }
+            pairs.iter().for_each(Pair::check);
+            let stats = pool.stats();
+            assert_eq!((stats.used, stats.n_pages), held(pairs.iter().map(|p| &p.seq)), "step {step}");
+            assert!(stats.used + stats.free <= stats.budget);
+            for seq in pairs.iter().map(|p| &p.seq) {
+                assert!(seq.checkpoints.is_sorted_by(|a, b| a.pos < b.pos));
+                assert!(seq.checkpoints.iter().filter(|c| c.marked).count() <= N_MARKED);
+            }
+        }
+        eprintln!("{policy:?}: the pool was full {full} times, {restored} checkpoints were restored");
+        assert!(n_steps < 2000 || full > 0 && restored > 0);
+        drop(pairs);
+        assert_eq!((pool.stats().used, pool.stats().n_pages), (0, 0));
+    }
+
+    /// 26 layers of one KV head of 256, every sixth sees all, the others 512 positions. By hand: a page of the 22
+    /// is `22·64·(256 + 256)·2` bytes, one of the four `4·64·512·2`.
+    #[test]
+    fn windows_hold_their_pages_only() {
+        let layers = (0..26).map(|i| shape((i % 6 != 5).then_some(512), 1, 256, 256));
+        let layout = Arc::new(KvLayout::new(KvType::F16.into(), layers));
+        let pool = KvPool::default();
+        let mut seq = SeqKv::new(pool.clone(), Arc::clone(&layout));
+        for _ in 0..8 {
+            seq.reserve(512).unwrap();
+            seq.commit(512);
+        }
+        let (of_window, of_full) = (22 * 64 * 512 * 2, 4 * 64 * 512 * 2);
+        assert_eq!(seq.checkpoints.iter().map(|c| c.pos).collect::<Vec<_>>(), [2048, 4096]);
+        // The window, which is also the checkpoint at the end, and that of the checkpoint half-way.
+        assert_eq!(pool.stats().used, 64 * of_full + (8 + 8) * of_window);
+        seq.checkpoints.clear();
+        assert_eq!(pool.stats().used, 64 * of_full + 8 * of_window);
+        // A token more takes a page; the window begins inside its first.
+        seq.reserve(1).unwrap();
+        seq.commit(1);
+        assert_eq!(pool.stats().used, 65 * of_full + 9 * of_window);
+        assert!(layout.bytes(4096, 512) <= 64 * (of_full + of_window));
+        // A context of 32,768: all pages of the four, and of the 22 at most batch, window and checkpoints.
+        assert!(layout.bytes(32768, 512) < 512 * of_full + 100 * of_window);
+    }
+
+    #[test]
+    fn checkpoints_lie_at_growing_distances() {
+        let layout = Arc::new(KvLayout::new(KvType::F16.into(), [shape(Some(64), 1, 8, 8)]));
+        let pool = KvPool::default();
+        let mut seq = SeqKv::new(pool, layout);
+        for _ in 0..1000 {
+            seq.reserve(100).unwrap();
+            seq.commit(100);
+            let len = seq.len();
+            assert!(seq.checkpoints.len() <= 16, "{}", seq.checkpoints.len());
+            // To go back loses no more than three times as much, or what they are apart at least.
+            for n in [len - 1, len - 100, len / 2, len / 10] {
+                let before = seq.checkpoints.iter().rev().find(|c| c.pos <= n).map_or(0, |c| c.pos);
+                let lost = if seq.sees_all(n) { 0 } else { n - before };
+                assert!(lost <= (3 * (len - n)).max(2 * sparse(64)), "{lost} lost from {n} of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn ends_of_messages_are_kept() {
+        let layout = Arc::new(KvLayout::new(KvType::F16.into(), [shape(Some(64), 1, 8, 8), shape(None, 1, 8, 8)]));
+        let pool = KvPool::default();
+        let mut pair = Pair::new(&pool, &layout);
+        let mut random = Random(3);
+        for n in [90, 77, 123, 200] {
+            pair.append(n, &mut random).unwrap();
+            pair.seq.checkpoint();
+        }
+        for _ in 0..5 {
+            pair.append(30, &mut random).unwrap();
+        }
+        assert_eq!(pair.truncate(600), 490);
+        pair.check();
+        pair.append(50, &mut random).unwrap();
+        assert_eq!(pair.truncate(300), 290);
+        pair.check();
+        assert!(pair.truncate(200) < 200);
+        pair.check();
+    }
+
+    /// 1B shape: 16 layers, 8 KV heads of 64.
+    #[test]
+    fn forks_share_pages_and_copy_filled_rows_only() {
+        let layout = Arc::new(KvLayout::new(KvType::F16.into(), vec![shape(None, 8, 64, 64); 16]));
+        let page_bytes = layout.groups[0].forms[0].page_bytes as u64;
+        assert_eq!(page_bytes, 2 << 20);
+        let pool = KvPool::default();
+        let mut seq = SeqKv::new(pool.clone(), layout);
+        seq.reserve(4096).unwrap();
+        seq.commit(4096);
+        seq.reserve(31).unwrap();
+        for layer in 0..16 {
+            let rows = vec![1.0 + layer as f32; 31 * 512];
+            seq.append(&Crew::alone(), Arch::scalar(), layer, 4096, &rows, &rows).unwrap();
+        }
+        seq.commit(31);
+        assert_eq!(pool.stats().used, 65 * page_bytes);
+        let best = (0..20)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                let fork = seq.fork();
+                let elapsed = start.elapsed();
+                drop(fork);
+                elapsed
+            })
+            .min()
+            .unwrap();
+        eprintln!("a fork of 4127 tokens takes {best:?}");
+        assert!(best < std::time::Duration::from_micros(50));
+
+        let mut fork = seq.fork();
+        assert_eq!(pool.stats().used, 65 * page_bytes);
+        fork.reserve(1).unwrap();
+        assert_eq!(pool.stats().used, 66 * page_bytes);
+        let page = fork.tables[0][64].as_ref().unwrap().values::<f16>();
+        for (i, rows) in page.chunks_exact(64 * 64).enumerate() {
+            // Keys and values of eight heads each.
+            let value = f16::from_f32(1.0 + (i / 16) as f32);
+            assert!(rows[..31 * 64].iter().all(|&x| x == value), "head {i}");
+            assert!(rows[31 * 64..].iter().all(|&x| x == f16::ZERO), "head {i}");
+        }
+        // The other goes on in the page that is now its own.
+        seq.reserve(1).unwrap();
+        assert_eq!(pool.stats().used, 66 * page_bytes);
+    }
+
+    #[test]
+    fn what_half_precision_cannot_hold_is_an_error() {
+        let shapes = [shape(None, 2, 4, 4); 2];
+        let pool = KvPool::default();
+        for (kind, x, part, fits) in [
+            (KvType::F16, 65504.0, 0, true),
+            (KvType::F16, 65520.0, 0, false),
+            (KvType::F16, -1e9, 1, false),
+            (KvType::F32, -1e9, 1, true),
+            // Not by rounding.
+            (KvType::F16, f32::INFINITY, 0, true),
+            (KvType::F16, f32::NAN, 1, true),
+        ] {
+            let mut seq = SeqKv::new(pool.clone(), Arc::new(KvLayout::new(kind.into(), shapes)));
+            seq.reserve(70).unwrap();
+            let mut rows = [vec![1.0; 70 * 8], vec![1.0; 70 * 8]];
+            rows[part][67 * 8 + 5] = x;
+            let outcome = seq.append(&Crew::alone(), Arch::detect(), 1, 0, &rows[0], &rows[1]);
+            let expected = [KvPart::Key, KvPart::Value][part];
+            match outcome {
+                Ok(()) => assert!(fits, "{x} {kind:?}"),
+                Err(SessionError::KvOverflow { layer: 1, part }) => assert!(!fits && part == expected, "{x} {kind:?}"),
+                Err(e) => panic!("{e}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Calls that obey their tools: a mask that lets the model write freely until it begins a call.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{Marks, Tool, ToolFormat, ends_in_reasoning};
+use crate::ChatError;
+use crate::Error;
+use crate::MaskError;
+use crate::grammar::{Grammar, Matcher, TokenTrie};
+use crate::sample::TokenMask;
+
+/// Most tools of a mask.
+const MAX_TOOLS: usize = 256;
+/// White space between reasoning and a call.
+const WHITE: &str = "WHITE: /[ \\t\\r\\n]{0,20}/\n";
+
+/// Whether a model calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ToolChoice {
+    /// As it likes.
+    Auto,
+    /// Never.
+    None,
+    /// At least one tool, before any other text, but behind reasoning that has begun.
+    Required,
+    /// This tool, as `Required`.
+    Named(String),
+}
+
+impl ToolChoice {
+    /// The `tool_choice` of the OpenAI API: `"auto"`, `"none"`, `"required"` or
+    /// `{"type": "function", "function": {"name": …}}`.
+    ///
+    /// # Errors
+    /// [`ChatError::Tool`] for anything else.
+    pub fn from_json(choice: &Value) -> Result<Self, ChatError> {
+        let named = || choice.get("function")?.get("name")?.as_str();
+        match choice.as_str() {
+            Some("auto") => Ok(Self::Auto),
+            Some("none") => Ok(Self::None),
+            Some("required") => Ok(Self::Required),
+            _ => named().map(|name| Self::Named(name.to_owned())).ok_or_else(|| ChatError::Tool {
+                index: 0,
+                message: format!("the tool choice {choice} is none of auto, none, required and a function"),
+            }),
+        }
+    }
+}
+
+/// A [`TokenMask`] for an answer with tools.
+///
+/// The model writes freely. Where it begins a call in its format, the call follows the format's grammar, with the name of
+/// a tool and arguments that its parameters describe; behind the call it is free again. A token that would begin a call
+/// and go on in a way that no call does is forbidden, so every call that was begun can be completed, and is valid then.
+#[derive(Clone, Debug)]
+pub struct ToolMask {
+    shared: Arc<Shared>,
+    start: Phase,
+    phase: Phase,
+    /// All tokens accepted.
+    tokens: Vec<u32>,
+    words: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    trie: TokenTrie,
+    reasoning: (&'static str, &'static str),
+    triggers: Vec<Trigger>,
+    /// A call from its opening on, where calls are required.
+    required: Option<Grammar>,
+    /// Where calls are forbidden, their openings are.
+    forbidden: bool,
+    /// Tokens that reach beyond the end of some opening, or of reasoning that must lead to a call.
+    overrun: Vec<u32>,
+}
+
+/// What begins a call, and the grammar of what follows.
+#[derive(Debug)]
+struct Trigger {
+    text: &'static str,
+    at_start: bool,
+    keep: bool,
+    grammar: Grammar,
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    /// Any text; the last bytes of it, from the last border on, and whether only white space came since.
+    Free { tail: Vec<u8>, at_start: bool },
+    /// Reasoning, in which nothing begins a call. Whether a call must follow.
+    Reasoning { tail: Vec<u8>, required: bool },
+    /// A call, and how many tokens ago it began.
+    Call { matcher: Box<Matcher>, n_tokens: usize },
+}
+
+impl ToolMask {
+    /// A mask for the answer to `prompt`, the rendered template.
+    ///
+    /// # Errors
+    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that there is not, no
+    /// tools where a call is required, or more than 256; [`GrammarError`](crate::GrammarError) for parameters that cannot be enforced at all.
+    pub fn new(
+        trie: &TokenTrie,
+        format: ToolFormat,
+        tools: &[Tool],
+        choice: &ToolChoice,
+        prompt: &str,
+    ) -> Result<Self, Error> {
+        let wrong = |index, message: String| ChatError::Tool { index, message };
+        if tools.len() > MAX_TOOLS {
+            return Err(wrong(MAX_TOOLS, format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len())).into());
+        }
+        let named = match choice {
+            ToolChoice::Named(name) => match tools.iter().position(|tool| &tool.name == name) {
+                Some(i) => Some(&tools[i..=i]),
+                None => return Err(wrong(0, format!("there is no tool {name:?}")).into()),
+            },
+            _ => None,
+        };
+        let tools = named.unwrap_or(tools);
+        let required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
+        let in_reasoning = ends_in_reasoning(prompt, format.0.reasoning);
+        if tools.is_empty() && required {
+            return Err(wrong(0, "a call is required, and there are no tools".into()).into());
+        }
+
+        let format = format.0;
+        let special = |text: &str| trie.special(text);
+        let marks = Marks(&special);
+        let mut triggers = Vec::new();
+        let mut first = None;
+        if !tools.is_empty() {
+            let lark = (format.grammar)(tools, &marks)?;
+            let grammar = Grammar::calls(trie, &lark)?;
+            if required {
+                let opening = format.openings.iter().find(|o| o.keep).unwrap_or(&format.openings[0]);
+                // An opening that is part of the call is in its grammar.
+                let opening = if opening.keep { "\"\"".to_owned() } else { marks.lark(opening.text) };
+                let white = if in_reasoning { "WHITE " } else { "" };
+                let lark = lark.replacen("start: ", &format!("{WHITE}start: {white}{opening} body\nbody: "), 1);
+                first = Some(Grammar::calls(trie, &lark)?);
+            }
+            triggers.extend(format.openings.iter().map(|opening| Trigger {
+                text: opening.text,
+                at_start: opening.at_start,
+                keep: opening.keep,
+                grammar: grammar.clone(),
+            }));
+        }
+        let mut texts: Vec<&str> = triggers.iter().map(|trigger| trigger.text).collect();
+        texts.extend((!format.reasoning.1.is_empty()).then_some(format.reasoning.1));
+        let forbidden = *choice == ToolChoice::None;
+        let decides = |id: &u32| reaches(trie.text(*id), &texts, forbidden);
+        let overrun = (0..trie.n_vocab() as u32).filter(decides).collect();
+        let start = if in_reasoning {
+            Phase::Reasoning { tail: Vec::new(), required }
+        } else {
+            match &first {
+                Some(grammar) => Phase::Call { matcher: Box::new(grammar.matcher()), n_tokens: 0 },
+                None => Phase::Free { tail: Vec::new(), at_start: true },
+            }
+        };
+        let shared =
+            Shared { trie: trie.clone(), reasoning: format.reasoning, triggers, required: first, forbidden, overrun };
+        Ok(Self { shared: Arc::new(shared), phase: start.clone(), start, tokens: Vec::new(), words: Vec::new() })
+    }
+
+    /// The phase behind `token` in `phase`, which is not inside a call; `None` where it may not come.
+    fn next(&self, phase: &Phase, token: u32) -> Option<Phase> {
+        let shared = &*self.shared;
+        let text = shared.trie.text(token);
+        match phase {
+            Phase::Call { .. } => None,
+            Phase::Reasoning { tail, required } => {
+                let mut tail = [&tail[..], text].concat();
+                let close = shared.reasoning.1.as_bytes();
+                let Some(at) = find(&tail, close) else {
+                    // A call must follow before the end.
+                    if *required && shared.trie.is_eog(token) {
+                        return None;
+                    }
+                    let kept = tail.len() - tail.len().min(close.len() - 1);
+                    tail.drain(..kept);
+                    return Some(Phase::Reasoning { tail, required: *required });
+                };
+                let rest = &tail[at + close.len()..];
+                match shared.required.as_ref().filter(|_| *required) {
+                    Some(grammar) => self.begin(grammar, rest),
+                    None => self.next_free(Vec::new(), true, rest),
+                }
+            }
+            Phase::Free { tail, at_start } => self.next_free(tail.clone(), *at_start, text),
+        }
+    }
+
+    /// [`Self::next`] in free text.
+    fn next_free(&self, mut tail: Vec<u8>, at_start: bool, text: &[u8]) -> Option<Phase> {
+        let shared = &*self.shared;
+        tail.extend_from_slice(text);
+        let white = tail.iter().take_while(|b| b.is_ascii_whitespace()).count();
+        let openings = shared.triggers.iter().filter_map(|trigger| {
+            let at = match trigger.at_start {
+                true => (at_start && tail[white..].starts_with(trigger.text.as_bytes())).then_some(white)?,
+                false => find(&tail, trigger.text.as_bytes())?,
+            };
+            Some((at, trigger.text.len(), Some(trigger)))
+        });
+        let (open, close) = shared.reasoning;
+        let reasoning =
+            (!open.is_empty()).then(|| find(&tail, open.as_bytes())).flatten().map(|at| (at, open.len(), None));
+        // The earliest, of several there the longest.
+        let first = openings.chain(reasoning).min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
+        match first {
+            Some(_) if shared.forbidden && first.is_some_and(|f| f.2.is_some()) => None,
+            Some((at, len, Some(trigger))) => {
+                let from = if trigger.keep { at } else { at + len };
+                self.begin(&trigger.grammar, &tail[from..])
+            }
+            Some((at, len, None)) => {
+                let rest = tail[at + len..].to_vec();
+                match find(&rest, close.as_bytes()) {
+                    Some(at) => self.next_free(Vec::new(), true, &rest[at + close.len()..]),
+                    None => Some(Phase::Reasoning { tail: rest, required: false }),
+                }
+            }
+            None => {
+                let at_start = at_start && (white == tail.len() || self.may_begin(&tail[white..]));
+                let longest = shared.triggers.iter().map(|t| t.text.len()).chain([open.len()]).max().unwrap_or(0);
+                if at_start {
+                    tail.drain(..white);
+                } else {
+                    let kept = tail.len() - tail.len().min(longest.saturating_sub(1));
+                    tail.drain(..kept);
+                }
+                Some(Phase::Free { tail, at_start })
+            }
+        }
+    }
+
+    /// Whether `text` is the beginning of an opening that only counts at the start.
+    fn may_begin(&self, text: &[u8]) -> bool {
+        self.shared.triggers.iter().any(|trigger| trigger.at_start && trigger.text.as_bytes().starts_with(text))
+    }
+
+    /// A call whose text begins with `text`.
+    fn begin(&self, grammar: &Grammar, text: &[u8]) -> Option<Phase> {
+        let mut matcher = grammar.matcher();
+        for token in self.shared.trie.cut(text) {
+            matcher.accept(token).ok()?;
+        }
+        Some(Phase::Call { matcher: Box::new(matcher), n_tokens: 0 })
+    }
+}
+
+/// The first place of `text` in `bytes`.
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    (!text.is_empty()).then(|| bytes.windows(text.len()).position(|window| window == text)).flatten()
+}
+
+/// Whether a token with this text can hold the end of one of `texts` and go on, or hold the whole of one; with `exact`, also
+/// if it ends there.
+fn reaches(token: &[u8], texts: &[&str], exact: bool) -> bool {
+    texts.iter().map(|text| text.as_bytes()).any(|text| {
+        (1..=token.len()).any(|end| {
+            let overlap = end.min(text.len());
+            let goes_on = exact || end < token.len() || overlap == text.len();
+            goes_on && token[end - overlap..end] == text[text.len() - overlap..]
+        })
+    })
+}
+
+impl TokenMask for ToolMask {
+    fn mask(&mut self) -> Result<&[u32], MaskError> {
+        if !matches!(self.phase, Phase::Call { .. }) {
+            let trie = &self.shared.trie;
+            let mut words = std::mem::take(&mut self.words);
+            words.clear();
+            words.resize(trie.n_vocab().div_ceil(32), u32::MAX);
+            let mut forbid = |id: u32| words[id as usize / 32] &= !(1 << (id % 32));
+            for &id in &self.shared.overrun {
+                if self.next(&self.phase, id).is_none() {
+                    forbid(id);
+                }
+            }
+            if matches!(self.phase, Phase::Reasoning { required: true, .. }) {
+                trie.eog().iter().for_each(|&id| forbid(id));
+            }
+            self.words = words;
+        }
+        match &mut self.phase {
+            Phase::Call { matcher, .. } => matcher.mask(),
+            _ => Ok(&self.words),
+        }
+    }
+
+    fn allows(&mut self, token: u32) -> Result<bool, MaskError> {
+        match &mut self.phase {
+            Phase::Call { matcher, .. } => matcher.allows(token),
+            phase => {
+                let phase = phase.clone();
+                Ok((token as usize) < self.shared.trie.n_vocab() && self.next(&phase, token).is_some())
+            }
+        }
+    }
+
+    fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
+        match &mut self.phase {
+            Phase::Call { matcher, .. } => matcher.forced(encode),
+            _ => Vec::new(),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), MaskError> {
+        let refused = MaskError::Refused { token, n_tokens: self.tokens.len() };
+        let next = match &mut self.phase {
+            Phase::Call { matcher, n_tokens } => {
+                matcher.accept(token)?;
+                *n_tokens += 1;
+                None
+            }
+            _ if token as usize >= self.shared.trie.n_vocab() => return Err(refused),
+            phase => {
+                let phase = phase.clone();
+                Some(self.next(&phase, token).ok_or(refused)?)
+            }
+        };
+        if let Some(next) = next {
+            self.phase = next;
+        }
+        // Behind a call the text is free again, unless the call ended it.
+        if let Phase::Call { matcher, .. } = &self.phase
+            && matcher.is_finished()
+            && !self.shared.trie.is_eog(token)
+        {
+            self.phase = Phase::Free { tail: Vec::new(), at_start: true };
+        }
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    fn rollback(&mut self, n: usize) -> Result<(), MaskError> {
+        let kept = self.tokens.len().checked_sub(n);
+        let kept = kept.ok_or(MaskError::Rollback { n, n_tokens: self.tokens.len() })?;
+        match &mut self.phase {
+            Phase::Call { matcher, n_tokens } if *n_tokens >= n => {
+                matcher.rollback(n)?;
+                *n_tokens -= n;
+                self.tokens.truncate(kept);
+                Ok(())
+            }
+            // A border lies between: again from the beginning.
+            _ => {
+                let tokens = std::mem::take(&mut self.tokens);
+                self.phase = self.start.clone();
+                tokens[..kept].iter().try_for_each(|&token| self.accept(token))
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.phase = self.start.clone();
+        self.tokens.clear();
+    }
+
+    fn boxed_clone(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,16 @@
+//! For templates that know no tools: a JSON object with `name` and `arguments`, or with `tool_calls`, an array of them,
+//! as the whole answer. The instruction to write that has to come from the messages.
+
+use super::{Format, Opening, call};
+
+pub(super) const FORMAT: Format = Format {
+    name: "generic",
+    marks: &[],
+    reasoning: ("<think>", "</think>"),
+    hidden: &[],
+    openings: &[Opening::start("{")],
+    close: "",
+    scan: |text| call::scan_json(text, ""),
+    read: call::read_json,
+    grammar: |tools, marks| Ok(call::json_grammar(&call::call_schema(tools, "name", "arguments"), ("", ""), "", marks)),
+};

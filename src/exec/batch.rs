@@ -1,0 +1,173 @@
+//! The rows of a pass, by sequence, and what comes out of it.
+
+use super::hook::TokenKind;
+use super::linear::SlotAdapters;
+use super::sequence::Sequence;
+use crate::error::SessionError;
+use crate::lora::Attached;
+use std::ops::Range;
+
+/// What memory is for, in [`SessionError::OutOfMemory`].
+const LOGITS: &str = "logits";
+const STATES: &str = "hidden states";
+
+/// Tokens that a pass appends to one sequence.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    pub(super) seq: &'a mut Sequence,
+    pub(super) tokens: &'a [u32],
+    pub(super) kind: TokenKind,
+    /// Logits are wanted from this token on.
+    pub(super) first_output: usize,
+    /// Its place among the slots that the caller gave; a pass takes those of generated tokens first.
+    pub(super) index: usize,
+    /// First row in the pass, and among the rows with logits.
+    pub(super) row: usize,
+    pub(super) output: usize,
+}
+
+impl<'a> Slot<'a> {
+    /// Appends `tokens` to `seq`; logits are wanted of what follows the last of them.
+    pub fn new(seq: &'a mut Sequence, tokens: &'a [u32], kind: TokenKind) -> Slot<'a> {
+        Slot { seq, tokens, kind, first_output: tokens.len().saturating_sub(1), index: 0, row: 0, output: 0 }
+    }
+
+    /// Logits are wanted of what follows each of `tokens[first..]`; of none, if there are not so many tokens.
+    #[must_use]
+    pub fn outputs_from(mut self, first: usize) -> Slot<'a> {
+        self.first_output = first.min(self.tokens.len());
+        self
+    }
+
+    pub(super) fn n_outputs(&self) -> usize {
+        self.tokens.len() - self.first_output
+    }
+
+    /// Whether its rows have the arithmetic of generated tokens.
+    pub(super) fn is_generated(&self) -> bool {
+        self.kind == TokenKind::Generated || self.seq.exact
+    }
+
+    /// Position of the first token.
+    pub(super) fn pos(&self) -> usize {
+        self.seq.kv.len()
+    }
+}
+
+/// Which rows of a pass something is computed of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// All.
+    All,
+    /// Those with logits, packed together.
+    Outputs,
+}
+
+impl Rows {
+    /// The slot's first token, its first row, and its number of rows.
+    pub(super) fn of(self, slot: &Slot<'_>) -> (usize, usize, usize) {
+        match self {
+            Rows::All => (0, slot.row, slot.tokens.len()),
+            Rows::Outputs => (slot.first_output, slot.output, slot.n_outputs()),
+        }
+    }
+
+    /// The slot's rows.
+    pub(super) fn range(self, slot: &Slot<'_>) -> Range<usize> {
+        let (_, row, n) = self.of(slot);
+        row..row + n
+    }
+
+    /// How many of them have the arithmetic of generated tokens: the first ones.
+    pub(super) fn n_generated(self, slots: &[Slot<'_>]) -> usize {
+        slots.iter().take_while(|slot| slot.is_generated()).map(|slot| self.of(slot).2).sum()
+    }
+}
+
+/// The adapters of slots.
+pub(super) struct Adapters<'a, 's>(pub(super) &'a [Slot<'s>]);
+
+impl SlotAdapters for Adapters<'_, '_> {
+    fn of(&self, slot: usize) -> &[Attached] {
+        &self.0[slot].seq.adapters.attached
+    }
+}
+
+/// What a pass computed, by slot; its memory serves for the next one.
+#[derive(Clone, Debug, Default)]
+pub struct Outputs {
+    /// `(rows, n_vocab)`.
+    pub(super) logits: Vec<f32>,
+    /// What the head read, if someone wants it, `(rows, n_embd)`.
+    pub(super) states: Vec<f32>,
+    n_vocab: usize,
+    /// Rows of each slot.
+    rows: Vec<Range<usize>>,
+}
+
+impl Outputs {
+    /// Logits of what follows the slot's tokens from its first output on, `(n, n_vocab)`.
+    ///
+    /// # Panics
+    /// If the last pass had no such slot.
+    pub fn logits(&self, slot: usize) -> &[f32] {
+        let rows = self.rows[slot].clone();
+        &self.logits[rows.start * self.n_vocab..rows.end * self.n_vocab]
+    }
+
+    /// The last row of all; empty if there is none.
+    pub(super) fn last(&self) -> &[f32] {
+        &self.logits[self.logits.len().saturating_sub(self.n_vocab)..]
+    }
+
+    /// A copy of the last row, with room for one.
+    pub(super) fn fork_last(&self, n_vocab: usize) -> Result<Outputs, SessionError> {
+        let mut fork = Outputs { n_vocab, ..Outputs::default() };
+        fork.reserve(1, n_vocab, 0)?;
+        fork.logits.extend_from_slice(self.last());
+        Ok(fork)
+    }
+
+    /// Bytes of its memory.
+    pub(super) fn bytes(&self) -> u64 {
+        ((self.logits.capacity() + self.states.capacity()) * size_of::<f32>()) as u64
+    }
+
+    /// Forgets what was computed.
+    pub(super) fn clear(&mut self) {
+        self.logits.clear();
+        self.states.clear();
+        self.rows.clear();
+    }
+
+    /// Makes room for `n` rows of `n_vocab` logits and `n_embd` states.
+    pub(super) fn reserve(&mut self, n: usize, n_vocab: usize, n_embd: usize) -> Result<(), SessionError> {
+        reserve(&mut self.logits, n.saturating_mul(n_vocab), LOGITS)?;
+        reserve(&mut self.states, n.saturating_mul(n_embd), STATES)
+    }
+
+    /// Rows for the outputs of `slots`, with states if they are `raw`.
+    pub(super) fn prepare(
+        &mut self,
+        slots: &[Slot<'_>],
+        (n_vocab, n_embd): (usize, usize),
+        raw: bool,
+    ) -> Result<(), SessionError> {
+        self.n_vocab = n_vocab;
+        self.rows.clear();
+        self.rows.resize(slots.len(), 0..0);
+        slots.iter().for_each(|slot| self.rows[slot.index] = Rows::Outputs.range(slot));
+        let n = slots.iter().map(Slot::n_outputs).sum::<usize>();
+        self.reserve(n, n_vocab, if raw { n_embd } else { 0 })?;
+        self.logits.resize(n * n_vocab, 0.0);
+        self.states.clear();
+        Ok(())
+    }
+}
+
+/// Makes room for `n` values in all.
+pub(super) fn reserve<T>(values: &mut Vec<T>, n: usize, what: &'static str) -> Result<(), SessionError> {
+    let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
+    let more = n.saturating_sub(values.len());
+    values.try_reserve_exact(more).map_err(|_| SessionError::OutOfMemory { what, bytes })
+}

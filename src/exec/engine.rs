@@ -1,0 +1,492 @@
+//! What the sessions of a model share: threads, the memory of a pass, and whose turn it is.
+
+use super::arena::Arena;
+use super::batch::{Outputs, Rows, Slot};
+use super::forward::{Pass, forward};
+use super::offload::{offload, open_runner};
+use super::probe::{NoProbe, Probe};
+use super::sequence::Sequence;
+use super::{
+    CancelToken, KvPolicy, KvPool, KvTiers, KvType, Session, SessionOptions, compute_bytes, default_threads, kv_layout,
+    n_ctx,
+};
+use crate::cache::SeqKv;
+use crate::error::SessionError;
+use crate::model::{Device, Model};
+use crate::runner::Runner;
+use crate::team::{Crew, Team};
+use std::collections::VecDeque;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Most threads an engine takes: more are a slip of the finger that would stall the machine.
+pub const MAX_THREADS: usize = 1024;
+
+/// Most tokens that are computed again at a time.
+const MISSING_BATCH: usize = 512;
+
+/// How often one that waits for its turn looks whether it was cancelled.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How an engine runs. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// Threads, the caller's included. Default: [`default_threads`].
+    pub n_threads: Option<NonZeroUsize>,
+    /// Most bytes that keys and values of all sequences take together. Default: as many as there are.
+    pub kv_budget: Option<u64>,
+    /// What computes. Default: what the model was opened for.
+    pub device: Option<Device>,
+}
+
+/// A model and the threads that compute it: a cheap handle to clone, `Send + Sync + 'static`.
+///
+/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive: who comes while
+/// another session computes waits, in the order of arrival, and can be cancelled meanwhile.
+///
+/// ```
+/// use ruvllm::exec::{Engine, EngineOptions};
+/// use ruvllm::Model;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() })?;
+/// let (mut one, mut other) = (engine.session()?, engine.session()?);
+/// one.prefill(&[1, 2, 3])?;
+/// other.prefill(&[1, 2, 3])?;
+/// assert_eq!(one.logits(), other.logits());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Engine {
+    model: Model,
+    core: Arc<Core>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine {{ n_threads: {}, .. }}", self.n_threads())
+    }
+}
+
+/// What an engine has besides its model, so that a model can own its default engine.
+struct Core {
+    team: Team,
+    turns: Turns,
+    /// Memory for keys and values.
+    pool: KvPool,
+    /// Buffers of the pass under way.
+    arena: Mutex<Arena>,
+    /// What computes in place of the CPU.
+    runner: Option<Arc<dyn Runner>>,
+}
+
+impl Core {
+    fn new(options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
+        let n_threads = options.n_threads.map_or_else(default_threads, NonZeroUsize::get);
+        if n_threads > MAX_THREADS {
+            let expected = format!("at most {MAX_THREADS}");
+            return Err(SessionError::Option { option: "n_threads", value: n_threads, expected });
+        }
+        let team = Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        let budget = options.kv_budget.unwrap_or(u64::MAX);
+        let pool = match &runner {
+            Some(runner) => {
+                let runner = Arc::clone(runner);
+                KvPool::with_source(budget, move |bytes| runner.page(bytes))
+            }
+            None => KvPool::new(budget),
+        };
+        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner })
+    }
+}
+
+impl Engine {
+    /// An engine of its own for `model`, besides the one that [`Model::session`] uses.
+    ///
+    /// # Errors
+    /// If an option makes no sense, the system gives no more threads, or there is no such device, or it cannot compute
+    /// the model.
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, SessionError> {
+        let runner = open_runner(model, options.device.unwrap_or(model.device()))?;
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, runner)?) })
+    }
+
+    /// An engine whose passes `runner`, made for this model, computes.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_runner(
+        model: &Model,
+        options: &EngineOptions,
+        runner: Arc<dyn Runner>,
+    ) -> Result<Engine, SessionError> {
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, Some(runner))?) })
+    }
+
+    /// What computes in place of the CPU, if something does.
+    pub fn runner(&self) -> Option<&dyn Runner> {
+        self.core.runner.as_deref()
+    }
+
+    /// The model it computes.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Threads it computes with, the caller's included.
+    pub fn n_threads(&self) -> usize {
+        self.core.team.n_threads()
+    }
+
+    /// A session with default options.
+    ///
+    /// # Errors
+    /// If there is no memory for its buffers.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        self.session_with(&SessionOptions::default())
+    }
+
+    /// A session with options of your own.
+    ///
+    /// # Errors
+    /// If an option makes no sense, or there is no memory for it.
+    pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
+        Session::new(self.clone(), options)
+    }
+
+    /// The pool that keys and values of its sequences lie in.
+    pub fn pool(&self) -> &KvPool {
+        &self.core.pool
+    }
+
+    /// A sequence, empty, for [`Engine::step`].
+    ///
+    /// # Errors
+    /// If an option makes no sense, or there is no memory for its tokens.
+    pub fn sequence(&self, options: &SessionOptions) -> Result<Sequence, SessionError> {
+        let h = self.model.hparams();
+        let n_ctx = n_ctx(h, options);
+        if n_ctx == 0 || n_ctx > u32::MAX as usize / 2 {
+            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
+        }
+        let policy = options.kv_policy();
+        if policy != KvPolicy::default() {
+            self.cpu_only("keys and values that are not f16")?;
+        }
+        if let Some(KvTiers { recent, middle }) = policy.tiers {
+            if (policy.k, policy.v) != (KvType::F16, KvType::F16) {
+                return Err(SessionError::TiersNeedF16 { k: policy.k, v: policy.v });
+            }
+            if middle < recent {
+                let expected = format!("at least {recent}, where the tier before it ends");
+                return Err(SessionError::Option { option: "kv_tiers.middle", value: middle, expected });
+            }
+        }
+        let layout = Arc::new(kv_layout(h, policy));
+        Sequence::new(&self.model, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options.exact)
+    }
+
+    /// Computes one pass: appends to each slot's sequence its tokens. The logits lie in `outputs`. Without
+    /// slots there is nothing to do.
+    ///
+    /// Tokens that a sequence holds and its cache has lost, by a rewind behind a window, are computed before.
+    ///
+    /// # Errors
+    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence is another model's; if
+    /// the call is cancelled, or there is no memory. The sequences hold then what they held before.
+    pub fn step(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        self.pass(slots, outputs, false, cancel, &mut NoProbe)
+    }
+
+    /// [`Engine::step`]; with `raw` the logits are the head's products, and hidden states come with them.
+    pub(super) fn pass(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+    ) -> Result<(), SessionError> {
+        if slots.is_empty() {
+            outputs.clear();
+            return Ok(());
+        }
+        for slot in &mut *slots {
+            self.check(slot.seq, slot.tokens)?;
+            slot.seq.reserve(slot.tokens.len())?;
+        }
+        for slot in &mut *slots {
+            self.compute_missing(slot.seq, outputs, cancel)?;
+        }
+        let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
+        let outcome = self.compute(slots, outputs, raw || has_hooks, cancel, probe);
+        if outcome.is_err() {
+            outputs.clear();
+            return outcome;
+        }
+        let (model, finish) = (&self.model, self.model.hparams().logit_finish());
+        let (n_vocab, n_embd) = (model.hparams().n_vocab, model.hparams().n_embd);
+        for slot in slots {
+            let (start, rows) = (slot.pos(), Rows::Outputs.range(slot));
+            let Slot { seq, tokens, kind, first_output, .. } = slot;
+            seq.kv.commit(tokens.len());
+            seq.push(tokens, *kind);
+            if tokens.len() == 1 {
+                model.decoded();
+            }
+            let logits = &mut outputs.logits[rows.start * n_vocab..rows.end * n_vocab];
+            if seq.hook.is_some() {
+                let states = &outputs.states[rows.start * n_embd..rows.end * n_embd];
+                seq.follow(start..start + *first_output, *kind, states, logits);
+            } else if has_hooks && !raw {
+                // The head's products were left for other slots' hooks.
+                logits.chunks_exact_mut(n_vocab).for_each(|row| finish.row(row));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses `what` if a device computes.
+    pub(super) fn cpu_only(&self, what: &'static str) -> Result<(), SessionError> {
+        match self.runner() {
+            Some(runner) => Err(SessionError::NotOnDevice { device: runner.name(), what }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check(&self, seq: &Sequence, tokens: &[u32]) -> Result<(), SessionError> {
+        let n_vocab = self.model.hparams().n_vocab;
+        if tokens.is_empty() {
+            return Err(SessionError::NoTokens);
+        }
+        let (n_ctx, n_past) = (seq.n_ctx(), seq.position());
+        if tokens.len() > n_ctx - n_past {
+            return Err(SessionError::ContextFull { n_ctx, n_past, n_new: tokens.len() });
+        }
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab });
+        }
+        if !seq.model().same(&self.model) {
+            return Err(SessionError::OtherModel);
+        }
+        Ok(())
+    }
+
+    /// Computes again what a sequence's cache has lost; nobody sees the rows.
+    fn compute_missing(
+        &self,
+        seq: &mut Sequence,
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        while seq.n_missing() > 0 {
+            let (tokens, kind) = seq.missing();
+            for tokens in tokens.chunks(MISSING_BATCH) {
+                let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
+                self.compute(&mut slot, outputs, false, cancel, &mut NoProbe)?;
+                seq.kv.commit(tokens.len());
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+    ) -> Result<(), SessionError> {
+        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
+        slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
+        let outcome = self.compute_sorted(slots, outputs, raw, cancel, probe);
+        slots.sort_unstable_by_key(|slot| slot.index);
+        outcome
+    }
+
+    /// Slots of generated tokens come first.
+    fn compute_sorted(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+    ) -> Result<(), SessionError> {
+        let h = self.model.hparams();
+        // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
+        if usize::BITS < u64::BITS {
+            let m = slots.iter().map(|slot| slot.tokens.len()).sum();
+            let longest = slots.iter().map(|slot| slot.pos() + slot.tokens.len()).max().unwrap_or(0);
+            let bytes = compute_bytes(h, m, longest).saturating_mul(2);
+            if usize::try_from(bytes).is_err() {
+                return Err(SessionError::OutOfMemory { what: "buffers", bytes });
+            }
+        }
+        let (mut row, mut output) = (0, 0);
+        for slot in &mut *slots {
+            (slot.row, slot.output) = (row, output);
+            row += slot.tokens.len();
+            output += slot.n_outputs();
+            slot.seq.kv.reserve(slot.tokens.len())?;
+        }
+        outputs.prepare(slots, (h.n_vocab, h.n_embd), raw)?;
+        let cancelled = || cancel.is_cancelled();
+        let adapter_nanos = AtomicU64::new(0);
+        let pass = Pass {
+            model: &self.model,
+            slots: &mut *slots,
+            outputs,
+            raw,
+            cancelled: &cancelled,
+            adapter_nanos: &adapter_nanos,
+            first_layers: None,
+        };
+        self.enter(cancel, |crew, arena| match self.runner() {
+            Some(runner) => offload(runner, pass, crew, arena, probe),
+            None => forward(pass, crew, arena, probe),
+        })??;
+        let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
+        slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
+        Ok(())
+    }
+
+    /// Bytes of the buffers of a pass.
+    pub(super) fn buffer_bytes(&self) -> u64 {
+        self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
+    }
+
+    /// Runs `f` with all threads and the arena, once those that came earlier are done.
+    pub(crate) fn enter<R>(
+        &self,
+        cancel: &CancelToken,
+        f: impl FnOnce(&Crew<'_>, &mut Arena) -> R,
+    ) -> Result<R, SessionError> {
+        let _turn = self.core.turns.wait(|| cancel.is_cancelled()).ok_or(SessionError::Cancelled)?;
+        let mut arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.core.team.enter(|crew| f(crew, &mut arena)))
+    }
+}
+
+impl Model {
+    /// The engine that [`Model::session`] uses, made when it is first asked for.
+    ///
+    /// # Errors
+    /// If the system gives no threads.
+    pub fn engine(&self) -> Result<Engine, SessionError> {
+        let core =
+            self.shared(|| Core::new(&EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
+        Ok(Engine { model: self.clone(), core })
+    }
+
+    /// A session of the model's default engine, with default options.
+    ///
+    /// # Errors
+    /// As [`Engine::session`], or if the system gives no threads.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        self.engine()?.session()
+    }
+
+    /// A session of the model's default engine, with options of your own.
+    ///
+    /// # Errors
+    /// As [`Engine::session_with`], or if the system gives no threads.
+    pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
+        self.engine()?.session_with(options)
+    }
+}
+
+/// Whose turn it is: first come, first served.
+#[derive(Debug, Default)]
+struct Turns {
+    queue: Mutex<Queue>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Tickets of those that wait; the first has its turn.
+    tickets: VecDeque<u64>,
+    last: u64,
+}
+
+/// Someone's turn, which ends when this is dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits; nothing if `cancelled` meanwhile.
+    fn wait(&self, cancelled: impl Fn() -> bool) -> Option<Turn<'_>> {
+        let mut queue = self.lock();
+        queue.last += 1;
+        let ticket = queue.last;
+        queue.tickets.push_back(ticket);
+        while queue.tickets.front() != Some(&ticket) {
+            if cancelled() {
+                queue.tickets.retain(|&t| t != ticket);
+                return None;
+            }
+            (queue, _) = self.moved.wait_timeout(queue, POLL).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.lock().tickets.pop_front();
+        self.0.moved.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn turns_are_exclusive_and_in_order() {
+        let (turns, inside, order) = (Turns::default(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let first = turns.wait(|| false);
+        std::thread::scope(|s| {
+            for i in 0..4 {
+                let (turns, inside, order) = (&turns, &inside, &order);
+                s.spawn(move || {
+                    let turn = turns.wait(|| false);
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    order.lock().unwrap().push(i);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    drop(turn);
+                });
+                while turns.lock().tickets.len() < i + 2 {
+                    std::thread::yield_now();
+                }
+            }
+            drop(first);
+        });
+        assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn one_that_waits_can_be_cancelled() {
+        let turns = Turns::default();
+        let first = turns.wait(|| false).unwrap();
+        assert!(turns.wait(|| true).is_none());
+        assert_eq!(turns.lock().tickets.len(), 1);
+        drop(first);
+        assert!(turns.wait(|| true).is_some(), "who need not wait has its turn");
+    }
+}

@@ -1,0 +1,90 @@
+//! Passes that a GPU computes, all their layers or the last ones.
+
+use super::arena::Arena;
+use super::batch::{Rows, reserve};
+use super::forward::{Pass, RopeTables, forward};
+use super::probe::{NoProbe, Probe};
+use crate::error::SessionError;
+use crate::model::{Device, Model};
+use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
+use crate::team::Crew;
+use std::sync::Arc;
+
+/// What memory is for, in [`SessionError::OutOfMemory`].
+const HIDDEN: &str = "hidden states";
+
+/// The runner of a device; `None` for the CPU.
+///
+/// # Errors
+/// If there is no such device, or it cannot compute the model.
+pub(super) fn open_runner(model: &Model, device: Device) -> Result<Option<Arc<dyn Runner>>, SessionError> {
+    let _ = model; // which devices ask for
+    match device {
+        Device::Cpu => Ok(None),
+        #[cfg(feature = "metal")]
+        Device::Metal { n_layers } => crate::metal::open(model, n_layers).map(Some).map_err(SessionError::from),
+    }
+}
+
+/// A pass on a runner; the CPU computes the layers before the runner's.
+pub(super) fn offload(
+    runner: &dyn Runner,
+    pass: Pass<'_, '_>,
+    crew: &Crew<'_>,
+    arena: &mut Arena,
+    probe: &dyn Probe,
+) -> Result<(), SessionError> {
+    let refuse = |what: &'static str| Err(SessionError::NotOnDevice { device: runner.name(), what });
+    if probe.sees_all_rows() {
+        return refuse("probes and gradients");
+    }
+    if pass.slots.iter().any(|slot| !slot.seq.adapters.attached.is_empty()) {
+        return refuse("adapters");
+    }
+    if (pass.cancelled)() {
+        return Err(SessionError::Cancelled);
+    }
+    let Pass { model, slots, outputs, raw, cancelled, adapter_nanos, first_layers: _ } = pass;
+    let (h, arch) = (model.hparams(), model.arch());
+    let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
+    let mut hidden = Vec::new();
+    if runner.first_layer() > 0 {
+        reserve(&mut hidden, m.saturating_mul(h.n_embd), HIDDEN)?;
+        hidden.resize(m * h.n_embd, 0.0);
+        let first_layers = Some((runner.first_layer(), &mut hidden[..]));
+        let outputs = &mut *outputs;
+        let pass = Pass { model, slots: &mut *slots, outputs, raw, cancelled, adapter_nanos, first_layers };
+        forward(pass, crew, arena, &mut NoProbe)?;
+    }
+    let n_angles = RopeTables::n_angles(h, m);
+    let (mut cos, mut sin) = (Vec::new(), Vec::new());
+    for x in [&mut cos, &mut sin] {
+        reserve(x, n_angles, HIDDEN)?;
+        x.resize(n_angles, 0.0);
+    }
+    let mut tokens = Vec::with_capacity(m);
+    let mut tables = Vec::with_capacity(slots.len());
+    for slot in &*slots {
+        slot.seq.rope.angles(arch, slot.pos(), (Rows::All.range(slot), m), &mut cos, &mut sin);
+        tokens.extend_from_slice(slot.tokens);
+        tables.push(slot.seq.kv.page_tables());
+    }
+    let places = slots.first().map_or(Vec::new(), |slot| slot.seq.kv.places());
+    let batch_slots = slots.iter().zip(&tables).map(|(slot, tables)| {
+        let rows = Rows::All.range(slot);
+        BatchSlot {
+            outputs: rows.start + slot.first_output..rows.end,
+            rows,
+            pos: slot.pos(),
+            generated: slot.is_generated(),
+            tables,
+        }
+    });
+    let batch_slots = batch_slots.collect::<Vec<_>>();
+    let batch = Batch { slots: &batch_slots, tokens: &tokens, hidden: &hidden, cos: &cos, sin: &sin, places: &places };
+    if raw {
+        outputs.states.resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
+    }
+    let states = raw.then_some(&mut outputs.states[..]);
+    runner.pass(&batch, BatchOutputs { logits: &mut outputs.logits, states })
+}

@@ -1,0 +1,170 @@
+//! A sequence of tokens: what an engine keeps of it between passes.
+
+use super::adapters::Adapters;
+use super::batch::reserve;
+use super::forward::RopeTables;
+use super::hook::{Cut, OutputHook, OutputRows, TokenKind};
+use crate::cache::SeqKv;
+use crate::error::SessionError;
+use crate::model::Model;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tokens that a sequence has room for from the beginning, so that few passes allocate.
+const FEW_TOKENS: usize = 4096;
+/// What memory is for, in [`SessionError::OutOfMemory`].
+const TOKENS: &str = "tokens";
+
+/// Tokens with their keys and values, the adapters they are computed with, and a hook that follows them.
+///
+/// [`Engine::step`](super::Engine::step) appends to any number of them in one pass. A [`Session`](super::Session) is
+/// the simple face of one.
+pub struct Sequence {
+    model: Model,
+    pub(super) kv: SeqKv,
+    pub(super) rope: Arc<RopeTables>,
+    pub(super) adapters: Adapters,
+    pub(super) hook: Option<Box<dyn OutputHook>>,
+    /// Tokens it holds; the cache holds the first `kv.len()` of them, a pass computes the others first.
+    tokens: Vec<u32>,
+    /// How each of them came.
+    kinds: Vec<TokenKind>,
+    n_ctx: usize,
+    /// See [`SessionOptions::exact`](super::SessionOptions::exact).
+    pub(super) exact: bool,
+    /// Time that products with adapters took so far, shared out among threads.
+    pub(super) adapter_time: Duration,
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sequence {{ position: {}, n_ctx: {}, .. }}", self.tokens.len(), self.n_ctx)
+    }
+}
+
+impl Sequence {
+    pub(super) fn new(model: &Model, kv: SeqKv, n_ctx: usize, exact: bool) -> Result<Sequence, SessionError> {
+        let mut seq = Sequence {
+            rope: Arc::new(RopeTables::new(model, n_ctx)),
+            model: model.clone(),
+            kv,
+            adapters: Adapters::default(),
+            hook: None,
+            tokens: Vec::new(),
+            kinds: Vec::new(),
+            n_ctx,
+            exact,
+            adapter_time: Duration::ZERO,
+        };
+        seq.reserve(0)?;
+        Ok(seq)
+    }
+
+    /// The model it belongs to.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Tokens it can hold.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Tokens it holds: the position of the next one.
+    pub fn position(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How many of the last tokens a pass has to compute first.
+    pub(super) fn n_missing(&self) -> usize {
+        self.tokens.len() - self.kv.len()
+    }
+
+    /// The longest run of missing tokens of one kind.
+    pub(super) fn missing(&self) -> (Vec<u32>, TokenKind) {
+        let begin = self.kv.len();
+        let kind = self.kinds[begin];
+        let n = self.kinds[begin..].iter().take_while(|&&k| k == kind).count();
+        (self.tokens[begin..begin + n].to_vec(), kind)
+    }
+
+    /// Bytes of its tokens.
+    pub(super) fn token_bytes(&self) -> u64 {
+        (self.tokens.capacity() * size_of::<u32>() + self.kinds.capacity() * size_of::<TokenKind>()) as u64
+    }
+
+    /// Makes room for `n` more tokens.
+    pub(super) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
+        let n = self.tokens.len() + n;
+        if n > self.tokens.capacity() || self.tokens.capacity() == 0 {
+            let room = n.max(FEW_TOKENS).next_power_of_two().min(self.n_ctx).max(n);
+            reserve(&mut self.tokens, room, TOKENS)?;
+            reserve(&mut self.kinds, room, TOKENS)?;
+        }
+        Ok(())
+    }
+
+    /// Appends tokens that are computed, or that the next pass is to compute. There is [room](Sequence::reserve).
+    pub(super) fn push(&mut self, tokens: &[u32], kind: TokenKind) {
+        self.tokens.extend_from_slice(tokens);
+        self.kinds.resize(self.tokens.len(), kind);
+    }
+
+    /// Forgets everything from `position` on. What a window has left behind is computed again by the next pass.
+    pub(super) fn truncate(&mut self, position: usize) {
+        self.tokens.truncate(position);
+        self.kinds.truncate(position);
+        self.kv.truncate(position);
+    }
+
+    /// Shows the hook the rows of a pass whose tokens begin at `new.start`, those with logits at `new.end`.
+    pub(super) fn follow(&mut self, new: Range<usize>, kind: TokenKind, states: &[f32], logits: &mut [f32]) {
+        let Some(hook) = &mut self.hook else { return };
+        hook.rows(OutputRows { tokens: &self.tokens, start: new.start, first: new.end, kind, states, logits });
+    }
+
+    /// Takes off the last token.
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        let token = *self.tokens.last()?;
+        self.truncate(self.tokens.len() - 1);
+        Some(token)
+    }
+
+    /// [`Sequence::truncate`] that the hook hears of.
+    pub(super) fn cut(&mut self, position: usize, cut: Cut) {
+        self.truncate(position);
+        if let Some(hook) = &mut self.hook {
+            hook.cut(cut);
+        }
+    }
+
+    /// A sequence that goes on independently from the same point. Keys and values are shared until one of them writes.
+    ///
+    /// # Errors
+    /// If there is no memory for its tokens.
+    pub fn fork(&self) -> Result<Sequence, SessionError> {
+        let mut fork = Sequence {
+            model: self.model.clone(),
+            kv: self.kv.fork(),
+            rope: Arc::clone(&self.rope),
+            adapters: self.adapters.clone(),
+            hook: self.hook.as_ref().map(|hook| hook.fork()),
+            tokens: Vec::new(),
+            kinds: Vec::new(),
+            n_ctx: self.n_ctx,
+            exact: self.exact,
+            adapter_time: self.adapter_time,
+        };
+        fork.reserve(self.tokens.len())?;
+        fork.tokens.extend_from_slice(&self.tokens);
+        fork.kinds.extend_from_slice(&self.kinds);
+        Ok(fork)
+    }
+}

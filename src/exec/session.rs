@@ -1,0 +1,352 @@
+//! One sequence of tokens on an engine.
+
+use super::backward::Saved;
+use super::batch::{Outputs, Slot};
+use super::hook::{Cut, OutputRows, TokenKind};
+use super::probe::{NoProbe, Probe};
+use super::sequence::Sequence;
+use super::{CancelToken, Engine, SessionOptions};
+use crate::error::SessionError;
+use crate::model::Model;
+use std::fmt;
+use std::time::Duration;
+
+/// One sequence of tokens through a model: its keys and values, its position, its adapters.
+///
+/// `Send + 'static`: it keeps its engine, and so its model, alive. So a struct can own a model, sessions and a
+/// generation, and go to another thread:
+///
+/// ```
+/// use ruvllm::{Generation, Model, Sampler, Session};
+///
+/// struct Assistant {
+///     model: Model,
+///     notes: Session,
+///     answer: Generation, // owns a second session
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let (notes, session) = (model.session()?, model.session()?);
+/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let answer = session.into_generation("Ownership is", sampler).max_tokens(4);
+/// let mut assistant = Assistant { model, notes, answer };
+/// let worker = std::thread::spawn(move || -> Result<String, ruvllm::Error> {
+///     let mut text = String::new();
+///     for piece in &mut assistant.answer {
+///         text += &piece?.text;
+///     }
+///     assistant.notes.prefill(&assistant.model.tokenizer().unwrap().encode(&text, true, false))?;
+///     Ok(text)
+/// });
+/// assert!(!worker.join().map_err(|_| "the worker panicked")??.is_empty());
+/// # Ok(()) }
+/// ```
+///
+/// Calls compute on the calling thread until they are done. In async code, give them to the runtime's blocking
+/// threads (`spawn_blocking`) and end them by the [`CancelToken`]; `examples/async_use.rs` shows it.
+pub struct Session {
+    pub(super) engine: Engine,
+    pub(super) seq: Sequence,
+    pub(super) outputs: Outputs,
+    pub(super) saved: Saved,
+    /// Whether the last token was generated and never computed: the next pass begins with it.
+    ahead: bool,
+    n_batch: usize,
+    pub(super) cancel: CancelToken,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (position, n_ctx, n_batch) = (self.position(), self.n_ctx(), self.n_batch);
+        write!(f, "Session {{ position: {position}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}")
+    }
+}
+
+impl Session {
+    pub(super) fn new(engine: Engine, options: &SessionOptions) -> Result<Session, SessionError> {
+        if options.n_batch == 0 {
+            let expected = "at least 1".into();
+            return Err(SessionError::Option { option: "n_batch", value: 0, expected });
+        }
+        let seq = engine.sequence(options)?;
+        let mut outputs = Outputs::default();
+        outputs.reserve(1, engine.model().hparams().n_vocab, 0)?;
+        Ok(Session {
+            n_batch: options.n_batch.min(seq.n_ctx()),
+            engine,
+            seq,
+            outputs,
+            saved: Saved::default(),
+            ahead: false,
+            cancel: CancelToken::default(),
+        })
+    }
+
+    /// The model it runs.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+
+    /// The engine it runs on.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Tokens it can hold.
+    pub fn n_ctx(&self) -> usize {
+        self.seq.n_ctx()
+    }
+
+    /// Tokens it holds: the position of the next one.
+    pub fn position(&self) -> usize {
+        self.seq.position()
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        self.seq.tokens()
+    }
+
+    /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and after tokens were
+    /// taken off the end.
+    pub fn logits(&self) -> &[f32] {
+        self.outputs.last()
+    }
+
+    /// Threads it computes with.
+    pub fn n_threads(&self) -> usize {
+        self.engine.n_threads()
+    }
+
+    /// A token that ends this session's calls from elsewhere.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.cancel.clone()
+    }
+
+    /// Makes the session listen to `cancel`, which can be shared with others.
+    pub fn set_cancel_token(&mut self, cancel: CancelToken) {
+        self.cancel = cancel;
+    }
+
+    /// Time that products with adapters took so far, shared out among threads.
+    pub(crate) fn adapter_time(&self) -> Duration {
+        self.seq.adapter_time
+    }
+
+    /// Appends `tokens`; [`Session::logits`] are then those of what follows the last of them.
+    ///
+    /// # Errors
+    /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled, or there is no
+    /// memory for its buffers. These two keep the batches that were finished: [`Session::position`] tells how
+    /// many.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
+        let last = tokens.len().saturating_sub(1);
+        self.run(TokenKind::Prompt, tokens, last, &mut NoProbe, &mut |_, _| ())
+    }
+
+    /// Appends one generated token; [`Session::logits`] are then those of what follows it.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, token: u32) -> Result<(), SessionError> {
+        self.run(TokenKind::Generated, &[token], 0, &mut NoProbe, &mut |_, _| ())
+    }
+
+    /// Appends `tokens` and hands over the logits that follow each of `tokens[first..]`, in order, as
+    /// `(index, logits)`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_each(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.run(TokenKind::Prompt, tokens, first, &mut NoProbe, &mut each)
+    }
+
+    /// [`Session::prefill_each`] with a look inside.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_probed(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut dyn Probe,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
+    }
+
+    /// Appends `tokens` and hands over the logits from `first` on. Begins with the token that waits, if there is one.
+    pub(super) fn run(
+        &mut self,
+        kind: TokenKind,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut dyn Probe,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.catch_up()?;
+        let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
+        // Both ends of a prompt are places to rewind to.
+        if kind == TokenKind::Prompt {
+            self.seq.kv.checkpoint();
+        }
+        self.passes(kind, tokens, first, false, probe, &mut |rows| {
+            for (j, logits) in rows.logits.chunks_exact(n_vocab).enumerate() {
+                each(rows.first - begin + j, logits);
+            }
+        })?;
+        if kind == TokenKind::Prompt {
+            self.seq.kv.checkpoint();
+        }
+        Ok(())
+    }
+
+    /// Computes the token that waits, if there is one: the logits are then those of what follows it.
+    pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
+        let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else { return Ok(()) };
+        self.ahead = false;
+        let outcome = self.passes(TokenKind::Generated, &[token], 0, false, &mut NoProbe, &mut |_| ());
+        if outcome.is_err() {
+            self.push_ahead(token)?;
+        }
+        outcome
+    }
+
+    /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it in one pass: the logits
+    /// are then those of what follows the last. With `all`, hands over the logits that precede each of them, and the
+    /// last, in order. After an error the session holds nothing of `forced`.
+    pub(super) fn catch_up_with(
+        &mut self,
+        forced: &[u32],
+        all: bool,
+        each: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), SessionError> {
+        if forced.is_empty() {
+            return self.catch_up();
+        }
+        self.engine.check(&self.seq, forced)?;
+        if all && !self.ahead {
+            each(self.logits());
+        }
+        let waiting = self.ahead.then(|| self.seq.pop()).flatten();
+        self.ahead = false;
+        let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
+        let tokens: Vec<u32> = waiting.into_iter().chain(forced.iter().copied()).collect();
+        // A hook sees every token.
+        let first = if all || self.seq.hook.is_some() { 0 } else { tokens.len() - 1 };
+        let outcome = self.passes(TokenKind::Generated, &tokens, first, false, &mut NoProbe, &mut |rows| {
+            if all {
+                rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
+            }
+        });
+        if outcome.is_err() {
+            match waiting {
+                Some(token) if self.position() == begin => self.push_ahead(token)?,
+                _ => self.cut(begin + usize::from(waiting.is_some()), Cut::AnswerShortened),
+            }
+        }
+        outcome
+    }
+
+    /// Appends `token`, to be computed by the next pass, if there is room.
+    pub(super) fn push_ahead(&mut self, token: u32) -> Result<(), SessionError> {
+        if self.position() < self.n_ctx() {
+            self.seq.reserve(1)?;
+            self.seq.push(&[token], TokenKind::Generated);
+            self.ahead = true;
+        }
+        Ok(())
+    }
+
+    /// Appends `tokens`, batch by batch, and hands over the rows from `first` on. With `raw` the logits are the
+    /// head's products, and hidden states come with them.
+    pub(crate) fn passes(
+        &mut self,
+        kind: TokenKind,
+        tokens: &[u32],
+        first: usize,
+        raw: bool,
+        probe: &mut dyn Probe,
+        each: &mut dyn FnMut(OutputRows<'_>),
+    ) -> Result<(), SessionError> {
+        let Session { engine, seq, outputs, n_batch, cancel, .. } = self;
+        // All is judged before any is computed, and has its memory, so that it does not run out between batches.
+        engine.check(seq, tokens)?;
+        let h = engine.model().hparams();
+        let has_states = raw || seq.hook.is_some();
+        let n_rows = tokens.len().saturating_sub(first).min(*n_batch);
+        outputs.reserve(n_rows, h.n_vocab, if has_states { h.n_embd } else { 0 })?;
+        for (i, batch) in tokens.chunks(*n_batch).enumerate() {
+            let (start, first_output) = (seq.position(), first.saturating_sub(i * *n_batch).min(batch.len()));
+            let slot = Slot::new(seq, batch, kind).outputs_from(first_output);
+            engine.pass(&mut [slot], outputs, raw, cancel, probe)?;
+            let (states, logits) = (&*outputs.states, &mut *outputs.logits);
+            each(OutputRows { tokens: seq.tokens(), start, first: start + first_output, kind, states, logits });
+        }
+        Ok(())
+    }
+
+    /// Forgets everything from `position` on. What comes next continues from there, as if the rest
+    /// had never been.
+    ///
+    /// # Errors
+    /// If the session is not that far.
+    pub fn rewind(&mut self, position: usize) -> Result<(), SessionError> {
+        if position > self.position() {
+            return Err(SessionError::RewindAhead { position, n_past: self.position() });
+        }
+        self.cut(position, Cut::Rewound);
+        Ok(())
+    }
+
+    /// Keeps the longest common prefix with `tokens` and forgets the rest; returns its length. At least the last of
+    /// `tokens` is not kept, so that there is something to compute: a conversation that is written anew
+    /// for each turn goes on with `generate_from(&tokens[kept..], …)`.
+    pub fn keep(&mut self, tokens: &[u32]) -> usize {
+        let same = self.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let kept = same.min(tokens.len().saturating_sub(1));
+        self.cut(kept, Cut::Rewound);
+        kept
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.cut(0, Cut::Rewound);
+    }
+
+    pub(super) fn cut(&mut self, position: usize, cut: Cut) {
+        if position < self.position() {
+            self.forget_outputs();
+        }
+        self.seq.cut(position, cut);
+    }
+
+    /// Takes note that the end of the sequence is not what the last pass left.
+    pub(super) fn forget_outputs(&mut self) {
+        self.ahead = false;
+        self.outputs.clear();
+    }
+
+    /// A session that continues independently from the same point: same engine, adapters and
+    /// [`CancelToken`], and a copy of the hook. Keys and values are shared until one of them writes.
+    ///
+    /// # Errors
+    /// If there is no memory for its tokens and logits.
+    pub fn fork(&self) -> Result<Session, SessionError> {
+        Ok(Session {
+            engine: self.engine.clone(),
+            seq: self.seq.fork()?,
+            outputs: self.outputs.fork_last(self.model().hparams().n_vocab)?,
+            saved: Saved::default(),
+            ahead: self.ahead,
+            n_batch: self.n_batch,
+            cancel: self.cancel.clone(),
+        })
+    }
+}

@@ -1,0 +1,626 @@
+//! Output that obeys a grammar: JSON, JSON Schema, regular expressions, GBNF and Lark.
+//!
+//! Three values, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts of all tokens and is made once
+//! per tokenizer. A [`Grammar`] is compiled once and shared. A [`Matcher`] follows one text: it says which tokens may
+//! come next, and is told which one came. It is a [`TokenMask`], so a sampler takes it:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use ruvllm::grammar::{Grammar, TokenTrie};
+//! use ruvllm::{Model, Sampler};
+//!
+//! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+//! let trie = TokenTrie::new(model.tokenizer().ok_or("this model has no tokenizer")?)?;
+//! let schema = r#"{
+//!     "type": "object",
+//!     "properties": {"borrows": {"enum": ["shared", "mutable"]}, "times": {"type": "integer", "minimum": 0, "maximum": 9}},
+//!     "required": ["borrows", "times"],
+//!     "additionalProperties": false
+//! }"#;
+//! let grammar = Grammar::json_schema(&trie, schema)?;
+//!
+//! let mut sampler = Sampler::builder().seed(1).build()?;
+//! sampler.set_mask(Some(Box::new(grammar.matcher())));
+//! let mut session = model.session()?;
+//! // Valid JSON, unless the limit cuts it short.
+//! let text = session.generate("As JSON: ", &mut sampler)?.max_tokens(100).text()?;
+//! assert!(text.trim_start().starts_with('{'));
+//! # Ok(()) }
+//! ```
+//!
+//! The engine is `llguidance`: a lexer of regular-expression derivatives below an Earley parser, walking the tree of
+//! all tokens. Masks are exact: a token is in the mask if and only if the text with it can be continued to one that the
+//! grammar matches, however the text is cut into tokens, characters included. Ours is what surrounds it:
+//!
+//! - **Nothing is ignored.** A JSON Schema keyword that is not enforced is an error that names keyword and path
+//!   (`schema`); annotations and words that are no keyword of any draft have no meaning there either.
+//! - **GBNF**, llama.cpp's grammars, is translated (`gbnf`), and means what it means there.
+//! - **Limits.** A grammar may come from anywhere. Its length, its nesting and the work and memory of compiling it and of
+//!   each mask are bounded; what is beyond is an error.
+//! - **The end.** Where the grammar may end, all tokens that end a generation are allowed; where it must, only they are.
+//!
+//! Properties of JSON objects come in the order of the schema's `properties`, and between two tokens of JSON is at most one
+//! space, so that a weak model cannot write blanks until its limit. Nothing bounds what the schema does not bound: strings
+//! without `maxLength`, arrays without `maxItems`, the digits of a fraction.
+
+mod gbnf;
+mod pattern;
+mod schema;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::{ParserFactory, panic_utils};
+
+use crate::GrammarError;
+use crate::MaskError;
+use crate::sample::TokenMask;
+use crate::tokenizer::Tokenizer;
+
+/// Longest grammar or schema, bytes.
+const MAX_SOURCE: usize = 256 << 10;
+/// Deepest nesting of brackets in a grammar, or of schemas.
+const MAX_DEPTH: usize = 64;
+/// Longest time to compile. The limits of the engine end it long before on any machine in use.
+const MAX_TIME: Duration = Duration::from_secs(5);
+/// Stack to compile on; the compilers are recursive where grammars nest. Only what is used of it takes memory.
+const STACK: usize = 64 << 20;
+/// Longest text that is forced at once, bytes. Longer ones, which may have no end, are left to masks.
+const MAX_FORCED: usize = 4096;
+/// Tokens that are allowed together or not at all in addresses, names and codes, besides those that are in strings.
+const WORDS: &str = "[a-zA-Z0-9]+";
+/// Longest token that can be part of a matching text, bytes. Longer ones are never allowed.
+const MAX_TOKEN: usize = 1000;
+
+/// What compiling and a mask may cost. Counted work: a million units of fuel are 20 ms, a mask ends after some 15 ms.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_items_in_row: 2_000,
+        // About 1 kB each.
+        max_lexer_states: 30_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// The texts of all tokens of a tokenizer, as a tree. Cloning is cheap.
+#[derive(Clone)]
+pub struct TokenTrie(Arc<Trie>);
+
+struct Trie {
+    factory: ParserFactory,
+    /// Tokens that end a generation, ascending. The first is the one that the engine knows.
+    eog: Vec<u32>,
+}
+
+impl fmt::Debug for TokenTrie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenTrie").field("n_vocab", &self.n_vocab()).finish_non_exhaustive()
+    }
+}
+
+/// The tree, as the engine wants to see a tokenizer.
+struct Env(TokTrie);
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, s: &[u8]) -> Vec<u32> {
+        self.0.greedy_tokenize(s)
+    }
+
+    /// So that masks allow every way to cut a forced text into tokens; [`TokenMask::forced`] has the canonical one.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
+
+impl TokenTrie {
+    /// The tree of `tokenizer`'s tokens.
+    ///
+    /// Control tokens are no text: a grammar matches them only where it names them, which Lark does by `<name>` or
+    /// `<[id]>`.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when the engine refuses the
+    /// vocabulary.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        let mut eog: Vec<u32> = tokenizer.eog().collect();
+        let end = tokenizer.eos().filter(|&eos| tokenizer.is_eog(eos)).or(eog.first().copied());
+        let end = end.ok_or(GrammarError::NoEnd)?;
+        eog.retain(|&id| id != end);
+        eog.insert(0, end);
+
+        let n_vocab = tokenizer.n_vocab();
+        let refused = |message: String| GrammarError::Vocabulary { n_vocab, message };
+        let info = TokRxInfo::new(u32::try_from(n_vocab).map_err(|e| refused(e.to_string()))?, end);
+        let special = TokTrie::SPECIAL_TOKEN_MARKER;
+        let words: Vec<Vec<u8>> = (0..info.vocab_size)
+            .map(|id| {
+                let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+                if bytes.len() > MAX_TOKEN {
+                    Vec::new()
+                } else if tokenizer.is_control(id) || eog.contains(&id) || tokenizer.unknown() == Some(id) {
+                    [&[special], tokenizer.token_text(id).unwrap_or_default()].concat()
+                } else if bytes.first() == Some(&special) {
+                    // No UTF-8 text has this byte, and here it marks special tokens.
+                    Vec::new()
+                } else {
+                    bytes.into_owned()
+                }
+            })
+            .collect();
+        let factory = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let env: TokEnv = Arc::new(Env(TokTrie::from(&info, &words)));
+            let slices = SlicedBiasComputer::general_slices().into_iter().chain([WORDS.to_owned()]);
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices.collect::<Vec<_>>())
+        }));
+        let mut factory = factory.map_err(|e| refused(first_line(&format!("{e:#}"))))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Self(Arc::new(Trie { factory, eog })))
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.tree().vocab_size()
+    }
+
+    /// The text of a token, that of a special token included; empty where it can be no part of a text.
+    #[cfg(feature = "chat")]
+    pub(crate) fn text(&self, token: u32) -> &[u8] {
+        let bytes = self.tree().token(token);
+        bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes)
+    }
+
+    /// The special token with this text.
+    #[cfg(feature = "chat")]
+    pub(crate) fn special(&self, text: &str) -> Option<u32> {
+        self.tree().get_special_token(text)
+    }
+
+    /// Tokens that a text can be cut into, in some way.
+    #[cfg(feature = "chat")]
+    pub(crate) fn cut(&self, text: &[u8]) -> Vec<u32> {
+        self.tree().greedy_tokenize(text)
+    }
+
+    /// Tokens that end a generation.
+    #[cfg(feature = "chat")]
+    pub(crate) fn eog(&self) -> &[u32] {
+        &self.0.eog
+    }
+
+    /// Whether a token ends a generation.
+    #[cfg(feature = "chat")]
+    pub(crate) fn is_eog(&self, token: u32) -> bool {
+        self.0.eog.contains(&token)
+    }
+
+    fn tree(&self) -> &TokTrie {
+        self.0.factory.tok_env().tok_trie()
+    }
+}
+
+/// The language a grammar is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Syntax {
+    /// JSON Schema; drafts 4 to 2020-12.
+    JsonSchema,
+    /// A regular expression that the whole text matches, in the syntax of the crate `regex`, without assertions.
+    Regex,
+    /// llama.cpp's grammars.
+    Gbnf,
+    /// Lark, as llguidance has it: rules, terminals as strings and regular expressions, `%json {…}`.
+    Lark,
+}
+
+impl Syntax {
+    /// Its name in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Syntax::JsonSchema => "JSON Schema",
+            Syntax::Regex => "regular expression",
+            Syntax::Gbnf => "GBNF grammar",
+            Syntax::Lark => "Lark grammar",
+        }
+    }
+}
+
+impl fmt::Display for Syntax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A grammar over the tokens of a [`TokenTrie`]. Cloning is cheap, and what its matchers learn they share.
+#[derive(Clone)]
+pub struct Grammar {
+    trie: TokenTrie,
+    /// At the beginning of the text.
+    start: Arc<llguidance::Matcher>,
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("trie", &self.trie).finish_non_exhaustive()
+    }
+}
+
+impl Grammar {
+    /// Any JSON object: what other interfaces call JSON mode.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`].
+    pub fn json(trie: &TokenTrie) -> Result<Self, GrammarError> {
+        Self::json_schema(trie, r#"{"type": "object"}"#)
+    }
+
+    /// The JSON values that a schema describes.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`]; [`GrammarError::Keyword`] for what cannot be enforced.
+    pub fn json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
+        Self::new(trie, Syntax::JsonSchema, schema)
+    }
+
+    /// The texts that a regular expression matches as a whole.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`].
+    pub fn regex(trie: &TokenTrie, regex: &str) -> Result<Self, GrammarError> {
+        Self::new(trie, Syntax::Regex, regex)
+    }
+
+    /// The texts of the rule `root` of a llama.cpp grammar.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`].
+    pub fn gbnf(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
+        Self::new(trie, Syntax::Gbnf, grammar)
+    }
+
+    /// The texts of the rule `start` of a Lark grammar.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`].
+    pub fn lark(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
+        Self::new(trie, Syntax::Lark, grammar)
+    }
+
+    /// Compiles `source`.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooLong`], [`GrammarError::TooDeep`], [`GrammarError::OutOfTime`] at the limits,
+    /// [`GrammarError::Invalid`] with what the compiler says, which includes its limits of work and memory,
+    /// [`GrammarError::Keyword`] for what a schema asks and cannot be enforced.
+    pub fn new(trie: &TokenTrie, syntax: Syntax, source: &str) -> Result<Self, GrammarError> {
+        Self::with_layout(trie, syntax, source, Layout::Free)
+    }
+
+    /// A Lark grammar of calls, whose JSON is laid out as chat templates do it.
+    #[cfg(feature = "chat")]
+    pub(crate) fn calls(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
+        Self::with_layout(trie, Syntax::Lark, grammar, Layout::Template)
+    }
+
+    fn with_layout(trie: &TokenTrie, syntax: Syntax, source: &str, layout: Layout) -> Result<Self, GrammarError> {
+        if source.len() > MAX_SOURCE {
+            return Err(GrammarError::TooLong { len: source.len(), limit: MAX_SOURCE });
+        }
+        let (send, receive) = sync_channel(1);
+        let (job_trie, source) = (trie.clone(), source.to_owned());
+        let failed = |message: String| GrammarError::Invalid { syntax: syntax.name(), message };
+        std::thread::Builder::new()
+            .name("grammar".into())
+            .stack_size(STACK)
+            // Nobody listens any more to a thread that was left behind.
+            .spawn(move || drop(send.send(compile(&job_trie, syntax, &source, layout))))
+            .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
+        match receive.recv_timeout(MAX_TIME) {
+            Ok(start) => Ok(Self { trie: trie.clone(), start: Arc::new(start?) }),
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime { seconds: MAX_TIME.as_secs() }),
+            Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
+        }
+    }
+
+    /// A matcher at the beginning of a text.
+    pub fn matcher(&self) -> Matcher {
+        let (inner, grammar) = ((*self.start).clone(), self.clone());
+        Matcher { inner, grammar, mask: None, tokens: Vec::new(), n_ends: 0, forces: true }
+    }
+}
+
+/// White space in JSON.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// At most a space, where JSON allows it.
+    Free,
+    /// A space behind commas and colons, none elsewhere: what chat templates make of calls, so that it is forced.
+    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
+    Template,
+}
+
+fn compile(
+    trie: &TokenTrie,
+    syntax: Syntax,
+    source: &str,
+    layout: Layout,
+) -> Result<llguidance::Matcher, GrammarError> {
+    match syntax {
+        Syntax::JsonSchema => schema::compile(source, layout, |schema| build(trie, syntax, from_schema(schema))),
+        Syntax::Regex => {
+            check_depth(source, "([", ")]", true)?;
+            build(trie, syntax, from_lark(format!("start: /{}/", llguidance::regex_to_lark(source, ""))))
+        }
+        Syntax::Gbnf => build(trie, syntax, from_lark(gbnf::to_lark(source, trie.tree())?)),
+        Syntax::Lark => {
+            check_depth(source, "([{", ")]}", true)?;
+            build(trie, syntax, from_lark(schema::check_in_lark(source, layout)?))
+        }
+    }
+}
+
+fn from_lark(lark: String) -> GrammarWithLexer {
+    GrammarWithLexer { lark_grammar: Some(lark), ..Default::default() }
+}
+
+fn from_schema(schema: serde_json::Value) -> GrammarWithLexer {
+    GrammarWithLexer { json_schema: Some(schema), ..Default::default() }
+}
+
+fn build(trie: &TokenTrie, syntax: Syntax, grammar: GrammarWithLexer) -> Result<llguidance::Matcher, GrammarError> {
+    let failed = |message| GrammarError::Invalid { syntax: syntax.name(), message };
+    let parser = trie.0.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
+    let parser = parser.map_err(|e| failed(first_line(&format!("{e:#}"))))?;
+    let matcher = llguidance::Matcher::new(Ok(parser));
+    match matcher.get_error() {
+        Some(e) => Err(failed(e)),
+        None => Ok(matcher),
+    }
+}
+
+/// What the engine says, without the states and source lines that may follow.
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Refuses brackets that nest too deep for recursive parsers. With `escapes`, a bracket behind `\` does not count.
+fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(), GrammarError> {
+    let mut depth = 0usize;
+    let mut chars = source.chars();
+    while let Some(c) = chars.next() {
+        if escapes && c == '\\' {
+            chars.next();
+        } else if open.contains(c) {
+            depth += 1;
+        } else if close.contains(c) {
+            depth = depth.saturating_sub(1);
+        }
+        // Brackets in strings count too, where none closes them: hence the room.
+        if depth > 4 * MAX_DEPTH {
+            return Err(GrammarError::TooDeep { limit: 4 * MAX_DEPTH });
+        }
+    }
+    Ok(())
+}
+
+/// Follows one text through a [`Grammar`]. A clone goes its own way.
+#[derive(Clone)]
+pub struct Matcher {
+    grammar: Grammar,
+    inner: llguidance::Matcher,
+    /// The mask here, once it was asked for.
+    mask: Option<SimpleVob>,
+    /// Tokens accepted, but for those that end the text.
+    tokens: Vec<u32>,
+    /// Tokens accepted that end the text.
+    n_ends: usize,
+    /// Whether the engine is asked for forced text.
+    forces: bool,
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n_tokens = self.tokens.len() + self.n_ends;
+        f.debug_struct("Matcher").field("n_tokens", &n_tokens).finish_non_exhaustive()
+    }
+}
+
+impl Matcher {
+    /// Whether the grammar matches the text so far: it may end here.
+    ///
+    /// # Errors
+    /// [`MaskError::TooComplex`].
+    pub fn is_accepting(&mut self) -> Result<bool, MaskError> {
+        Ok(self.n_ends > 0 || self.inner.is_stopped() && self.inner.stop_reason().is_ok() || {
+            let accepting = self.inner.is_accepting();
+            accepting.map_err(|e| self.failed(&e))?
+        })
+    }
+
+    /// Whether the text is complete: nothing but its end can follow.
+    pub fn is_finished(&self) -> bool {
+        self.n_ends > 0 || self.inner.is_stopped() && self.inner.stop_reason().is_ok()
+    }
+
+    /// What went wrong in the engine.
+    fn failed(&self, error: &impl fmt::Display) -> MaskError {
+        let n_tokens = self.tokens.len();
+        match self.inner.stop_reason() {
+            StopReason::NoExtension | StopReason::NoExtensionBias => MaskError::NothingAllowed { n_tokens },
+            _ => MaskError::TooComplex { n_tokens, limit: first_line(&error.to_string()) },
+        }
+    }
+
+    fn compute(&mut self) -> Result<SimpleVob, MaskError> {
+        let eog = &self.grammar.trie.0.eog;
+        let mut mask = if self.is_finished() {
+            self.grammar.trie.tree().eos_token_set()
+        } else {
+            match self.inner.compute_mask() {
+                Ok(mask) => mask,
+                // The engine writes the reason of a mask without tokens into the message only.
+                Err(e) if format!("{e}").contains("NoExtension") => {
+                    return Err(MaskError::NothingAllowed { n_tokens: self.tokens.len() });
+                }
+                Err(e) => return Err(self.failed(&e)),
+            }
+        };
+        if mask.is_allowed(eog[0]) {
+            eog.iter().for_each(|&id| mask.allow_token(id));
+        }
+        Ok(mask)
+    }
+}
+
+/// How many of the first `tokens` are `text`, and where its end is `open` stay the same whatever follows: those before the
+/// first border from where the text is the beginning of a longer token.
+fn settled(tree: &TokTrie, tokens: &[u32], text: &[u8], open: bool) -> usize {
+    let mut at = 0;
+    for (i, &token) in tokens.iter().enumerate() {
+        let bytes = tree.token(token);
+        // Not all tokenizers can write half a character.
+        let is_text = !bytes.is_empty() && text[at..].starts_with(bytes);
+        let end = at + bytes.len();
+        if !is_text || open && (at..end).any(|from| tree.has_extensions(&text[from..])) {
+            return i;
+        }
+        at = end;
+    }
+    tokens.len()
+}
+
+/// The special token that a forced text begins with, behind its marker by id or by name, and its length there.
+fn special(tree: &TokTrie, text: &[u8]) -> Option<(u32, usize)> {
+    if let Some((len, token)) = llguidance::toktrie::parse_numeric_token(&text[1..]) {
+        return Some((token, 1 + len));
+    }
+    let len = text.iter().position(|&b| b == b'>')? + 1;
+    Some((tree.token_id_at_bytes(&text[..len])?, len))
+}
+
+impl TokenMask for Matcher {
+    fn mask(&mut self) -> Result<&[u32], MaskError> {
+        if self.mask.is_none() {
+            self.mask = Some(self.compute()?);
+        }
+        Ok(self.mask.as_ref().map_or(&[], SimpleVob::as_slice))
+    }
+
+    fn allows(&mut self, token: u32) -> Result<bool, MaskError> {
+        if token as usize >= self.grammar.trie.n_vocab() {
+            return Ok(false);
+        }
+        if self.grammar.trie.0.eog.contains(&token) || self.mask.is_some() {
+            self.mask()?;
+            return Ok(self.mask.as_ref().is_some_and(|mask| mask.is_allowed(token)));
+        }
+        if self.is_finished() {
+            return Ok(false);
+        }
+        let n = self.inner.validate_tokens(&[token]);
+        n.map(|n| n == 1).map_err(|e| self.failed(&e))
+    }
+
+    /// Of a forced text the last tokens are left out where they might merge with what follows. Where only the end can
+    /// follow, a token that ends the text.
+    fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
+        if self.is_finished() {
+            return vec![self.grammar.trie.0.eog[0]];
+        }
+        if !self.forces {
+            return Vec::new();
+        }
+        let bytes = self.inner.compute_ff_bytes();
+        if bytes.len() > MAX_FORCED {
+            // The engine may have reached its limits on the way: begin again.
+            self.forces = false;
+            self.inner = (*self.grammar.start).clone();
+            // An error comes again with the next mask.
+            let _ = self.inner.consume_tokens(&self.tokens);
+            return Vec::new();
+        }
+        let tree = self.grammar.trie.tree();
+        let marker = TokTrie::SPECIAL_TOKEN_MARKER;
+        let mut tokens = Vec::new();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let text = &rest[..rest.iter().position(|&b| b == marker).unwrap_or(rest.len())];
+            rest = &rest[text.len()..];
+            if !text.is_empty() {
+                let found = encode(text);
+                let kept = settled(tree, &found, text, rest.is_empty());
+                tokens.extend(&found[..kept]);
+                if kept < found.len() {
+                    break;
+                }
+            }
+            if !rest.is_empty() {
+                match special(tree, rest) {
+                    Some((token, len)) => {
+                        tokens.push(token);
+                        rest = &rest[len..];
+                    }
+                    None => break,
+                }
+            }
+        }
+        tokens
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), MaskError> {
+        if !self.allows(token)? {
+            return Err(MaskError::Refused { token, n_tokens: self.tokens.len() + self.n_ends });
+        }
+        if self.grammar.trie.0.eog.contains(&token) && self.is_accepting()? {
+            self.n_ends += 1;
+            // From now on only the end.
+            self.mask = None;
+            return Ok(());
+        }
+        self.mask = None;
+        let taken = self.inner.consume_token(token);
+        taken.map_err(|e| self.failed(&e))?;
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    fn rollback(&mut self, n: usize) -> Result<(), MaskError> {
+        let n_tokens = self.tokens.len() + self.n_ends;
+        if n > n_tokens {
+            return Err(MaskError::Rollback { n, n_tokens });
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        self.mask = None;
+        let ends = n.min(self.n_ends);
+        self.n_ends -= ends;
+        if n > ends {
+            self.inner.rollback(n - ends).map_err(|e| self.failed(&e))?;
+            self.tokens.truncate(n_tokens - n);
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        *self = self.grammar.matcher();
+    }
+
+    fn boxed_clone(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,394 @@
+//! All that a session learns, and what it was told to learn from.
+
+use super::experts::{Experts, Losses};
+use super::head::{Adapted, HeadRows, MAX_RANK};
+use super::moments::{SLOTS, softmax};
+use super::optimiser::{HeadLearner, Rates};
+use crate::arch::Arch;
+use crate::error::LearnError;
+use crate::exec::{OutputRows, TokenKind};
+use crate::lora::{Adapter, Term};
+use crate::model::Model;
+
+/// What a [`Learner`] may take and how it learns. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LearnerOptions {
+    /// Rank of the head adapter, 1 to [`MAX_RANK`]. Default 4.
+    pub rank: usize,
+    /// Most mean `KL(base ‖ adapted)` over the control text, and most mean rise of its loss, in nats per token.
+    /// Default 0.0015: on text it was not measured on, a control perplexity of up to about 0.3 % more.
+    pub max_divergence: f64,
+    /// Moments of control text that are kept: half of them shape the adapter, the bound is judged on the other
+    /// half. Default 2048.
+    pub control_tokens: usize,
+    /// Latest observed tokens that updates and the length of their steps look at. Default 1024.
+    pub recent_tokens: usize,
+    /// Observed tokens that the n-gram cache holds. Default 65536.
+    pub cache_tokens: usize,
+    /// Hidden states that the neighbour cache holds; 0 means as many as fit 8 MiB. Default 0.
+    pub neighbours: usize,
+    /// What each update forgets of those before. Default 0.005.
+    pub decay: f32,
+    /// Weight of elastic weight consolidation. Default 0.1.
+    pub consolidation: f32,
+    /// Whether generation uses the mixture of all experts instead of the adapted model. Default no.
+    pub generate_with_mixture: bool,
+}
+
+impl Default for LearnerOptions {
+    fn default() -> Self {
+        LearnerOptions {
+            rank: 4,
+            max_divergence: 0.0015,
+            control_tokens: 2048,
+            recent_tokens: 1024,
+            cache_tokens: 1 << 16,
+            neighbours: 0,
+            decay: 0.005,
+            consolidation: 0.1,
+            generate_with_mixture: false,
+        }
+    }
+}
+
+impl LearnerOptions {
+    /// An upper bound of the bytes that a learner takes: all it holds when it is full, and what calibrating
+    /// or choosing directions takes besides, whichever is more.
+    pub(crate) fn bytes(&self, n_embd: usize, n_vocab: usize) -> u64 {
+        let neighbours = if self.neighbours == 0 { (NEIGHBOUR_BYTES / (2 * n_embd)).max(1) } else { self.neighbours };
+        let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
+        // Larger ones are refused, so that nothing here overflows.
+        let [rank, control, recent, cached, neighbours] =
+            [self.rank, self.control_tokens, self.recent_tokens, self.cache_tokens, neighbours]
+                .map(|n| n.min(MAX_SIZE) as u64);
+        let slots = SLOTS as u64;
+        let moments = (control + recent + ANSWER_TOKENS as u64) * (2 * n + 8 * slots + 4);
+        // The old ones and the new ones.
+        let bounded = 2 * control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
+        let ngrams = 12 * cached + 8 * cached.next_power_of_two() + 4 * n_vocab;
+        // Vectors that grow have up to twice their content.
+        let nearest = 2 * neighbours * (2 * n + 4 + 8);
+        let head = 4 * rank * (3 * n + n_vocab);
+        let rows = 4 * (4 * n_vocab + 4 * (n + n_vocab));
+        let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
+        let whitened = control.max(recent).div_ceil(2);
+        let whitening = 4 * (whitened * (n + whitened) + n);
+        let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
+        let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
+        moments + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
+    }
+}
+
+/// Bytes of hidden states in the neighbour cache, unless told otherwise.
+const NEIGHBOUR_BYTES: usize = 8 << 20;
+/// Most tokens of an answer that a rating reaches back to.
+const ANSWER_TOKENS: usize = 512;
+/// Most that the sizes in [`LearnerOptions`] can be, so that a file cannot ask for all memory.
+const MAX_SIZE: usize = 1 << 20;
+/// Share of a new rating in the running mean.
+const REWARD_RATE: f64 = 0.1;
+
+/// Where the tokens of a pass come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Source {
+    /// Read, not learnt from.
+    Prompt,
+    /// Generated: learnt from when it is rated.
+    Answer,
+    /// To be learnt from.
+    Observed,
+}
+
+/// What a session has learnt, and all it needs to learn more. Belongs to one model; goes from session to
+/// session, and to a file and back.
+///
+/// ```
+/// use ruvllm::{Model, learn::{Learner, LearnerOptions}};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let tokenizer = model.tokenizer().ok_or("no tokenizer")?;
+/// let mut session = model.session()?;
+/// session.set_learner(Learner::new(&model, &LearnerOptions::default())?)?;
+/// for line in ["The gauge at Ossen Weir reads 1.84.", "The gauge at Ossen Weir reads 1.91."] {
+///     session.clear();
+///     let losses = session.observe(&tokenizer.encode(line, true, false))?; // scored, then learnt
+///     println!("{:.2} nats without learning, {:.2} with", losses.base, losses.mixture);
+/// }
+/// session.learner().ok_or("gone")?.save(std::env::temp_dir().join("ruvllm-doc.learned"))?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Learner {
+    pub(crate) fingerprint: u64,
+    pub(super) arch: Arch,
+    n_embd: usize,
+    n_vocab: usize,
+    pub(crate) options: LearnerOptions,
+    pub(crate) adapter: HeadLearner,
+    pub(crate) experts: Experts,
+    pub(crate) mean_reward: f32,
+    pub(crate) n_rewards: u32,
+    /// Losses of all tokens observed so far.
+    pub(crate) total: Losses,
+    /// Seconds of the last update: choosing directions, learning from text, making it effective.
+    pub(crate) times: [f64; 3],
+    /// About the head's rows; known once the learner is with a session.
+    pub(crate) rows: Option<HeadRows>,
+    /// `h` and the head's product of the last token, whose successor is not known yet.
+    pending: Option<(Vec<f32>, Vec<f32>)>,
+    /// While text is observed, its losses so far.
+    pub(super) recording: Option<Losses>,
+    /// Memory of the next one.
+    spare: (Vec<f32>, Vec<f32>),
+    p: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl Learner {
+    /// One that knows nothing yet.
+    ///
+    /// # Errors
+    /// If an option makes no sense.
+    pub fn new(model: &Model, options: &LearnerOptions) -> Result<Learner, LearnError> {
+        let h = model.hparams();
+        let mut options = options.clone();
+        if options.neighbours == 0 {
+            options.neighbours = (NEIGHBOUR_BYTES / (2 * h.n_embd)).clamp(1, MAX_SIZE);
+        }
+        let sizes = [
+            ("rank", options.rank, MAX_RANK.min(h.n_embd)),
+            ("control_tokens", options.control_tokens, 1 << 13),
+            ("recent_tokens", options.recent_tokens, 1 << 13),
+            ("cache_tokens", options.cache_tokens, MAX_SIZE),
+            ("neighbours", options.neighbours, MAX_SIZE),
+        ];
+        for (option, value, max) in sizes {
+            if value == 0 || value > max {
+                return Err(LearnError::Option { option, value: value as f64, expected: format!("1 to {max}") });
+            }
+        }
+        if options.cache_tokens < 64 || options.recent_tokens < 64 {
+            let (option, value) = ("cache_tokens and recent_tokens", options.cache_tokens.min(options.recent_tokens));
+            return Err(LearnError::Option { option, value: value as f64, expected: "at least 64".into() });
+        }
+        let numbers = [
+            ("max_divergence", options.max_divergence, 10.0),
+            ("decay", f64::from(options.decay), 1.0),
+            ("consolidation", f64::from(options.consolidation), 1e6),
+        ];
+        for (option, value, max) in numbers {
+            if !(0.0..=max).contains(&value) {
+                return Err(LearnError::Option { option, value, expected: format!("0 to {max}") });
+            }
+        }
+        let rates = Rates {
+            max_divergence: options.max_divergence,
+            rate: 1.0,
+            decay: options.decay,
+            consolidation: options.consolidation,
+            npo_beta: 0.1,
+        };
+        let finish = h.logit_finish();
+        let sizes = [options.control_tokens, options.recent_tokens, ANSWER_TOKENS];
+        Ok(Learner {
+            fingerprint: model.fingerprint(),
+            arch: model.arch(),
+            n_embd: h.n_embd,
+            n_vocab: h.n_vocab,
+            adapter: HeadLearner::new(options.rank, h.n_embd, h.n_vocab, finish, rates, sizes),
+            experts: Experts::new(h.n_vocab, h.n_embd, options.cache_tokens, options.neighbours),
+            options,
+            mean_reward: 0.0,
+            n_rewards: 0,
+            total: Losses::default(),
+            times: [0.0; 3],
+            rows: None,
+            pending: None,
+            recording: None,
+            spare: Default::default(),
+            p: Vec::new(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// Its options, with defaults filled in.
+    pub fn options(&self) -> &LearnerOptions {
+        &self.options
+    }
+
+    /// Whether generation uses the mixture of all experts.
+    pub fn set_generate_with_mixture(&mut self, on: bool) {
+        self.options.generate_with_mixture = on;
+    }
+
+    /// Updates of the adapter so far.
+    pub fn n_updates(&self) -> u64 {
+        self.adapter.n_updates
+    }
+
+    /// Milliseconds that the last update took: to choose what hidden states are projected on, 0 but for every
+    /// [`LearnerOptions::recent_tokens`] tokens; to learn, per 64 tokens; and to become effective (the product of
+    /// the head and the adapter, the bound on forgetting, the length of the step).
+    pub fn last_times(&self) -> [f64; 3] {
+        self.times.map(|seconds| 1e3 * seconds)
+    }
+
+    /// Losses over all tokens observed so far, each scored before anything was learnt from it.
+    pub fn losses(&self) -> Losses {
+        self.total
+    }
+
+    /// Moments of control text it has; without any, the bound on forgetting is weak.
+    pub fn n_control(&self) -> usize {
+        self.adapter.control.len()
+    }
+
+    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one.
+    pub fn divergence(&self) -> f64 {
+        self.adapter.divergence(self.adapter.head.scale)
+    }
+
+    /// The strength of the adapter; 0 while it changes nothing.
+    pub fn scale(&self) -> f32 {
+        self.adapter.head.scale
+    }
+
+    /// The adapter alone, as a change of the output head that any LoRA implementation can apply:
+    /// `A`, and `W·B` in the place of `B`.
+    ///
+    /// # Errors
+    /// If `model` is another one, nothing has been learnt yet, or nothing that has an effect.
+    pub fn to_adapter(&self, model: &Model) -> Result<Adapter, LearnError> {
+        self.check(model)?;
+        let head = &self.adapter.head;
+        let mut adapter = Adapter::empty(model);
+        let site = model.weights().output.w.site;
+        if head.is_idle() || head.wb.iter().all(|&x| x == 0.0) {
+            return Err(if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect });
+        }
+        let b = head.wb.iter().map(|x| head.scale * x).collect();
+        adapter.set_term(site, Term::new(head.rank, head.a.clone(), b));
+        Ok(adapter)
+    }
+
+    /// # Errors
+    /// If it was made for another model.
+    pub(crate) fn check(&self, model: &Model) -> Result<(), LearnError> {
+        let (found, expected) = (self.fingerprint, model.fingerprint());
+        if found == expected { Ok(()) } else { Err(LearnError::OtherModel { found, expected }) }
+    }
+
+    /// Forgets what it was about to learn from: the text does not go on.
+    pub(crate) fn interrupt(&mut self) {
+        self.end_text();
+        self.adapter.answer.clear();
+    }
+
+    /// The same, but the answer can still be rated.
+    pub(crate) fn end_text(&mut self) {
+        self.pending = None;
+    }
+
+    /// Follows a pass: learns from what came, and turns the head's products into logits.
+    pub(super) fn follow(&mut self, arch: Arch, rows: OutputRows<'_>) {
+        let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
+        let OutputRows { tokens, start, first, kind, states, logits, .. } = rows;
+        let source = match kind {
+            _ if self.recording.is_some() => Source::Observed,
+            TokenKind::Prompt => Source::Prompt,
+            TokenKind::Generated => Source::Answer,
+        };
+        let mut losses = self.came(arch, source, &tokens[..start], tokens[start]);
+        for (i, (h, raw)) in states.chunks_exact(n_embd).zip(logits.chunks_exact_mut(n_vocab)).enumerate() {
+            let (context, rest) = tokens.split_at(first + i + 1);
+            self.predicted(arch, context, h, raw, rest.is_empty());
+            if let Some(&next) = rest.first() {
+                losses += self.came(arch, source, context, next);
+            }
+        }
+        if let Some(recorded) = &mut self.recording {
+            *recorded += losses;
+        }
+    }
+
+    /// `token` has come after `context`; the row of its prediction was handed to [`Learner::predicted`].
+    fn came(&mut self, arch: Arch, source: Source, context: &[u32], token: u32) -> Losses {
+        if source != Source::Answer {
+            self.adapter.answer.clear();
+        }
+        let Some((h, raw)) = self.pending.take() else { return Losses::default() };
+        let losses = match source {
+            Source::Prompt => Losses::default(),
+            Source::Answer => {
+                let lse = self.base_softmax(arch, &raw);
+                let HeadLearner { answer, finish, .. } = &mut self.adapter;
+                answer.push(arch, *finish, &h, &raw, &self.p, lse, token);
+                Losses::default()
+            }
+            Source::Observed => self.met(arch, context, &h, &raw, token),
+        };
+        self.spare = (h, raw);
+        losses
+    }
+
+    /// Scores a token that came after `context`, `h` and `raw`, then keeps it to learn from; not if the model
+    /// computes no number.
+    pub(crate) fn met(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &[f32], token: u32) -> Losses {
+        let lse = self.base_softmax(arch, raw);
+        let base_loss = lse - f64::from(self.logits[token as usize]);
+        if !base_loss.is_finite() {
+            let loss = base_loss;
+            return Losses { n: 1, base: loss, adapter: loss, ngram: loss, knn: loss, mixture: loss };
+        }
+        self.adapter.observed(arch, h, raw, &self.p, lse, token);
+        let Learner { adapter, p, logits, .. } = self;
+        let adapter_loss = adapter.loss(arch, h, raw, base_loss, token, p, logits);
+        let losses = self.experts.score(arch, context, h, base_loss, adapter_loss, token);
+        self.experts.keep(arch, context, h, token);
+        self.total += losses;
+        losses
+    }
+
+    fn base_softmax(&mut self, arch: Arch, raw: &[f32]) -> f64 {
+        self.logits.clear();
+        self.logits.extend_from_slice(raw);
+        self.adapter.finish.row(&mut self.logits);
+        softmax(arch, &self.logits, &mut self.p)
+    }
+
+    /// A row of hidden state and head product; `raw` becomes the logits that the session returns, those
+    /// of the mixture if the row is the `last` of a call and generation is to use it.
+    fn predicted(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &mut [f32], last: bool) {
+        let (mut h_kept, mut raw_kept) = self.pending.take().unwrap_or_else(|| std::mem::take(&mut self.spare));
+        h_kept.clear();
+        h_kept.extend_from_slice(h);
+        raw_kept.clear();
+        raw_kept.extend_from_slice(raw);
+        if !self.adapter.head.is_idle() {
+            self.adapter.head.add(arch, h, raw);
+            // Without a branch per value, since this is on the path of a token.
+            if !raw.iter().fold(true, |finite, x| finite & x.is_finite()) {
+                raw.copy_from_slice(&raw_kept);
+            }
+        }
+        self.adapter.finish.row(raw);
+        if last && self.options.generate_with_mixture {
+            self.logits.clear();
+            self.logits.extend_from_slice(&raw_kept);
+            self.adapter.finish.row(&mut self.logits);
+            self.experts.mix(arch, context, h, &self.logits, raw);
+        }
+        self.pending = Some((h_kept, raw_kept));
+    }
+
+    /// The advantage of a rating over the usual one, which then moves towards it.
+    pub(crate) fn advantage(&mut self, reward: f32) -> f32 {
+        let mean = f64::from(self.mean_reward);
+        let advantage = f64::from(reward) - mean;
+        let rate = if self.n_rewards == 0 { 1.0 } else { REWARD_RATE.max(1.0 / (f64::from(self.n_rewards) + 1.0)) };
+        self.mean_reward = (mean + rate * advantage) as f32;
+        self.n_rewards = self.n_rewards.saturating_add(1);
+        (advantage as f32).clamp(f32::MIN, f32::MAX)
+    }
+}

@@ -1,0 +1,25 @@
+//! Learning while running: a small adapter behind the final norm, caches of observed text, a mixture
+//! that is never much worse than the model alone, and a bound on what is forgotten.
+//!
+//! A [`Learner`] is a guest of a session, behind its [`OutputHook`](crate::exec::OutputHook).
+
+mod control;
+mod experts;
+mod head;
+mod knn;
+mod learner;
+mod mixture;
+mod moments;
+mod ngram;
+mod optimiser;
+mod session;
+mod state;
+
+pub use experts::Losses;
+pub use head::MAX_RANK;
+pub use learner::{Learner, LearnerOptions};
+
+pub(crate) use experts::Experts;
+pub(crate) use head::{HeadRows, Ranks};
+pub(crate) use moments::softmax;
+pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};

@@ -1,0 +1,483 @@
+//! A session that learns.
+//!
+//! On the path of a token learning costs the adapter's few operations and a record of what the model
+//! thought. Everything else happens when [`Session::observe`], [`Session::feedback`] or
+//! [`Session::update`] is called.
+
+use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
+use crate::clock::Timer;
+use crate::error::{Error, LearnError, SessionError};
+use crate::exec::{
+    CancelToken, Ctx, Cut, MemoryEstimate, NoProbe, OutputHook, OutputRows, Product, RowAdapters, Session,
+    SessionOptions, TokenKind, linear, n_ctx, with_scratch,
+};
+use crate::model::{Hparams, Weight};
+use std::ops::Range;
+
+/// Partial sums that products with rows of the head are cut into: fixed, so that results do not depend
+/// on the number of threads.
+const PARTS: usize = 8;
+/// Fewest tokens of control text.
+const LEAST_CONTROL: usize = 64;
+/// Share of the old Fisher information that stays when more text is consolidated.
+const FISHER_DECAY: f32 = 0.9;
+
+/// Sees a token's index, and the hidden state and the head's product that predicted it.
+type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
+
+impl OutputHook for Learner {
+    fn rows(&mut self, rows: OutputRows<'_>) {
+        let arch = self.arch;
+        self.follow(arch, rows);
+    }
+
+    fn cut(&mut self, cut: Cut) {
+        match cut {
+            Cut::Rewound => self.interrupt(),
+            Cut::AnswerShortened => self.end_text(),
+        }
+    }
+
+    fn fork(&self) -> Box<dyn OutputHook> {
+        Box::new(self.clone())
+    }
+}
+
+/// A session and its learner side by side. They are one again when this ends, be it by a panic.
+struct Apart<'s> {
+    session: &'s mut Session,
+    learner: Option<Box<Learner>>,
+}
+
+impl Drop for Apart<'_> {
+    fn drop(&mut self) {
+        if let Some(learner) = self.learner.take() {
+            self.session.set_hook(learner);
+        }
+    }
+}
+
+impl<'s> Apart<'s> {
+    fn of(session: &'s mut Session) -> Apart<'s> {
+        let learner = session.take_hook();
+        Apart { session, learner }
+    }
+}
+
+impl MemoryEstimate {
+    /// The same of a session that learns: an upper bound of what that adds. Text to learn from needs logits
+    /// of all tokens of a batch.
+    pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryEstimate {
+        let m = options.n_batch.min(n_ctx(h, options)) as u64;
+        let rows = m.saturating_mul((h.n_embd + h.n_vocab) as u64 * 4);
+        self.learner = learner.bytes(h.n_embd, h.n_vocab).saturating_add(rows);
+        self
+    }
+}
+
+impl Session {
+    /// Lets the session learn with `learner`, new or as it was saved, in place of one it has. The bound on forgetting
+    /// holds from the first token on, whatever a file said.
+    ///
+    /// # Errors
+    /// If the learner belongs to another model.
+    pub fn set_learner(&mut self, mut learner: Learner) -> Result<(), LearnError> {
+        learner.check(self.model())?;
+        learner.interrupt();
+        if learner.rows.is_none() {
+            learner.rows = Some(self.head_rows()?);
+        }
+        if let Some(rows) = &learner.rows {
+            self.measure_confidence(&mut learner.adapter, rows)?;
+        }
+        self.refresh(&mut learner.adapter)?;
+        learner.adapter.reproject(self.model().arch());
+        learner.adapter.limit(self.model().arch());
+        self.set_hook(Box::new(learner));
+        Ok(())
+    }
+
+    /// Mean and spread of the head's rows.
+    pub(crate) fn head_rows(&self) -> Result<HeadRows, SessionError> {
+        let model = self.model();
+        self.engine().enter(&CancelToken::default(), |crew, _| {
+            let ctx = Ctx {
+                arch: model.arch(),
+                crew,
+                gguf: model.gguf(),
+                adapters: RowAdapters::All(&[]),
+                n_generated: 0,
+                adapter_nanos: None,
+            };
+            head_rows(ctx, &model.weights().output.w)
+        })
+    }
+
+    /// What it has learnt so far.
+    pub fn learner(&self) -> Option<&Learner> {
+        self.hook()
+    }
+
+    /// The same, to change how it is used.
+    pub fn learner_mut(&mut self) -> Option<&mut Learner> {
+        self.hook_mut()
+    }
+
+    /// Ends learning; the session then computes as the model alone does.
+    pub fn take_learner(&mut self) -> Option<Learner> {
+        self.take_hook().map(|learner| *learner)
+    }
+
+    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them:
+    /// each is scored by the model and by all that was learnt before, then learnt. The losses are summed
+    /// over the tokens that something came before: the first of an empty session has none.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`], or if the session has no learner.
+    pub fn observe(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+        let losses = self.record(tokens)?;
+        self.update()?;
+        Ok(losses)
+    }
+
+    /// The first half of [`Session::observe`]: scores `tokens` and keeps what is needed to learn from them
+    /// when there is time for [`Session::update`].
+    ///
+    /// # Errors
+    /// As [`Session::observe`].
+    pub fn record(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+        if tokens.is_empty() {
+            return Err(SessionError::NoTokens.into());
+        }
+        // A token that was generated and waits to be computed belongs to the answer before.
+        self.catch_up()?;
+        let Some(learner) = self.learner_mut() else { return Err(LearnError::NotLearning.into()) };
+        learner.recording = Some(Losses::default());
+        let outcome = self.prefill_each(tokens, 0, |_, _| ());
+        let losses = self.learner_mut().and_then(|learner| learner.recording.take());
+        outcome?;
+        Ok(losses.unwrap_or_default())
+    }
+
+    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last
+    /// prompt: a rating above the running mean makes the like more probable, one below less
+    /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage, which is all that counts:
+    /// the first rating is compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
+    ///
+    /// A rating takes effect at once, and text observed later does not take it back: from the first rating on, the
+    /// adapter stays in effect, within the bound on forgetting, even where that text speaks against it.
+    ///
+    /// # Errors
+    /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor
+    /// enough observed text to tell what is special about the answer.
+    pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
+        let mut apart = Apart::of(self);
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning) };
+        if !reward.is_finite() {
+            return Err(LearnError::Reward { value: reward });
+        }
+        if learner.adapter.answer.len() == 0 {
+            return Err(LearnError::NoAnswer);
+        }
+        if learner.adapter.is_undecided() && !learner.adapter.is_due() && learner.adapter.control.len() == 0 {
+            return Err(LearnError::NothingToCompare);
+        }
+        let advantage = learner.advantage(reward);
+        let Learner { rows, adapter, .. } = &mut **learner;
+        if let Some(rows) = rows.as_ref().filter(|_| advantage != 0.0) {
+            let lesson = Lesson::Answer(advantage);
+            session.prepare(adapter, rows, Lesson::Text)?;
+            if adapter.is_undecided() {
+                session.choose(adapter, rows, lesson)?;
+            }
+            if session.teach(adapter, rows, lesson)? {
+                session.settle(adapter, lesson)?;
+            }
+        }
+        adapter.answer.clear();
+        Ok(advantage)
+    }
+
+    /// Learns from what was [recorded](Session::record) and is not learnt from yet; a token alone waits for another.
+    ///
+    /// # Errors
+    /// If there is no memory for the product with the head.
+    pub fn update(&mut self) -> Result<(), LearnError> {
+        let mut apart = Apart::of(self);
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Ok(()) };
+        let Learner { rows: Some(rows), adapter, times, .. } = &mut **learner else { return Ok(()) };
+        let timer = Timer::start();
+        session.prepare(adapter, rows, Lesson::Text)?;
+        let chosen = timer.elapsed().as_secs_f64();
+        let (timer, mut n) = (Timer::start(), 0);
+        while session.teach(adapter, rows, Lesson::Text)? {
+            n += 1;
+        }
+        if n > 0 {
+            let taught = timer.elapsed().as_secs_f64();
+            session.settle(adapter, Lesson::Text)?;
+            *times = [chosen, taught / f64::from(n), timer.elapsed().as_secs_f64() - taught];
+        }
+        Ok(())
+    }
+
+    /// Reads control text: what the adapter must not change. Keeps moments of it, and the Fisher
+    /// information that consolidation uses; called again, later text joins what is known. Empties the
+    /// session.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`], if there are too few tokens, or if the session has no learner.
+    pub fn calibrate(&mut self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.len() < LEAST_CONTROL {
+            return Err(LearnError::TooLittleText { n: tokens.len(), least: LEAST_CONTROL }.into());
+        }
+        // No pass looks at the last token, which is only predicted.
+        let n_vocab = self.model().hparams().n_vocab;
+        if let Some(&token) = tokens.last().filter(|&&token| token as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
+        }
+        let mut apart = Apart::of(self);
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning.into()) };
+        let outcome = session.read_control(learner, tokens);
+        drop(apart);
+        self.clear();
+        Ok(outcome?)
+    }
+
+    fn read_control(&mut self, learner: &mut Learner, tokens: &[u32]) -> Result<(), SessionError> {
+        let (arch, n) = (self.model().arch(), self.model().hparams().n_embd);
+        let control = &mut learner.adapter.control;
+        let every = (tokens.len() / control.capacity()).max(1);
+        let finish = learner.adapter.finish;
+        let (mut p, mut logits) = (Vec::new(), Vec::new());
+        let mut xi = vec![0.0; n];
+        let mut n_tokens = 0usize;
+        let read = self.windows(tokens, |i, h, raw| {
+            n_tokens += 1;
+            xi.iter_mut().zip(h).for_each(|(xi, h)| *xi += h * h);
+            if i % every == 0 {
+                logits.clear();
+                logits.extend_from_slice(raw);
+                finish.row(&mut logits);
+                let lse = softmax(arch, &logits, &mut p);
+                control.push(arch, finish, h, raw, &p, lse, tokens[i]);
+            }
+        });
+        if read.is_err() {
+            // What was read till then belongs to the control text, so the bound is to hold there.
+            learner.adapter.reproject(arch);
+            learner.adapter.limit(arch);
+            return read;
+        }
+        xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
+        let g = match &learner.rows {
+            Some(rows) => self.error_vectors(rows, &learner.adapter.control_errors())?,
+            None => Vec::new(),
+        };
+        let mut gamma = vec![0.0; n];
+        g.chunks_exact(n).for_each(|g| gamma.iter_mut().zip(g).for_each(|(y, g)| *y += g * g));
+        gamma.iter_mut().for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
+        learner.adapter.fisher.merge(&gamma, &xi, FISHER_DECAY);
+        learner.adapter.reproject(arch);
+        if let Some(rows) = &learner.rows {
+            self.measure_confidence(&mut learner.adapter, rows)?;
+            learner.adapter.steady();
+        }
+        self.settle(&mut learner.adapter, Lesson::Text)
+    }
+
+    /// Reads a text in windows that overlap by half, and shows each token `i`'s hidden state and head
+    /// product, those that predicted it. Contexts are between half of the session's and all of it.
+    pub(crate) fn windows(
+        &mut self,
+        tokens: &[u32],
+        mut each: impl FnMut(usize, &[f32], &[f32]),
+    ) -> Result<(), SessionError> {
+        let half = (self.n_ctx() / 2).max(1);
+        for start in (0..tokens.len()).step_by(half) {
+            self.window(tokens, start..(start + half).min(tokens.len()), half, &mut each)?;
+        }
+        Ok(())
+    }
+
+    /// The part `chunk` of [`Session::windows`], behind at most `context` tokens.
+    pub(crate) fn window(
+        &mut self,
+        tokens: &[u32],
+        chunk: Range<usize>,
+        context: usize,
+        each: &mut Visit<'_>,
+    ) -> Result<(), SessionError> {
+        let (n, n_vocab) = (self.model().hparams().n_embd, self.model().hparams().n_vocab);
+        let begin = chunk.start.saturating_sub(context);
+        self.clear();
+        if chunk.end - begin < 2 {
+            return Ok(());
+        }
+        // Row `i` predicts token `i + 1`; the first token of all has nothing before it.
+        let first = (chunk.start - begin).saturating_sub(1);
+        let kind = TokenKind::Prompt;
+        self.passes(kind, &tokens[begin..chunk.end - 1], first, true, &mut NoProbe, &mut |rows| {
+            for (j, (h, raw)) in rows.states.chunks_exact(n).zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
+                each(begin + rows.first + j + 1, h, raw);
+            }
+        })
+    }
+
+    /// Chooses directions if that is to be done, and makes them effective.
+    pub(crate) fn prepare(
+        &self,
+        adapter: &mut HeadLearner,
+        rows: &HeadRows,
+        lesson: Lesson,
+    ) -> Result<(), SessionError> {
+        if adapter.is_due() { self.choose(adapter, rows, lesson) } else { Ok(()) }
+    }
+
+    fn choose(&self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) -> Result<(), SessionError> {
+        let arch = self.model().arch();
+        let g = self.error_vectors(rows, &adapter.errors(arch, lesson))?;
+        adapter.choose(arch, &g, lesson);
+        self.measure_confidence(adapter, rows)?;
+        adapter.steady();
+        self.settle(adapter, lesson)
+    }
+
+    /// Learns what `A` means for the model's confidence.
+    fn measure_confidence(&self, adapter: &mut HeadLearner, rows: &HeadRows) -> Result<(), SessionError> {
+        let surer = adapter.surer(self.model().arch());
+        adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank)?;
+        Ok(())
+    }
+
+    /// One update of the direction; whether there was anything to learn from. [`Session::settle`] makes it
+    /// effective.
+    pub(crate) fn teach(
+        &self,
+        adapter: &mut HeadLearner,
+        rows: &HeadRows,
+        lesson: Lesson,
+    ) -> Result<bool, SessionError> {
+        let Some(g) = self.head_gradient(adapter, rows, lesson)? else { return Ok(false) };
+        adapter.step(lesson, &g);
+        Ok(true)
+    }
+
+    /// The gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to learn from.
+    pub(crate) fn head_gradient(
+        &self,
+        adapter: &mut HeadLearner,
+        rows: &HeadRows,
+        lesson: Lesson,
+    ) -> Result<Option<Vec<f32>>, SessionError> {
+        let Some(gradient) = adapter.gradient(self.model().arch(), rows, lesson) else { return Ok(None) };
+        self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank).map(Some)
+    }
+
+    /// Makes updates effective: `W·B`, then how far to go along the direction within the bound.
+    pub(crate) fn settle(&self, adapter: &mut HeadLearner, lesson: Lesson) -> Result<(), SessionError> {
+        self.refresh(adapter)?;
+        adapter.settle(self.model().arch(), lesson);
+        Ok(())
+    }
+
+    /// `W·B` of the adapter, and what follows from it.
+    pub(crate) fn refresh(&self, adapter: &mut HeadLearner) -> Result<(), SessionError> {
+        let (model, head) = (self.model(), &mut adapter.head);
+        self.engine().enter(&CancelToken::default(), |crew, arena| {
+            let ctx = Ctx {
+                arch: model.arch(),
+                crew,
+                gguf: model.gguf(),
+                adapters: RowAdapters::All(&[]),
+                n_generated: head.rank,
+                adapter_nanos: None,
+            };
+            with_scratch(model, crew, arena, head.rank, |scratch| {
+                let w = &model.weights().output.w;
+                linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(w, &mut head.wb, head.rank)]);
+            })
+        })??;
+        head.measure();
+        Ok(())
+    }
+
+    /// `Σ_v W_v·parts[v]ᵀ + mean·restᵀ`, `(rank, n_embd)`.
+    pub(crate) fn combine(
+        &self,
+        rows: &HeadRows,
+        parts: &[(u32, Ranks)],
+        rest: &Ranks,
+        rank: usize,
+    ) -> Result<Vec<f32>, SessionError> {
+        let (model, n) = (self.model(), self.model().hparams().n_embd);
+        let w = &model.weights().output.w;
+        let (arch, data, row) = (model.arch(), w.data(model.gguf()), w.row_bytes());
+        let bytes = |token: u32| &data[token as usize * row..][..row];
+        let share = parts.len().div_ceil(PARTS).max(1);
+        let mut sums = vec![0.0; PARTS * rank * n];
+        self.engine().enter(&CancelToken::default(), |crew, _| {
+            crew.for_chunks(&mut sums, rank * n, |i, sum| {
+                let mut values = vec![0.0; n];
+                for (j, (token, u)) in parts.iter().enumerate().skip(i * share).take(share) {
+                    if let Some((next, _)) = parts.get(j + 1) {
+                        arch.prefetch(bytes(*next));
+                    }
+                    arch.dequantize(w.dtype, bytes(*token), &mut values);
+                    sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
+                }
+            });
+        })?;
+        let (total, others) = sums.split_at_mut(rank * n);
+        others.chunks_exact(rank * n).for_each(|sum| arch.add(total, sum));
+        total.chunks_exact_mut(n).zip(rest).for_each(|(sum, &u)| arch.add_scaled(sum, &rows.mean, u));
+        sums.truncate(rank * n);
+        Ok(sums)
+    }
+
+    /// `∂loss/∂h` of moments, `(moments, n_embd)`.
+    fn error_vectors(&self, rows: &HeadRows, errors: &[(Vec<(u32, f32)>, f32)]) -> Result<Vec<f32>, SessionError> {
+        let (model, n) = (self.model(), self.model().hparams().n_embd);
+        let w = &model.weights().output.w;
+        let (arch, data, row) = (model.arch(), w.data(model.gguf()), w.row_bytes());
+        let mut g = vec![0.0; errors.len() * n];
+        self.engine().enter(&CancelToken::default(), |crew, _| {
+            crew.for_chunks(&mut g, n, |i, g| {
+                let (parts, rest) = &errors[i];
+                let mut values = vec![0.0; n];
+                for &(token, error) in parts {
+                    arch.dequantize(w.dtype, &data[token as usize * row..][..row], &mut values);
+                    arch.add_scaled(g, &values, error);
+                }
+                arch.add_scaled(g, &rows.mean, *rest);
+            });
+        })?;
+        Ok(g)
+    }
+}
+
+fn head_rows(ctx: Ctx<'_>, w: &Weight) -> HeadRows {
+    let (n, row, data) = (w.n_in, w.row_bytes(), w.data(ctx.gguf));
+    let share = w.n_out.div_ceil(PARTS);
+    let each = |part: usize, visit: &mut dyn FnMut(&[f32])| {
+        let mut values = vec![0.0; n];
+        for v in part * share..((part + 1) * share).min(w.n_out) {
+            ctx.arch.dequantize(w.dtype, &data[v * row..][..row], &mut values);
+            visit(&values);
+        }
+    };
+    let mut sums = vec![0.0; PARTS * n];
+    ctx.crew.for_chunks(&mut sums, n, |i, sum| each(i, &mut |w| ctx.arch.add(sum, w)));
+    let (mean, others) = sums.split_at_mut(n);
+    others.chunks_exact(n).for_each(|sum| ctx.arch.add(mean, sum));
+    mean.iter_mut().for_each(|x| *x /= w.n_out as f32);
+    let mean = mean.to_vec();
+    let mut largest = vec![0.0f32; PARTS];
+    ctx.crew.for_chunks(&mut largest, 1, |i, largest| {
+        each(i, &mut |w| {
+            let distance: f32 = w.iter().zip(&mean).map(|(w, m)| (w - m) * (w - m)).sum();
+            largest[0] = largest[0].max(distance);
+        });
+    });
+    HeadRows { mean, spread: largest.into_iter().fold(0.0, f32::max).sqrt() }
+}

@@ -1,0 +1,251 @@
+//! Every kernel against the scalar level, with odd sizes: on the emulated GPU of `tests/metal`, and by
+//! `ruvllm doctor --metal` on a real one.
+//!
+//! Tolerances: sums of n terms may be taken in any order and with or without fused multiplication, so they err by at
+//! most `n · 2⁻²⁴ · Σ|term|`. Square roots, divisions and exponentials may be approximate: `FAST` is their relative
+//! error, above the 4 units in the last place that Metal allows itself, or 8 with fast math.
+
+mod attention;
+mod elementwise;
+mod experts;
+mod products;
+mod sample;
+
+use super::kernels::{Access, Args, Dispatch, Kernel};
+use crate::quant::DType;
+
+/// Relative error of a few operations, approximate functions included: 16 units in the last place.
+const FAST: f32 = 16.0 / (1 << 24) as f32;
+/// Unit roundoff of `f32`.
+const EPS: f32 = 1.0 / (1 << 24) as f32;
+
+/// A test of a kernel or some.
+#[derive(Debug)]
+pub struct Case {
+    /// By the kernels it tries.
+    pub name: &'static str,
+    /// The file of its kernels.
+    pub source: &'static str,
+    /// What is wrong, if anything is: the detector or `result`, then the details.
+    pub run: fn(&mut Checker<'_>) -> Result<(), String>,
+}
+
+/// All cases.
+pub const CASES: &[Case] = &[
+    Case { name: "matvec", source: "matvec.metal", run: products::matvec },
+    Case { name: "matvec_experts", source: "matvec.metal", run: products::matvec_experts },
+    Case { name: "matmul", source: "matmul.metal", run: products::matmul },
+    Case { name: "matmul_experts", source: "matmul.metal", run: products::matmul_experts },
+    Case { name: "embed", source: "embed.metal", run: products::embed },
+    Case { name: "lora", source: "lora.metal", run: products::lora },
+    Case { name: "attention_decode", source: "attention_decode.metal", run: attention::decode },
+    Case { name: "attention_prompt", source: "attention_prompt.metal", run: attention::prompt },
+    Case { name: "append", source: "pages.metal", run: attention::append },
+    Case { name: "norm", source: "norm.metal", run: elementwise::norm },
+    Case { name: "rope", source: "rope.metal", run: elementwise::rope },
+    Case { name: "elementwise", source: "elementwise.metal", run: elementwise::elementwise },
+    Case { name: "route", source: "experts.metal", run: experts::route },
+    Case { name: "expert_rows", source: "experts.metal", run: experts::expert_rows },
+    Case { name: "combine_experts", source: "experts.metal", run: experts::combine_experts },
+    Case { name: "argmax", source: "sample.metal", run: sample::argmax },
+    Case { name: "softmax", source: "sample.metal", run: sample::softmax },
+    Case { name: "top_k", source: "sample.metal", run: sample::top_k },
+];
+
+/// A GPU on which single kernels run.
+pub trait Stage {
+    /// A buffer that holds `data`; its address is a multiple of `align`.
+    fn filled(&mut self, data: &[u8], align: u64) -> Handle {
+        let buffer = self.empty(data.len() as u64, align);
+        self.fill(buffer, 0, data);
+        buffer
+    }
+
+    /// A buffer that holds nothing yet.
+    fn empty(&mut self, bytes: u64, align: u64) -> Handle;
+
+    /// Fills a part of a buffer.
+    fn fill(&mut self, buffer: Handle, offset: u64, data: &[u8]);
+
+    /// Writes the address of `target` at `offset` of `into`.
+    fn point(&mut self, into: Handle, offset: u64, target: Handle);
+
+    /// What a buffer holds; an error if some of it was never written, where that can be told.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn read(&mut self, buffer: Handle) -> Result<Vec<u8>, String>;
+
+    /// Runs a kernel and waits for it; `pages` are buffers that it reaches through addresses.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn run(&mut self, dispatch: &Dispatch, buffers: &[Handle], pages: &[Handle]) -> Result<(), String>;
+
+    /// Runs threads in another order from now on, unless 0, where that can be chosen.
+    fn shuffle(&mut self, _seed: u32) {}
+}
+
+/// A buffer of a [`Stage`], which the stage numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Handle(pub u32);
+
+/// Knuth's MMIX generator.
+#[derive(Clone, Debug)]
+pub struct Lcg(pub u64);
+
+impl Lcg {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 32) as u32
+    }
+
+    fn below(&mut self, n: u32) -> u32 {
+        self.next() % n
+    }
+
+    /// Uniform in −1..1.
+    fn signed(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 31) as f32 - 1.0
+    }
+
+    /// Values in −1..1.
+    pub fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.signed()).collect()
+    }
+}
+
+/// What a buffer of a call is.
+#[derive(Debug)]
+pub enum Data<'a> {
+    /// Numbers.
+    F32(&'a [f32]),
+    /// Integers, or structures of them.
+    U32(&'a [u32]),
+    /// Blocks of weights.
+    Bytes(&'a [u8]),
+    /// Written by the kernel alone.
+    Out,
+    /// Made before; it is not read back.
+    Made(Handle),
+}
+
+/// What a kernel left in the buffers that it writes, in order.
+#[derive(Debug)]
+pub struct Output(Vec<Vec<u8>>);
+
+impl Output {
+    /// The values of buffer `i`.
+    pub fn f32(&self, i: usize) -> &[f32] {
+        bytemuck::cast_slice(&self.0[i])
+    }
+
+    /// The integers of buffer `i`.
+    pub fn u32(&self, i: usize) -> &[u32] {
+        bytemuck::cast_slice(&self.0[i])
+    }
+}
+
+/// Runs cases.
+pub struct Checker<'a> {
+    stage: &'a mut dyn Stage,
+    formats: &'a [DType],
+    twice: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Cases run on `stage`, with weights in these formats. With `twice` each call is made a second time with threads in
+    /// another order, which may change no bit.
+    pub fn new(stage: &'a mut dyn Stage, formats: &'a [DType], twice: bool) -> Checker<'a> {
+        Checker { stage, formats, twice }
+    }
+
+    /// Runs a kernel; `pages` are buffers that it reaches through addresses.
+    ///
+    /// # Errors
+    /// What is wrong.
+    ///
+    /// # Panics
+    /// If `data` does not have the lengths that the table says.
+    pub fn call<A: Args>(
+        &mut self,
+        kernel: &Kernel<A>,
+        format: DType,
+        variant: u32,
+        args: &A,
+        data: &[Data<'_>],
+        pages: &[Handle],
+    ) -> Result<Output, String> {
+        let first = self.call_once(kernel, format, variant, args, data, pages)?;
+        if self.twice {
+            self.stage.shuffle(12345);
+            let second = self.call_once(kernel, format, variant, args, data, pages);
+            self.stage.shuffle(0);
+            if second?.0 != first.0 {
+                return Err(format!("result: {} depends on the order of threads", kernel.full_name(format, variant)));
+            }
+        }
+        Ok(first)
+    }
+
+    fn call_once<A: Args>(
+        &mut self,
+        kernel: &Kernel<A>,
+        format: DType,
+        variant: u32,
+        args: &A,
+        data: &[Data<'_>],
+        pages: &[Handle],
+    ) -> Result<Output, String> {
+        let dispatch = kernel.dispatch(format, variant, args);
+        assert_eq!(data.len(), kernel.buffers.len(), "{}: buffers", dispatch.kernel);
+        let mut ids = Vec::new();
+        for ((data, buffer), &len) in data.iter().zip(kernel.buffers).zip(&dispatch.lens) {
+            let filled: &[u8] = match data {
+                Data::F32(x) => bytemuck::cast_slice(x),
+                Data::U32(x) => bytemuck::cast_slice(x),
+                Data::Bytes(x) => x,
+                Data::Out => {
+                    assert_eq!(buffer.access, Access::Write, "{}: {}", dispatch.kernel, buffer.name);
+                    ids.push(self.stage.empty(len, buffer.element.align()));
+                    continue;
+                }
+                Data::Made(id) => {
+                    ids.push(*id);
+                    continue;
+                }
+            };
+            assert_eq!(filled.len() as u64, len, "{}: bytes of {}", dispatch.kernel, buffer.name);
+            ids.push(self.stage.filled(filled, buffer.element.align()));
+        }
+        self.stage.run(&dispatch, &ids, pages)?;
+        let mut output = Vec::new();
+        for ((id, buffer), data) in ids.iter().zip(kernel.buffers).zip(data) {
+            if buffer.access != Access::Read && !matches!(data, Data::Made(_)) {
+                output.push(self.stage.read(*id)?);
+            }
+        }
+        Ok(Output(output))
+    }
+}
+
+/// Compares with what was expected; `tolerance` is absolute, per value.
+fn close(what: &str, y: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f32) -> Result<(), String> {
+    assert_eq!(y.len(), expected.len(), "{what}");
+    for (i, (&y, &e)) in y.iter().zip(expected).enumerate() {
+        let error = (y - e).abs();
+        if error.is_nan() || error > tolerance(i) {
+            return Err(format!("result: {what}: value {i} is {y} instead of {e}, allowed are {}", tolerance(i)));
+        }
+    }
+    Ok(())
+}
+
+/// Compares bits.
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, y: &[T], expected: &[T]) -> Result<(), String> {
+    assert_eq!(y.len(), expected.len(), "{what}");
+    match (0..y.len()).find(|&i| y[i] != expected[i]) {
+        Some(i) => Err(format!("result: {what}: value {i} is {:?} instead of {:?}", y[i], expected[i])),
+        None => Ok(()),
+    }
+}

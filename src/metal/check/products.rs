@@ -1,0 +1,230 @@
+//! Products with weights, embedding rows, adapters.
+
+use super::{Checker, Data, EPS, Lcg, close, same};
+use crate::metal::kernels::*;
+use crate::quant::DType;
+
+/// Rows of random blocks, and their values.
+pub(super) struct Weights {
+    pub(super) bytes: Vec<u8>,
+    pub(super) values: Vec<f32>,
+    pub(super) n_in: usize,
+    pub(super) row_bytes: u32,
+}
+
+impl Weights {
+    /// Blocks whose largest value is in 0.001..1000: their scales are random bytes.
+    pub(super) fn random(lcg: &mut Lcg, dtype: DType, rows: usize, n_in: usize) -> Weights {
+        let f = dtype.format().unwrap();
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        let (mut block, mut x) = (vec![0u8; f.block_bytes], vec![0.0; f.block_elems]);
+        while values.len() < rows * n_in {
+            block.fill_with(|| lcg.next() as u8);
+            (f.dequantize)(&block, &mut x);
+            let largest = x.iter().fold(0.0f32, |m, x| if x.is_nan() { f32::NAN } else { m.max(x.abs()) });
+            if (1e-3..1e3).contains(&largest) {
+                bytes.extend(&block);
+                values.extend(&x);
+            }
+        }
+        let row_bytes = (n_in / f.block_elems * f.block_bytes) as u32;
+        Weights { bytes, values, n_in, row_bytes }
+    }
+
+    /// The product of row `r` with `x`, and its tolerance: a term more for the rounding of each weight.
+    fn dot(&self, r: usize, x: &[f32]) -> (f32, f32) {
+        let terms =
+            || self.values[r * self.n_in..][..self.n_in].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+        let (sum, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+        (sum as f32, (self.n_in + 4) as f32 * EPS * magnitude as f32)
+    }
+}
+
+/// Row lengths: some blocks, or for plain floats whatever there may be.
+fn lengths(dtype: DType) -> &'static [usize] {
+    match dtype.block().0 {
+        1 => &[1, 7, 100, 547],
+        32 => &[32, 96, 544],
+        _ => &[256, 768],
+    }
+}
+
+pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(1);
+    for &format in gpu.formats {
+        for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8]) {
+            let w = Weights::random(&mut lcg, format, n_out, n_in);
+            let all = lcg.values(9 * n_in);
+            let mut single: Vec<f32> = Vec::new();
+            for (variant, n_rows) in [(1, 9), (2, 1), (2, 3), (4, 3), (8, 9)] {
+                let x = &all[..n_rows * n_in];
+                let args = MatvecArgs {
+                    n_in: n_in as u32,
+                    n_out: n_out as u32,
+                    n_rows: n_rows as u32,
+                    row_bytes: w.row_bytes,
+                };
+                let data = [Data::Bytes(&w.bytes), Data::F32(x), Data::Out];
+                let y = gpu.call(&MATVEC, format, variant, &args, &data, &[])?;
+                let what = format!("matvec {format} {n_in} x {n_out}, {n_rows} rows");
+                if variant == 1 {
+                    let (e, t): (Vec<f32>, Vec<f32>) =
+                        (0..n_rows * n_out).map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in])).unzip();
+                    close(&what, y.f32(0), &e, |i| t[i])?;
+                    single = y.f32(0).to_vec();
+                } else {
+                    // A row's sum does not depend on how many rows there are.
+                    same(&what, y.f32(0), &single[..n_rows * n_out])?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(2);
+    for &format in gpu.formats {
+        let (n_in, n_out, n_expert) = (lengths(format)[1], 11, 3);
+        let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
+        // Two choices per row of one input, then one input per choice; an index that no expert has.
+        for (chosen, choices_per_row) in [(&[2, 0, 1, 2][..], 2), (&[1, 7, 0][..], 1)] {
+            let x = lcg.values(chosen.len() / choices_per_row * n_in);
+            let args = MatvecExpertsArgs {
+                n_in: n_in as u32,
+                n_out: n_out as u32,
+                n_chosen: chosen.len() as u32,
+                n_expert: n_expert as u32,
+                choices_per_row: choices_per_row as u32,
+                row_bytes: w.row_bytes,
+            };
+            let data = [Data::Bytes(&w.bytes), Data::F32(&x), Data::U32(chosen), Data::Out];
+            let y = gpu.call(&MATVEC_EXPERTS, format, 0, &args, &data, &[])?;
+            let (e, t) = expected_of_experts(&w, &x, chosen, n_out, n_expert, choices_per_row);
+            close(&format!("matvec_experts {format}"), y.f32(0), &e, |i| t[i])?;
+        }
+    }
+    Ok(())
+}
+
+fn expected_of_experts(
+    w: &Weights,
+    x: &[f32],
+    chosen: &[u32],
+    n_out: usize,
+    n_expert: usize,
+    choices_per_row: usize,
+) -> (Vec<f32>, Vec<f32>) {
+    (0..chosen.len() * n_out)
+        .map(|i| {
+            let (c, o) = (i / n_out, i % n_out);
+            let x = &x[c / choices_per_row * w.n_in..][..w.n_in];
+            let expert = chosen[c] as usize;
+            if expert < n_expert { w.dot(expert * n_out + o, x) } else { (0.0, 0.0) }
+        })
+        .unzip()
+}
+
+pub(super) fn matmul(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(3);
+    for &format in gpu.formats {
+        let lengths = lengths(format);
+        for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (lengths[lengths.len() - 1], 70, 37)] {
+            let w = Weights::random(&mut lcg, format, n_out, n_in);
+            let x = lcg.values(n_rows * n_in);
+            let args =
+                MatmulArgs { n_in: n_in as u32, n_out: n_out as u32, n_rows: n_rows as u32, row_bytes: w.row_bytes };
+            let y = gpu.call(&MATMUL, format, 0, &args, &[Data::Bytes(&w.bytes), Data::F32(&x), Data::Out], &[])?;
+            let (e, t): (Vec<f32>, Vec<f32>) =
+                (0..n_rows * n_out).map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in])).unzip();
+            close(&format!("matmul {format} {n_in} x {n_out}, {n_rows} rows"), y.f32(0), &e, |i| t[i])?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn matmul_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(4);
+    for &format in gpu.formats {
+        let (n_in, n_out, n_expert, choices_per_row) = (lengths(format)[1], 67, 3, 2);
+        let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
+        // Expert 0 in every row, so that it has more than a tile; expert 2 in none.
+        let chosen: Vec<u32> = (0..80).map(|c| if c % 2 == 0 { 0 } else { 1 }).collect();
+        let mut counts = vec![0; n_expert];
+        let mut lists = vec![u32::MAX; n_expert * chosen.len()];
+        for (c, &e) in chosen.iter().enumerate() {
+            lists[e as usize * chosen.len() + counts[e as usize] as usize] = c as u32;
+            counts[e as usize] += 1;
+        }
+        let x = lcg.values(chosen.len() / choices_per_row * n_in);
+        let args = MatmulExpertsArgs {
+            n_in: n_in as u32,
+            n_out: n_out as u32,
+            n_chosen: chosen.len() as u32,
+            n_expert: n_expert as u32,
+            choices_per_row: choices_per_row as u32,
+            row_bytes: w.row_bytes,
+        };
+        let data = [Data::Bytes(&w.bytes), Data::F32(&x), Data::U32(&counts), Data::U32(&lists), Data::Out];
+        let y = gpu.call(&MATMUL_EXPERTS, format, 0, &args, &data, &[])?;
+        let (e, t) = expected_of_experts(&w, &x, &chosen, n_out, n_expert, choices_per_row);
+        close(&format!("matmul_experts {format}"), y.f32(0), &e, |i| t[i])?;
+    }
+    Ok(())
+}
+
+pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(5);
+    for &format in gpu.formats {
+        for &n_embd in lengths(format) {
+            let (n_vocab, scale) = (5, 2.5);
+            let w = Weights::random(&mut lcg, format, n_vocab, n_embd);
+            let tokens = [4, 0, 5, 2];
+            let args = EmbedArgs {
+                n_embd: n_embd as u32,
+                n_vocab: n_vocab as u32,
+                n_rows: tokens.len() as u32,
+                row_bytes: w.row_bytes,
+                scale,
+            };
+            let data = [Data::Bytes(&w.bytes), Data::U32(&tokens), Data::Out];
+            let x = gpu.call(&EMBED, format, 0, &args, &data, &[])?;
+            let value = |token: u32, i: usize| if token < 5 { w.values[token as usize * n_embd + i] } else { 0.0 };
+            let e: Vec<f32> = tokens.iter().flat_map(|&t| (0..n_embd).map(move |i| scale * value(t, i))).collect();
+            // A weight is `d · q + m`: three roundings of numbers as large as the row's largest, with sums of q twice.
+            let largest = w.values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            close(&format!("embed {format} {n_embd}"), x.f32(0), &e, |_| 8.0 * EPS * scale * largest)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn lora(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(6);
+    for (n_in, n_out, rank, n_rows) in [(1, 1, 1, 1), (77, 300, 3, 5), (64, 256, 8, 2)] {
+        let (a, b) = (lcg.values(rank * n_in), lcg.values(rank * n_out));
+        let (x, y) = (lcg.values(n_rows * n_in), lcg.values(n_rows * n_out));
+        let scale = 0.5;
+        let args = LoraArgs { n_in: n_in as u32, n_out: n_out as u32, rank: rank as u32, n_rows: n_rows as u32, scale };
+        let data = [Data::F32(&a), Data::F32(&x), Data::Out];
+        let t = gpu.call(&LORA_A, DType::F32, 0, &args, &data, &[])?;
+        let arch = crate::arch::Arch::scalar();
+        let expected: Vec<f32> = (0..n_rows * rank)
+            .map(|i| arch.dot(&a[i % rank * n_in..][..n_in], &x[i / rank * n_in..][..n_in]))
+            .collect();
+        // Values are below 1, so that n terms sum to less than n; both sides round.
+        let n = n_in as f32;
+        close("lora_a", t.f32(0), &expected, |_| 2.0 * n * n * EPS)?;
+        let data = [Data::F32(&b), Data::F32(&expected), Data::F32(&y)];
+        let result = gpu.call(&LORA_B, DType::F32, 0, &args, &data, &[])?;
+        let mut e = y.clone();
+        for (row, y) in e.chunks_exact_mut(n_out).enumerate() {
+            for r in 0..rank {
+                arch.add_scaled(y, &b[r * n_out..][..n_out], scale * expected[row * rank + r]);
+            }
+        }
+        let r = rank as f32;
+        close("lora_b", result.f32(0), &e, |_| 4.0 * (r + 1.0) * (r + 1.0) * n * EPS)?;
+    }
+    Ok(())
+}

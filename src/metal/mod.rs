@@ -1,0 +1,130 @@
+//! The GPU of Apple machines. Shaders lie in `src/metal_shaders`, [`kernels`] says what each takes, [`plan`] which a pass
+//! needs, and [`MetalRunner`] runs passes on any [`Gpu`]: on Apple's systems `device::Device`, in `tests/metal` an emulated
+//! one.
+
+pub mod check;
+#[cfg(target_vendor = "apple")]
+pub mod device;
+pub mod kernels;
+pub mod plan;
+mod runner;
+
+pub use runner::MetalRunner;
+
+use crate::cache::PageMemory;
+use crate::error::MetalError;
+use crate::gguf::Gguf;
+use crate::model::Model;
+use crate::runner::Runner;
+use kernels::Dispatch;
+use std::sync::Arc;
+
+/// What `ruvllm doctor` tells of a GPU.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes of memory that it can use without getting slow.
+    pub memory_limit: u64,
+}
+
+/// The system's GPU, if it has one.
+///
+/// # Errors
+/// [`MetalError`] if it is too old, or the library of kernels cannot be compiled or loaded.
+pub fn device_info() -> Result<Option<DeviceInfo>, MetalError> {
+    #[cfg(target_vendor = "apple")]
+    if let Some(device) = device::Device::system()? {
+        return Ok(Some(DeviceInfo { name: device.name(), memory_limit: device.memory_limit() }));
+    }
+    Ok(None)
+}
+
+/// Runs each case of [`check`] on the system's GPU and hands over its name and what is wrong, if anything is.
+///
+/// # Errors
+/// [`MetalError::NoDevice`] if the system has none, and as [`device_info`].
+pub fn check_device(mut report: impl FnMut(&'static str, Result<(), String>)) -> Result<(), MetalError> {
+    #[cfg(target_vendor = "apple")]
+    if let Some(device) = device::Device::system()? {
+        for case in check::CASES {
+            let mut stage = device::DeviceStage::new(&device);
+            let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
+            report(case.name, (case.run)(&mut checker));
+        }
+        return Ok(());
+    }
+    let _ = &mut report;
+    Err(MetalError::NoDevice)
+}
+
+/// A runner on the system's GPU for the last `n_layers` layers of a model.
+///
+/// # Errors
+/// [`MetalError::NoDevice`] if the system has none, and as [`MetalRunner::new`].
+pub(crate) fn open(model: &Model, n_layers: usize) -> Result<Arc<dyn Runner>, MetalError> {
+    #[cfg(target_vendor = "apple")]
+    if let Some(device) = device::Device::system()? {
+        return Ok(Arc::new(MetalRunner::new(device, model, n_layers)?));
+    }
+    let _ = (model, n_layers);
+    Err(MetalError::NoDevice)
+}
+
+/// A GPU as [`MetalRunner`] needs it. It shares memory with the CPU.
+pub trait Gpu: Send + Sync {
+    /// Its memory.
+    type Buffer: Send + Sync;
+
+    /// Its name as the system prints it.
+    fn name(&self) -> String;
+
+    /// A buffer whose contents are not defined yet.
+    ///
+    /// # Errors
+    /// [`MetalError::OutOfMemory`].
+    fn buffer(&self, bytes: usize) -> Result<Self::Buffer, MetalError>;
+
+    /// A tensor of a file, to be read: the file's memory itself if that can be.
+    ///
+    /// # Errors
+    /// [`MetalError::OutOfMemory`].
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Self::Buffer, MetalError>;
+
+    /// Memory for a page of keys and values.
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
+
+    /// Bytes of a buffer.
+    fn len(&self, buffer: &Self::Buffer) -> usize;
+
+    /// Writes the beginning of a buffer, which is that long at least.
+    ///
+    /// # Errors
+    /// [`MetalError`] if the GPU is lost.
+    fn write(&self, buffer: &mut Self::Buffer, bytes: &[u8]) -> Result<(), MetalError>;
+
+    /// Reads the beginning of a buffer, which is that long at least.
+    ///
+    /// # Errors
+    /// [`MetalError`] if the GPU is lost.
+    fn read(&self, buffer: &Self::Buffer, bytes: &mut [u8]) -> Result<(), MetalError>;
+
+    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels reach.
+    ///
+    /// # Errors
+    /// [`MetalError`] if there is no memory, a kernel cannot be loaded, or the GPU stops.
+    fn run(&self, calls: &[Call<'_, Self::Buffer>], pages: &[u64]) -> Result<(), MetalError>;
+}
+
+/// A kernel with its buffers. Only plans make any, so that what they read has been written.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Call<'a, B> {
+    /// The kernel and its sizes.
+    pub dispatch: &'a Dispatch,
+    /// Buffers before the arguments, each from a byte on; what the table says of their lengths holds.
+    pub buffers: Vec<(&'a B, u64)>,
+    /// Whether what comes before has to be finished first. Calls between two such may overlap.
+    pub barrier: bool,
+}

@@ -1,0 +1,771 @@
+//! From a model and the rows of a pass to the kernels of that pass, in order, over named buffers. It calls no GPU: what
+//! runs the commands gives each name a buffer of the size that the table of kernels asks for.
+//!
+//! A row's arithmetic depends on its kind alone: products of generated rows are `matvec`, however many there are, and
+//! their attention is `attention_decode`; rows of a prompt take `matmul` and `attention_prompt`, also a single one. The head
+//! takes all rows as generated ones.
+
+use super::kernels::*;
+use crate::error::MetalError;
+use crate::model::{
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer, Model, Moe,
+    MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
+};
+use crate::quant::DType;
+use crate::runner::{Batch, BatchSlot};
+use std::ops::Range;
+
+/// Rows of a batch: all, or those with outputs, packed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Set {
+    /// All.
+    All,
+    /// Those with outputs.
+    Outputs,
+}
+
+/// A buffer of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Name<'m> {
+    /// A tensor of the file, by its index.
+    Tensor(usize),
+    /// Values that never change: norms, biases. Known by their place in memory.
+    Constant(&'m [f32]),
+    /// Written by the host before the pass.
+    Input(Input),
+    /// What kernels leave to others, or to the host.
+    Scratch(Scratch),
+    /// Keys and values of a layer, which kernels reach by the addresses of pages. Bound to no kernel.
+    Cache(usize),
+}
+
+/// What the host writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// Tokens of all rows.
+    Tokens,
+    /// Indices of the rows with outputs.
+    OutputRows,
+    /// Position and beginning of the page tables of each row.
+    Rows(Set),
+    /// Cosines and sines of a rope.
+    Angles(Set, usize),
+    /// Page tables of a group of layers, sequence by sequence.
+    Pages(usize),
+    /// Tiles of so many rows, see [`Plan::tiles`].
+    Tiles(Set, u32),
+}
+
+/// What kernels leave, by llama.cpp's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Scratch {
+    /// The residual stream. The host writes it where the CPU has computed the first layers.
+    X(Set),
+    Normed(Set),
+    Q,
+    QNormed,
+    K,
+    KNormed,
+    V,
+    /// Of splits of keys.
+    Partial,
+    KqvOut,
+    AttnOut,
+    /// A branch, normed.
+    Post,
+    Gate,
+    Up,
+    FfnOut,
+    Router,
+    Chosen,
+    ExpertWeights,
+    /// Rows of each expert: their number, and which.
+    ExpertCounts,
+    ExpertLists,
+    ExpertOut,
+    SharedOut,
+    SharedGate,
+    Logits,
+}
+
+/// A kernel with its buffers.
+#[derive(Clone, Debug)]
+pub struct Command<'m> {
+    /// The kernel and its sizes.
+    pub dispatch: Dispatch,
+    /// Buffers before the arguments, each from a byte on.
+    pub buffers: Vec<(Name<'m>, u64)>,
+    /// Whether what was dispatched before has to be finished. Between two such commands, order does not matter.
+    pub barrier: bool,
+}
+
+/// The kernels of a pass.
+#[derive(Debug)]
+pub struct Plan<'m> {
+    /// In order.
+    pub commands: Vec<Command<'m>>,
+    /// First row and number of rows of the tiles of [`ATTENTION_PROMPT`], by their input.
+    pub tiles: Vec<(Input, Vec<[u32; 2]>)>,
+    /// The rows that the last ones are: those with outputs, which may be all.
+    pub outputs: Set,
+}
+
+/// Adjacent rows of a set, of one sequence.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    first: u32,
+    n: u32,
+    pos: u32,
+    generated: bool,
+}
+
+/// Some rows of the batch.
+#[derive(Clone, Debug)]
+struct RowSet {
+    set: Set,
+    n: u32,
+    parts: Vec<Part>,
+}
+
+impl RowSet {
+    fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, MetalError> {
+        let mut parts = Vec::new();
+        let mut first = 0;
+        for slot in slots {
+            let rows = if set == Set::All { &slot.rows } else { &slot.outputs };
+            let (n, pos) = (size(rows.len())?, size(slot.pos + rows.start - slot.rows.start)?);
+            if n > 0 {
+                parts.push(Part { first, n, pos, generated: slot.generated });
+            }
+            first += n;
+        }
+        Ok(RowSet { set, n: first, parts })
+    }
+
+    /// Runs of rows of one kind.
+    fn runs(&self) -> Vec<Part> {
+        let mut runs = Vec::<Part>::new();
+        for &part in &self.parts {
+            match runs.last_mut() {
+                Some(run) if run.generated == part.generated => run.n += part.n,
+                _ => runs.push(part),
+            }
+        }
+        runs
+    }
+
+    /// The parts of a run.
+    fn parts_of(&self, run: Part) -> impl Iterator<Item = &Part> {
+        self.parts.iter().filter(move |part| (run.first..run.first + run.n).contains(&part.first))
+    }
+}
+
+/// Head scores that stand for no sink.
+static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
+/// Biases of experts where a file has none.
+static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
+/// Most query heads of a layer.
+const MAX_HEADS: usize = 1024;
+
+fn refused(what: String) -> MetalError {
+    MetalError::Unsupported { what }
+}
+
+/// A size as kernels take it.
+fn size(n: usize) -> Result<u32, MetalError> {
+    u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
+}
+
+/// Bytes of `n` values of 32 bits.
+fn bytes(n: u32, width: u32) -> u64 {
+    u64::from(n) * u64::from(width) * 4
+}
+
+impl<'m> Plan<'m> {
+    /// The kernels of a pass of `batch` through the layers of `model` from `first_layer` on; with `raw` logits are left
+    /// as the head's products.
+    ///
+    /// # Errors
+    /// [`MetalError::Unsupported`] if the model has something that there is no kernel for.
+    pub fn new(model: &'m Model, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
+        Planner::new(model, batch)?.pass(first_layer, batch, raw)
+    }
+
+    /// The buffers that are neither the file's nor constants, with their sizes in bytes.
+    pub fn sizes(&self) -> Vec<(Name<'m>, u64)> {
+        let mut sizes = Vec::<(Name<'m>, u64)>::new();
+        for command in &self.commands {
+            for (&(name, offset), len) in command.buffers.iter().zip(&command.dispatch.lens) {
+                if let Name::Input(_) | Name::Scratch(_) = name {
+                    match sizes.iter_mut().find(|(other, _)| *other == name) {
+                        Some((_, size)) => *size = (*size).max(offset + len),
+                        None => sizes.push((name, offset + len)),
+                    }
+                }
+            }
+        }
+        sizes
+    }
+}
+
+/// Builds a [`Plan`].
+struct Planner<'m, 'b> {
+    model: &'m Model,
+    h: &'m Hparams,
+    batch: &'b Batch<'b>,
+    plan: Plan<'m>,
+    /// What commands since the last barrier touch, and whether they write it.
+    touched: Vec<(Name<'m>, Range<u64>, bool)>,
+    /// Pages of all tables together.
+    n_pages: u32,
+    /// Rows that are left.
+    rows: RowSet,
+    /// What is not yet added to the residual stream.
+    pending: Option<(Name<'m>, f32)>,
+}
+
+use Name::Scratch as Left;
+
+impl<'m, 'b> Planner<'m, 'b> {
+    fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, MetalError> {
+        Ok(Planner {
+            model,
+            h: model.hparams(),
+            batch,
+            plan: Plan { commands: Vec::new(), tiles: Vec::new(), outputs: Set::All },
+            touched: Vec::new(),
+            n_pages: size(batch.slots.iter().map(|slot| slot.tables.first().map_or(0, Vec::len)).sum())?,
+            rows: RowSet::new(Set::All, batch.slots)?,
+            pending: None,
+        })
+    }
+
+    /// Adds a command; `cache` is the layer whose pages it reaches, and whether it writes to them.
+    fn push<A: Args>(
+        &mut self,
+        (kernel, format, variant): (&Kernel<A>, DType, u32),
+        args: &A,
+        buffers: &[(Name<'m>, u64)],
+        cache: Option<(usize, bool)>,
+    ) {
+        let dispatch = kernel.dispatch(format, variant, args);
+        let mut touches: Vec<(Name<'m>, Range<u64>, bool)> = buffers
+            .iter()
+            .zip(&dispatch.lens)
+            .zip(kernel.buffers)
+            .map(|((&(name, offset), len), buffer)| (name, offset..offset + len, buffer.access != Access::Read))
+            .collect();
+        // Nobody writes weights.
+        touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Scratch(_)));
+        touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
+        let barrier = touches.iter().any(|(name, range, written)| {
+            self.touched.iter().any(|(other, before, was_written)| {
+                name == other && (*written || *was_written) && range.start < before.end && before.start < range.end
+            })
+        });
+        if barrier {
+            self.touched.clear();
+        }
+        self.touched.extend(touches);
+        self.plan.commands.push(Command { dispatch, buffers: buffers.to_vec(), barrier });
+    }
+
+    /// [`Planner::push`] of a kernel without format, number and pages.
+    fn plain<A: Args>(&mut self, kernel: &Kernel<A>, args: &A, buffers: &[Name<'m>]) {
+        let buffers: Vec<_> = buffers.iter().map(|&name| (name, 0)).collect();
+        self.push((kernel, DType::F32, 0), args, &buffers, None);
+    }
+
+    fn n_embd(&self) -> Result<u32, MetalError> {
+        size(self.h.n_embd)
+    }
+
+    /// The residual stream of the rows that are left.
+    fn x(&self) -> Name<'m> {
+        Left(Scratch::X(self.rows.set))
+    }
+
+    fn pass(mut self, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
+        // What is added to a model, a layer or its weights has to be computed or refused here: nothing is left out by `..`.
+        let &Hparams {
+            arch: _,
+            n_vocab,
+            n_ctx_train: _,
+            n_embd: _,
+            n_layer,
+            norm: _,
+            norm_eps: _,
+            embd_scale,
+            logit_scale: _, // in `logit_finish`
+            final_softcap: _,
+            own_head: _,
+            head_bias: _,
+            ropes: _,
+            layers: _,
+        } = self.h;
+        let w = self.model.weights();
+        let Weights {
+            token_embd,
+            layers,
+            output_norm,
+            output,
+            rope_factors: _, // in the angles
+            rope_factors_short_long: _,
+            shapes: _,
+            sites: _,
+        } = w;
+        if batch.places.len() != n_layer {
+            return Err(refused("layers other than attention".to_string()));
+        }
+        let outputs = RowSet::new(Set::Outputs, batch.slots)?;
+        if batch.hidden.is_empty() {
+            let args = EmbedArgs {
+                n_embd: self.n_embd()?,
+                n_vocab: size(n_vocab)?,
+                n_rows: self.rows.n,
+                row_bytes: size(token_embd.row_bytes())?,
+                scale: embd_scale,
+            };
+            let (table, format) = self.weight(token_embd)?;
+            let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
+            self.push((&EMBED, format, 0), &args, &buffers, None);
+        }
+        for i in first_layer..n_layer {
+            let last = i + 1 == n_layer;
+            self.layer(i, &self.h.layers[i], &layers[i], last.then_some(&outputs))?;
+            if last && outputs.n == 0 {
+                return Ok(self.plan);
+            }
+        }
+        let normed = self.enter(Some(output_norm))?;
+        // As generated rows, whose kernels are the faster ones for few: of a prompt few have logits.
+        self.rows.parts.iter_mut().for_each(|part| part.generated = true);
+        self.linear(output, normed, Left(Scratch::Logits))?;
+        let finish = self.h.logit_finish();
+        if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
+            let n = size(self.rows.n as usize * n_vocab)?;
+            let args = FinishLogitsArgs { n, scale: finish.scale, softcap: finish.cap };
+            self.plain(&FINISH_LOGITS, &args, &[Left(Scratch::Logits)]);
+        }
+        Ok(self.plan)
+    }
+
+    /// A matrix, and the format of its kernels.
+    fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), MetalError> {
+        let (tensor, first_byte) = w.place();
+        if !FORMATS.contains(&w.dtype) {
+            let name = &self.model.gguf().tensors()[tensor].name;
+            return Err(refused(format!("the format {} of {name}", w.dtype)));
+        }
+        Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
+    }
+
+    /// `y = x·Wᵀ` of the rows that are left.
+    fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let (matrix, format) = self.weight(w)?;
+        let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
+        for run in self.rows.runs() {
+            let n_rows = run.n;
+            let buffers = [matrix, (x, bytes(run.first, n_in)), (y, bytes(run.first, n_out))];
+            if run.generated {
+                let variant = *MATVEC.variants.iter().find(|&&v| v >= n_rows).unwrap_or(&8);
+                let args = MatvecArgs { n_in, n_out, n_rows, row_bytes };
+                self.push((&MATVEC, format, variant), &args, &buffers, None);
+            } else {
+                let args = MatmulArgs { n_in, n_out, n_rows, row_bytes };
+                self.push((&MATMUL, format, 0), &args, &buffers, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// `y = x·Wᵀ + b`.
+    fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        self.product(&linear.w, x, y)?;
+        if let Some(b) = &linear.b {
+            let args = AddBiasArgs { n: size(linear.w.n_out)?, n_rows: self.rows.n };
+            self.plain(&ADD_BIAS, &args, &[y, Name::Constant(b)]);
+        }
+        Ok(())
+    }
+
+    /// Norm of rows.
+    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let args = NormArgs { n: self.n_embd()?, n_rows: self.rows.n, eps: self.h.norm_eps };
+        let w = Name::Constant(&norm.w);
+        match self.h.norm {
+            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Layer | NormKind::LayerNoBias => {
+                self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what is pending to the residual stream; returns what comes next reads: the stream, normed if there is a norm.
+    fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
+        let (x, normed) = (self.x(), Left(Scratch::Normed(self.rows.set)));
+        let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
+        match (self.pending.take(), norm) {
+            (None, None) => return Ok(x),
+            (None, Some(norm)) => self.norm(norm, x, normed)?,
+            (Some((branch, scale)), None) => {
+                let n = size(n_rows as usize * self.h.n_embd)?;
+                self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, branch]);
+                return Ok(x);
+            }
+            (Some((branch, branch_scale)), Some(norm)) => {
+                let args = NormAddArgs { n, n_rows, eps, branch_scale };
+                let w = Name::Constant(&norm.w);
+                match self.h.norm {
+                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Layer | NormKind::LayerNoBias => {
+                        self.plain(&LAYER_NORM_ADD, &args, &[x, branch, w, Name::Constant(&norm.b), normed])
+                    }
+                }
+            }
+        }
+        Ok(normed)
+    }
+
+    /// Leaves a branch, normed if there is a norm, to be added to the residual stream.
+    fn leave(&mut self, branch: Scratch, norm: Option<&'m Norm>, scale: f32) -> Result<(), MetalError> {
+        let branch = match norm {
+            Some(norm) => {
+                self.norm(norm, Left(branch), Left(Scratch::Post))?;
+                Scratch::Post
+            }
+            None => branch,
+        };
+        self.pending = Some((Left(branch), scale));
+        Ok(())
+    }
+
+    /// Copies the rows with outputs.
+    fn gather(&mut self, from: Name<'m>, to: Scratch, n_outputs: u32) -> Result<(), MetalError> {
+        let n_embd = self.n_embd()?;
+        let args = EmbedArgs {
+            n_embd,
+            n_vocab: self.rows.n,
+            n_rows: n_outputs,
+            row_bytes: size(4 * self.h.n_embd)?,
+            scale: 1.0,
+        };
+        self.plain(&EMBED, &args, &[from, Name::Input(Input::OutputRows), Left(to)]);
+        Ok(())
+    }
+
+    /// A layer; `outputs` are given to the last one, of whose other rows only keys and values are computed.
+    fn layer(
+        &mut self,
+        i: usize,
+        spec: &'m LayerSpec,
+        w: &'m Layer,
+        outputs: Option<&RowSet>,
+    ) -> Result<(), MetalError> {
+        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale } = spec;
+        let Layer { attn_norm, attn: weights, post_attn_norm, ffn_norm, ffn, post_ffn_norm } = w;
+        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _ } = weights;
+        #[allow(irrefutable_let_patterns)] // there may come other mixers
+        let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
+        let mut normed = self.enter(attn_norm.as_ref())?;
+        self.keys_values(i, attn, weights, normed)?;
+        if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
+            if outputs.n == 0 {
+                return Ok(());
+            }
+            self.gather(self.x(), Scratch::X(Set::Outputs), outputs.n)?;
+            if normed == self.x() {
+                normed = Left(Scratch::X(Set::Outputs));
+            } else {
+                self.gather(normed, Scratch::Normed(Set::Outputs), outputs.n)?;
+                normed = Left(Scratch::Normed(Set::Outputs));
+            }
+            self.rows = outputs.clone();
+            self.plan.outputs = Set::Outputs;
+        }
+        self.attention(i, attn, weights, normed)?;
+        self.leave(Scratch::AttnOut, post_attn_norm.as_ref(), *residual_scale)?;
+        let input = if *norms == Norms::Shared {
+            self.enter(None)?;
+            normed
+        } else {
+            self.enter(ffn_norm.as_ref())?
+        };
+        match ffn {
+            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Scratch::FfnOut)?,
+            FeedForward::Moe(moe) => self.experts(moe, input)?,
+        }
+        self.leave(Scratch::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
+    }
+
+    /// Norm and rotation of heads; returns where they are then.
+    fn heads(
+        &mut self,
+        spec: &AttnSpec,
+        (from, normed): (Scratch, Scratch),
+        n_head: usize,
+        norm: Option<&'m Vec<f32>>,
+    ) -> Result<Name<'m>, MetalError> {
+        let (rows, width) = (self.rows.n, n_head * spec.head_dim);
+        let mut x = Left(from);
+        let (n_head, head_dim, eps) = (size(n_head)?, size(spec.head_dim)?, self.h.norm_eps);
+        match (spec.qk_norm, norm) {
+            (Some(QkNorm::PerHead), Some(w)) => {
+                let args = NormArgs { n: head_dim, n_rows: size(rows as usize * n_head as usize)?, eps };
+                self.plain(&RMS_NORM_HEADS, &args, &[x, Name::Constant(w)]);
+            }
+            (Some(QkNorm::Full), Some(w)) => {
+                let args = NormArgs { n: size(width)?, n_rows: rows, eps };
+                self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
+                x = Left(normed);
+            }
+            (None, _) | (_, None) => {}
+        }
+        if let Some(id) = spec.rope {
+            let rope = &self.h.ropes[id.index()];
+            let args = RopeArgs { n_rows: rows, n_head, head_dim, n_dims: size(rope.n_dims)? };
+            let kernel = match rope.order {
+                RopeOrder::Norm => &ROPE_NORM,
+                RopeOrder::NeoX => &ROPE_NEOX,
+            };
+            self.plain(kernel, &args, &[x, Name::Input(Input::Angles(self.rows.set, id.index()))]);
+        }
+        Ok(x)
+    }
+
+    /// Puts keys and values of all rows into the pages.
+    fn keys_values(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
+        self.linear(&w.wk, normed, Left(Scratch::K))?;
+        self.linear(&w.wv, normed, Left(Scratch::V))?;
+        let k = self.heads(spec, (Scratch::K, Scratch::KNormed), spec.n_head_kv, w.k_norm.as_ref())?;
+        let place = self.batch.places[i];
+        let args = AppendArgs {
+            n_rows: self.rows.n,
+            n_pages: self.n_pages,
+            n_head_kv: size(spec.n_head_kv)?,
+            head_dim: size(spec.head_dim)?,
+            head_dim_v: size(spec.head_dim_v)?,
+            key_offset: size(place.keys)?,
+            value_offset: size(place.values)?,
+        };
+        let buffers = [
+            (k, 0),
+            (Left(Scratch::V), 0),
+            (Name::Input(Input::Rows(Set::All)), 0),
+            (Name::Input(Input::Pages(place.group)), 0),
+        ];
+        self.push((&APPEND, DType::F32, 0), &args, &buffers, Some((i, true)));
+        Ok(())
+    }
+
+    /// Attention of the rows that are left, whose keys and values lie in the pages; leaves its output.
+    fn attention(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
+        let AttnSpec { n_head, n_head_kv, head_dim, head_dim_v, scale, softcap, window, rope: _, qk_norm: _ } = *spec;
+        let widest = size(head_dim.max(head_dim_v))?;
+        let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
+        let Some(variant) = variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS) else {
+            return Err(refused(format!(
+                "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
+            )));
+        };
+        self.linear(&w.wq, normed, Left(Scratch::Q))?;
+        let q = self.heads(spec, (Scratch::Q, Scratch::QNormed), n_head, w.q_norm.as_ref())?;
+        let place = self.batch.places[i];
+        let mut args = AttentionArgs {
+            n_rows: 0,
+            n_head: size(n_head)?,
+            n_head_kv: size(n_head_kv)?,
+            head_dim: size(head_dim)?,
+            head_dim_v: size(head_dim_v)?,
+            key_offset: size(place.keys)?,
+            value_offset: size(place.values)?,
+            // A window that no position can fill is none.
+            window: window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
+            n_pages: self.n_pages,
+            n_splits: 0,
+            n_tiles: 0,
+            scale,
+            softcap: softcap.unwrap_or(0.0),
+        };
+        let rows = self.rows.clone();
+        let (row_data, pages) = (Name::Input(Input::Rows(rows.set)), Name::Input(Input::Pages(place.group)));
+        let (out, sinks) = (Left(Scratch::KqvOut), Name::Constant(&NO_SINKS));
+        let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
+        let tile_rows = prompt_tile_rows(variant);
+        let tiles = self.tiles(&rows, tile_rows);
+        for run in rows.runs().into_iter().filter(|run| run.generated) {
+            args.n_rows = run.n;
+            let first_seen = |pos: u32| if args.window == 0 { 0 } else { (pos + 1).saturating_sub(args.window) };
+            let positions = rows.parts_of(run).flat_map(|part| part.pos..part.pos + part.n);
+            args.n_splits = positions.map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1).max().unwrap_or(1);
+            let here = (row_data, u64::from(run.first) * Element::Row.size());
+            let partial = (Left(Scratch::Partial), 0);
+            let buffers = [(q, bytes(run.first, n_q)), here, (pages, 0), partial];
+            self.push((&ATTENTION_DECODE, DType::F32, variant), &args, &buffers, Some((i, false)));
+            let buffers = [partial, here, (sinks, 0), (out, bytes(run.first, n_out))];
+            self.push((&ATTENTION_MERGE, DType::F32, 0), &args, &buffers, None);
+        }
+        if let Some((tiles, n_tiles)) = tiles {
+            (args.n_rows, args.n_splits, args.n_tiles) = (rows.n, 0, n_tiles);
+            let buffers = [q, row_data, pages, tiles, sinks, out].map(|name| (name, 0));
+            self.push((&ATTENTION_PROMPT, DType::F32, variant), &args, &buffers, Some((i, false)));
+        }
+        self.linear(&w.wo, out, Left(Scratch::AttnOut))
+    }
+
+    /// Tiles of the rows that are a prompt's, and how many there are.
+    fn tiles(&mut self, rows: &RowSet, tile_rows: u32) -> Option<(Name<'m>, u32)> {
+        let input = Input::Tiles(rows.set, tile_rows);
+        let known = self.plan.tiles.iter().position(|(other, _)| *other == input);
+        let at = known.unwrap_or_else(|| {
+            let prompts = rows.parts.iter().filter(|part| !part.generated);
+            let tiles = prompts.flat_map(|part| {
+                let tile = move |i: u32| [part.first + i, tile_rows.min(part.n - i)];
+                (0..part.n).step_by(tile_rows as usize).map(tile)
+            });
+            self.plan.tiles.push((input, tiles.collect()));
+            self.plan.tiles.len() - 1
+        });
+        let n = self.plan.tiles[at].1.len() as u32;
+        (n > 0).then_some((Name::Input(input), n))
+    }
+
+    /// Activation of `n` values in [`Scratch::Gate`] and [`Scratch::Up`]; returns where it is then.
+    fn activate(&mut self, activation: Activation, n: usize) -> Result<Name<'m>, MetalError> {
+        let args = ElementwiseArgs { n: size(n)? };
+        let (gate, up) = (Left(Scratch::Gate), Left(Scratch::Up));
+        match activation {
+            Activation::SwiGlu => self.plain(&SILU_MUL, &args, &[gate, up]),
+            Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
+            Activation::Gelu => self.plain(&GELU, &args, &[up]),
+            Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
+        }
+        Ok(if activation.is_gated() { gate } else { up })
+    }
+
+    fn feed_forward(&mut self, ffn: &'m Ffn, x: Name<'m>, y: Scratch) -> Result<(), MetalError> {
+        if let Some(gate) = &ffn.gate {
+            self.linear(gate, x, Left(Scratch::Gate))?;
+        }
+        self.linear(&ffn.up, x, Left(Scratch::Up))?;
+        let inner = self.activate(ffn.activation, self.rows.n as usize * ffn.up.w.n_out)?;
+        self.linear(&ffn.down, inner, Left(y))
+    }
+
+    fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), MetalError> {
+        let MoeSpec { n_expert, n_used, n_ff, activation, gating, bias: _, groups, normalise, scale, shared: _ } =
+            moe.spec;
+        if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
+            return Err(refused(format!("a mixture of {n_expert} experts in groups")));
+        }
+        let Moe { spec: _, router, bias, stacked, shared, shared_gate } = moe;
+        let Ffn { gate, up, down, activation: _ } = stacked;
+        if up.b.is_some() || down.b.is_some() || gate.as_ref().is_some_and(|gate| gate.b.is_some()) {
+            return Err(refused("biases of experts".to_string()));
+        }
+        let (n_rows, n) = (self.rows.n, self.n_embd()?);
+        let (expert_count, used) = (size(n_expert)?, size(n_used)?);
+        self.product(router, x, Left(Scratch::Router))?;
+        let args = RouteArgs {
+            n_rows,
+            n_expert: expert_count,
+            n_used: used,
+            gating: match gating {
+                Gating::Softmax => 0,
+                Gating::SoftmaxAfterTopK => 1,
+                Gating::Sigmoid => 2,
+            },
+            normalise: normalise.into(),
+            scale,
+        };
+        let bias = bias.as_ref().map_or(&NO_BIAS[..], Vec::as_slice);
+        let (chosen, weights) = (Left(Scratch::Chosen), Left(Scratch::ExpertWeights));
+        self.plain(&ROUTE, &args, &[Left(Scratch::Router), Name::Constant(bias), chosen, weights]);
+
+        let (of_gate, of_up, of_out) = (Left(Scratch::Gate), Left(Scratch::Up), Left(Scratch::ExpertOut));
+        let runs = self.expert_runs(used, expert_count);
+        if let Some(gate) = gate {
+            self.expert_product(&runs, &gate.w, (x, used), of_gate)?;
+        }
+        self.expert_product(&runs, &up.w, (x, used), of_up)?;
+        let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
+        self.expert_product(&runs, &down.w, (inner, 1), of_out)?;
+        let out = Left(Scratch::FfnOut);
+        self.plain(&COMBINE_EXPERTS, &CombineExpertsArgs { n, n_rows, n_used: used }, &[of_out, weights, out]);
+
+        let Some(shared) = shared else { return Ok(()) };
+        self.feed_forward(shared, x, Scratch::SharedOut)?;
+        let shared = Left(Scratch::SharedOut);
+        match shared_gate {
+            Some(gate) => {
+                self.product(gate, x, Left(Scratch::SharedGate))?;
+                self.plain(&ADD_GATED, &AddGatedArgs { n, n_rows }, &[out, shared, Left(Scratch::SharedGate)]);
+            }
+            None => {
+                let args = AddScaledArgs { n: size(n_rows as usize * self.h.n_embd)?, scale: 1.0 };
+                self.plain(&ADD_SCALED, &args, &[out, shared]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The runs of rows for products of experts; those of prompts have lists of the rows of each expert.
+    fn expert_runs(&mut self, n_used: u32, n_expert: u32) -> Vec<ExpertRun> {
+        let (mut counts, mut lists) = (0, 0);
+        let mut runs = Vec::new();
+        for run in self.rows.runs() {
+            let n_chosen = run.n * n_used;
+            runs.push(ExpertRun { run, n_used, n_expert, counts, lists });
+            if !run.generated {
+                let buffers = [
+                    (Left(Scratch::Chosen), bytes(run.first, n_used)),
+                    (Left(Scratch::ExpertCounts), counts),
+                    (Left(Scratch::ExpertLists), lists),
+                ];
+                self.push((&EXPERT_ROWS, DType::F32, 0), &ExpertRowsArgs { n_chosen, n_expert }, &buffers, None);
+                counts += bytes(n_expert, 1);
+                lists += bytes(n_expert, n_chosen);
+            }
+        }
+        runs
+    }
+
+    /// `y = x·Wᵀ` of each choice of an expert; a row of `x` has so many choices.
+    fn expert_product(
+        &mut self,
+        runs: &[ExpertRun],
+        w: &Weight,
+        (x, choices_per_row): (Name<'m>, u32),
+        y: Name<'m>,
+    ) -> Result<(), MetalError> {
+        let (matrix, format) = self.weight(w)?;
+        for &ExpertRun { run, n_used, n_expert, counts, lists } in runs {
+            let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)? / n_expert, size(w.row_bytes())?);
+            let (first, n_chosen) = (run.first * n_used, run.n * n_used);
+            let (x, y) = ((x, bytes(first / choices_per_row, n_in)), (y, bytes(first, n_out)));
+            if run.generated {
+                let args = MatvecExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
+                let buffers = [matrix, x, (Left(Scratch::Chosen), bytes(first, 1)), y];
+                self.push((&MATVEC_EXPERTS, format, 0), &args, &buffers, None);
+            } else {
+                let args = MatmulExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
+                let lists = [(Left(Scratch::ExpertCounts), counts), (Left(Scratch::ExpertLists), lists)];
+                self.push((&MATMUL_EXPERTS, format, 0), &args, &[matrix, x, lists[0], lists[1], y], None);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows of one kind for products of experts.
+#[derive(Clone, Copy, Debug)]
+struct ExpertRun {
+    run: Part,
+    n_used: u32,
+    n_expert: u32,
+    /// Where the lists begin, in bytes.
+    counts: u64,
+    lists: u64,
+}

@@ -1,0 +1,185 @@
+//! Runs plans: gives their names buffers, fills inputs, reads results.
+
+use super::plan::{Input, Name, Plan, Scratch, Set};
+use super::{Call, Gpu};
+use crate::cache::{PageMemory, PagePlace};
+use crate::error::{MetalError, SessionError};
+use crate::model::Model;
+use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+/// Computes the last layers of a model on a GPU, or all of them.
+pub struct MetalRunner<G: Gpu> {
+    gpu: G,
+    model: Model,
+    first_layer: usize,
+    /// Weights, then buffers of passes, which grow.
+    buffers: Mutex<HashMap<Key, G::Buffer>>,
+}
+
+/// A [`Name`] that outlives its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Tensor(usize),
+    /// Address and length of the values, which the model or the program keeps where they are.
+    Constant(usize, usize),
+    Input(Input),
+    Scratch(Scratch),
+}
+
+impl Key {
+    fn of(name: Name<'_>) -> Option<Key> {
+        match name {
+            Name::Tensor(index) => Some(Key::Tensor(index)),
+            Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
+            Name::Input(input) => Some(Key::Input(input)),
+            Name::Scratch(scratch) => Some(Key::Scratch(scratch)),
+            Name::Cache(_) => None,
+        }
+    }
+}
+
+impl<G: Gpu> MetalRunner<G> {
+    /// A runner for the last `n_layers` layers of `model`, or all if it has not so many. Their weights are where the GPU
+    /// reaches them when this returns.
+    ///
+    /// # Errors
+    /// [`MetalError::Unsupported`] if there is no kernel for something in the model; if there is no memory.
+    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
+        let h = model.hparams();
+        let first_layer = h.n_layer.saturating_sub(n_layers);
+        // What a pass of one token names is what any pass names of the model.
+        let places = vec![PagePlace::default(); h.attention().count()];
+        let slot = BatchSlot { rows: 0..1, outputs: 0..1, pos: 0, generated: true, tables: &[] };
+        let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
+        let batch = Batch { slots: &[slot], tokens: &[0], hidden, cos: &[], sin: &[], places: &places };
+        let plan = Plan::new(model, first_layer, &batch, false)?;
+        let mut buffers = HashMap::new();
+        for (name, _) in plan.commands.iter().flat_map(|command| &command.buffers) {
+            let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else { continue };
+            let buffer = match name {
+                Name::Tensor(index) => gpu.tensor(model.gguf(), *index)?,
+                Name::Constant(values) => {
+                    let bytes: &[u8] = bytemuck::cast_slice(values);
+                    let mut buffer = gpu.buffer(bytes.len())?;
+                    gpu.write(&mut buffer, bytes)?;
+                    buffer
+                }
+                Name::Input(_) | Name::Scratch(_) | Name::Cache(_) => continue,
+            };
+            buffers.insert(key, buffer);
+        }
+        Ok(MetalRunner { gpu, model: model.clone(), first_layer, buffers: Mutex::new(buffers) })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &G {
+        &self.gpu
+    }
+
+    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), MetalError> {
+        let plan = Plan::new(&self.model, self.first_layer, batch, outputs.states.is_some())?;
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, bytes) in plan.sizes() {
+            let Some(key) = Key::of(name) else { continue };
+            if buffers.get(&key).is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes) {
+                buffers.remove(&key);
+                let bytes = usize::try_from(bytes).map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
+                buffers.insert(key, self.gpu.buffer(bytes)?);
+            }
+            if let Some(data) = self.input(&plan, batch, name)
+                && let Some(buffer) = buffers.get_mut(&key)
+            {
+                self.gpu.write(buffer, &data)?;
+            }
+        }
+        let mut calls = Vec::with_capacity(plan.commands.len());
+        for command in &plan.commands {
+            let buffers = command.buffers.iter().filter_map(|&(name, offset)| {
+                let buffer = buffers.get(&Key::of(name)?)?;
+                Some((buffer, offset))
+            });
+            calls.push(Call { dispatch: &command.dispatch, buffers: buffers.collect(), barrier: command.barrier });
+        }
+        let pages: BTreeSet<u64> = batch.slots.iter().flat_map(|slot| slot.tables).flatten().copied().collect();
+        let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
+        self.gpu.run(&calls, &pages)?;
+        let normed = Scratch::Normed(plan.outputs);
+        let results = [(Scratch::Logits, Some(outputs.logits)), (normed, outputs.states)];
+        for (scratch, values) in results {
+            if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Scratch(scratch)))
+                && !values.is_empty()
+            {
+                self.gpu.read(buffer, bytemuck::cast_slice_mut(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the host writes into a buffer of the plan; nothing if kernels do.
+    fn input(&self, plan: &Plan<'_>, batch: &Batch<'_>, name: Name<'_>) -> Option<Vec<u8>> {
+        let rows_of = |slot: &BatchSlot<'_>, set: Set| match set {
+            Set::All => slot.rows.clone(),
+            Set::Outputs => slot.outputs.clone(),
+        };
+        let rows = |set: Set| batch.slots.iter().flat_map(move |slot| rows_of(slot, set));
+        let u32s = |values: Vec<u32>| bytemuck::cast_slice(&values).to_vec();
+        let data = match name {
+            Name::Scratch(Scratch::X(Set::All)) if !batch.hidden.is_empty() => {
+                bytemuck::cast_slice(batch.hidden).to_vec()
+            }
+            Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
+            Name::Input(Input::OutputRows) => u32s(rows(Set::Outputs).map(|row| row as u32).collect()),
+            Name::Input(Input::Rows(set)) => {
+                let mut table = 0;
+                let mut data = Vec::new();
+                for slot in batch.slots {
+                    let position = |row: usize| (slot.pos + row - slot.rows.start) as u32;
+                    data.extend(rows_of(slot, set).flat_map(|row| [position(row), table]));
+                    table += slot.tables.first().map_or(0, Vec::len) as u32;
+                }
+                u32s(data)
+            }
+            Name::Input(Input::Angles(set, rope)) => {
+                let ropes = &self.model.hparams().ropes;
+                let n_pairs = ropes[rope].n_dims / 2;
+                let first = batch.tokens.len() * ropes[..rope].iter().map(|rope| rope.n_dims / 2).sum::<usize>();
+                let mut data = Vec::<f32>::new();
+                for row in rows(set) {
+                    let [cos, sin] = [batch.cos, batch.sin].map(|x| &x[first + row * n_pairs..][..n_pairs]);
+                    data.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [cos, sin]));
+                }
+                bytemuck::cast_slice(&data).to_vec()
+            }
+            Name::Input(Input::Pages(group)) => {
+                let pages: Vec<u64> = batch.slots.iter().flat_map(|slot| &slot.tables[group]).copied().collect();
+                bytemuck::cast_slice(&pages).to_vec()
+            }
+            Name::Input(input @ Input::Tiles(..)) => {
+                let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
+                bytemuck::cast_slice(tiles).to_vec()
+            }
+            Name::Scratch(_) | Name::Tensor(_) | Name::Constant(_) | Name::Cache(_) => return None,
+        };
+        Some(data)
+    }
+}
+
+impl<G: Gpu> Runner for MetalRunner<G> {
+    fn name(&self) -> String {
+        format!("Metal ({})", self.gpu.name())
+    }
+
+    fn first_layer(&self) -> usize {
+        self.first_layer
+    }
+
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+        self.gpu.page(bytes)
+    }
+
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), SessionError> {
+        Ok(self.run(batch, outputs)?)
+    }
+}

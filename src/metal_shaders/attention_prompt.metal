@@ -1,0 +1,167 @@
+// Attention of prompts. A threadgroup of four simdgroups takes one query head of up to ROWS rows of one sequence, and
+// the keys a page at a time, all in 8 x 8 matrices. Eight rows belong to SHARE simdgroups, which share their keys and
+// the columns of their outputs. What a row sees does not change the order of its sums.
+#include "attention.h"
+
+// Rows first .. first + n of a batch, which are of one sequence.
+struct Tile {
+    uint first;
+    uint n;
+};
+
+// `q` is `(n_rows, n_head, head_dim)`, `out` `(n_rows, n_head, head_dim_v)`; sinks as in `attention_merge`. `D` is the
+// widest head, 128, 256 or 512.
+template <uint D>
+kernel void attention_prompt(device const float* q [[buffer(0)]],
+                             device const Row* rows [[buffer(1)]],
+                             device const Page* pages [[buffer(2)]],
+                             device const Tile* tiles [[buffer(3)]],
+                             device const float* sinks [[buffer(4)]],
+                             device float* out [[buffer(5)]],
+                             constant AttentionArgs& p [[buffer(6)]],
+                             uint2 group [[threadgroup_position_in_grid]],
+                             uint t [[thread_index_in_threadgroup]],
+                             uint simdgroup [[simdgroup_index_in_threadgroup]],
+                             uint lane [[thread_index_in_simdgroup]]) {
+    constexpr uint SHARE = D / 128, ROWS = 32 / SHARE, KEY_TILES = 8 / SHARE;
+    threadgroup float queries[ROWS * D];
+    threadgroup float scores[ROWS * PAGE_POSITIONS];
+    threadgroup half tail[8 * D];
+    threadgroup float factors[ROWS * 8]; // eight rows' factors as a diagonal matrix
+    constexpr uint BYTES = ROWS * (D + PAGE_POSITIONS + 8) * sizeof(float) + 8 * D * sizeof(half);
+    static_assert(BYTES <= THREADGROUP_MEMORY, "threadgroup memory");
+
+    const uint first = tiles[group.x].first, n_rows = tiles[group.x].n, head = group.y;
+    const uint kv_head = head / (p.n_head / p.n_head_kv), table = rows[first].table;
+    uint start = ~0u, stop = 0;
+    for (uint i = 0; i < n_rows; i++) {
+        start = min(start, first_seen(rows[first + i].pos, p.window));
+        stop = max(stop, rows[first + i].pos + 1);
+    }
+    for (uint i = t; i < ROWS * p.head_dim; i += 128) {
+        const uint row = i / p.head_dim, c = i % p.head_dim;
+        const float x = row < n_rows ? q[(ulong(first + row) * p.n_head + head) * p.head_dim + c] : 0.0f;
+        queries[row * D + c] = p.scale * x;
+    }
+    for (uint i = t; i < ROWS * 8; i += 128) factors[i] = 0.0f;
+
+    const uint block = simdgroup / SHARE * 8, share = simdgroup % SHARE;
+    // Rows simdgroup * KEY_TILES + i, the same in all lanes.
+    float largest[KEY_TILES], total[KEY_TILES];
+    for (uint i = 0; i < KEY_TILES; i++) {
+        largest[i] = MASKED;
+        total[i] = 0.0f;
+    }
+    // Columns (share * 16 + n) * 8 of eight rows.
+    simdgroup_float8x8 sums[16];
+    for (uint n = 0; n < 16; n++) sums[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    simdgroup_float8x8 factor;
+
+    for (uint page = start / PAGE_POSITIONS; page * PAGE_POSITIONS < stop; page++) {
+        device const half* data = pages[table + page].data;
+        device const half* keys = data + p.key_offset + kv_head * PAGE_POSITIONS * p.head_dim;
+        device const half* values = data + p.value_offset + kv_head * PAGE_POSITIONS * p.head_dim_v;
+        // Tiles of eight keys: all filled, then perhaps one filled in part, which is completed with zeros in `tail`.
+        const uint filled = min(stop - page * PAGE_POSITIONS, PAGE_POSITIONS), whole = filled / 8, rest = filled % 8;
+        for (uint i = t; rest != 0 && i < 8 * p.head_dim; i += 128) {
+            tail[i] = i < rest * p.head_dim ? keys[whole * 8 * p.head_dim + i] : half(0.0f);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        simdgroup_float8x8 products[KEY_TILES];
+        for (uint j = 0; j < KEY_TILES; j++) products[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        for (uint c = 0; c < p.head_dim; c += 8) {
+            simdgroup_float8x8 a;
+            simdgroup_load(a, queries + block * D + c, D);
+            for (uint j = 0; j < KEY_TILES; j++) {
+                const uint tile = share * KEY_TILES + j;
+                simdgroup_half8x8 b;
+                if (tile < whole) {
+                    simdgroup_load(b, keys + tile * 8 * p.head_dim + c, p.head_dim, ulong2(0, 0), true);
+                } else if (tile == whole && rest != 0) {
+                    simdgroup_load(b, tail + c, p.head_dim, ulong2(0, 0), true);
+                } else {
+                    break;
+                }
+                simdgroup_multiply_accumulate(products[j], a, b, products[j]);
+            }
+        }
+        for (uint j = 0; j < KEY_TILES; j++) {
+            simdgroup_store(products[j], scores + block * PAGE_POSITIONS + (share * KEY_TILES + j) * 8, PAGE_POSITIONS);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        for (uint i = 0; i < KEY_TILES; i++) {
+            const uint row = simdgroup * KEY_TILES + i;
+            const uint pos = rows[first + min(row, n_rows - 1)].pos, seen = first_seen(pos, p.window);
+            threadgroup float* s = scores + row * PAGE_POSITIONS;
+            const uint key = page * PAGE_POSITIONS + lane;
+            const bool sees_a = row < n_rows && seen <= key && key <= pos;
+            const bool sees_b = row < n_rows && seen <= key + 32 && key + 32 <= pos;
+            const float a = sees_a ? softcapped(s[lane], p.softcap) : MASKED;
+            const float b = sees_b ? softcapped(s[lane + 32], p.softcap) : MASKED;
+            const float new_largest = max(largest[i], simd_max(max(a, b)));
+            const float weight_a = sees_a ? exp(a - new_largest) : 0.0f;
+            const float weight_b = sees_b ? exp(b - new_largest) : 0.0f;
+            const float shrink = exp(largest[i] - new_largest);
+            total[i] = total[i] * shrink + simd_sum(weight_a + weight_b);
+            largest[i] = new_largest;
+            s[lane] = weight_a;
+            s[lane + 32] = weight_b;
+            if (lane == 0) factors[row * 8 + row % 8] = shrink;
+        }
+        for (uint i = t; rest != 0 && i < 8 * p.head_dim_v; i += 128) {
+            tail[i] = i < rest * p.head_dim_v ? values[whole * 8 * p.head_dim_v + i] : half(0.0f);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        simdgroup_load(factor, factors + block * 8, 8);
+        for (uint n = 0; n < 16; n++) {
+            const uint c = (share * 16 + n) * 8;
+            if (c >= p.head_dim_v) break;
+            simdgroup_float8x8 scaled;
+            simdgroup_multiply(scaled, factor, sums[n]);
+            sums[n] = scaled;
+        }
+        for (uint tile = 0; 8 * tile < filled; tile++) {
+            simdgroup_float8x8 a;
+            simdgroup_load(a, scores + block * PAGE_POSITIONS + tile * 8, PAGE_POSITIONS);
+            for (uint n = 0; n < 16; n++) {
+                const uint c = (share * 16 + n) * 8;
+                if (c >= p.head_dim_v) break;
+                simdgroup_half8x8 b;
+                if (tile < whole) {
+                    simdgroup_load(b, values + tile * 8 * p.head_dim_v + c, p.head_dim_v);
+                } else {
+                    simdgroup_load(b, tail + c, p.head_dim_v);
+                }
+                simdgroup_multiply_accumulate(sums[n], a, b, sums[n]);
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup); // scores, factors and tail are read
+    }
+
+    for (uint i = 0; i < KEY_TILES; i++) {
+        const uint row = simdgroup * KEY_TILES + i;
+        const float sink = sinks[head], most = max(largest[i], sink), weight = exp(largest[i] - most);
+        if (lane == 0) factors[row * 8 + row % 8] = weight / (total[i] * weight + exp(sink - most));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_load(factor, factors + block * 8, 8);
+    for (uint n = 0; n < 16; n++) {
+        const uint c = (share * 16 + n) * 8;
+        if (c >= p.head_dim_v) break;
+        simdgroup_float8x8 scaled;
+        simdgroup_multiply(scaled, factor, sums[n]);
+        simdgroup_store(scaled, queries + block * D + c, D);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = t; i < n_rows * p.head_dim_v; i += 128) {
+        const uint row = i / p.head_dim_v, c = i % p.head_dim_v;
+        out[(ulong(first + row) * p.n_head + head) * p.head_dim_v + c] = queries[row * D + c];
+    }
+}
+
+INSTANTIATE("attention_prompt_128", attention_prompt, 128)
+INSTANTIATE("attention_prompt_256", attention_prompt, 256)
+INSTANTIATE("attention_prompt_512", attention_prompt, 512)

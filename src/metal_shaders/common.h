@@ -1,0 +1,37 @@
+// What all kernels share. The library is compiled without fast math, so that sums keep the order written here.
+#pragma once
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+using namespace metal;
+
+// Compiles `function<...>` as a kernel that the host knows by `name`.
+#define INSTANTIATE(name, function, ...) \
+    template [[host_name(name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+
+// Threadgroup memory that every Apple GPU has, in bytes.
+constant constexpr uint THREADGROUP_MEMORY = 32768;
+
+// Stands for minus infinity: finite, and `exp(MASKED - x)` is 0 for every score x.
+constant constexpr float MASKED = -1e30f;
+
+// `x / (1 + exp(-t))`, with an exponential that cannot overflow.
+inline float times_sigmoid(float x, float t) {
+    const float e = exp(-fabs(t));
+    return t < 0.0f ? x * e / (1.0f + e) : x / (1.0f + e);
+}
+
+// `cap * tanh(x / cap)`; x if cap is 0.
+inline float softcapped(float x, float cap) {
+    return cap > 0.0f ? cap * precise::tanh(x / cap) : x;
+}
+
+// Sum of `x` over a threadgroup of 8 simdgroups, the same in all threads. `sums` has room for 8.
+inline float threadgroup_sum(float x, threadgroup float* sums, uint lane, uint simdgroup) {
+    x = simd_sum(x);
+    threadgroup_barrier(mem_flags::mem_threadgroup); // `sums` may still be read from the call before
+    if (lane == 0) sums[simdgroup] = x;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0.0f;
+    for (uint i = 0; i < 8; i++) sum += sums[i];
+    return sum;
+}

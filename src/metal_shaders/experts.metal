@@ -1,0 +1,119 @@
+// Mixtures of experts: which experts a row takes, which rows an expert gets, and the weighted sum of their outputs.
+#include "common.h"
+
+// Most experts of a layer.
+constant constexpr uint MAX_EXPERTS = 512;
+
+// Least sum that weights are divided by: the smallest normal f16.
+constant constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
+
+struct RouteArgs {
+    uint n_rows;
+    uint n_expert;
+    uint n_used;
+    uint gating;
+    uint normalise;
+    float scale;
+};
+
+// How router outputs become weights (`gating`).
+constant constexpr uint SOFTMAX = 0;        // over all experts
+constant constexpr uint SOFTMAX_CHOSEN = 1; // over the chosen ones
+constant constexpr uint SIGMOID = 2;
+
+// Chooses the experts with the `n_used` largest probabilities plus bias, the lower index first among equals, a
+// simdgroup per row. Weights come without the bias.
+kernel void route(device const float* router [[buffer(0)]],
+                  device const float* bias [[buffer(1)]],
+                  device uint* chosen [[buffer(2)]],
+                  device float* weights [[buffer(3)]],
+                  constant RouteArgs& p [[buffer(4)]],
+                  uint row [[threadgroup_position_in_grid]],
+                  uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float probabilities[MAX_EXPERTS];
+    threadgroup float ranks[MAX_EXPERTS];
+    static_assert(2 * MAX_EXPERTS * sizeof(float) <= THREADGROUP_MEMORY, "threadgroup memory");
+    device const float* x = router + ulong(row) * p.n_expert;
+    float largest = MASKED;
+    for (uint e = lane; e < p.n_expert; e += 32) largest = max(largest, x[e]);
+    largest = simd_max(largest);
+    float sum = 0.0f;
+    for (uint e = lane; e < p.n_expert; e += 32) {
+        probabilities[e] = p.gating == SIGMOID ? times_sigmoid(1.0f, x[e]) : exp(x[e] - largest);
+        sum += probabilities[e];
+    }
+    sum = simd_sum(sum);
+    for (uint e = lane; e < p.n_expert; e += 32) {
+        if (p.gating == SOFTMAX) probabilities[e] /= sum;
+        ranks[e] = probabilities[e] + bias[e];
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+
+    float chosen_sum = 0.0f;
+    for (uint j = 0; j < p.n_used; j++) {
+        float best = MASKED;
+        uint index = ~0u;
+        for (uint e = lane; e < p.n_expert; e += 32) {
+            if (ranks[e] > best) {
+                best = ranks[e];
+                index = e;
+            }
+        }
+        const float most = simd_max(best);
+        index = min(simd_min(best == most ? index : ~0u), p.n_expert - 1);
+        chosen_sum += probabilities[index];
+        if (lane == 0) chosen[row * p.n_used + j] = index;
+        if (lane == index % 32) ranks[index] = MASKED; // only this lane reads it
+    }
+    const bool normalise = p.normalise != 0 || p.gating == SOFTMAX_CHOSEN;
+    const float factor = normalise ? p.scale / max(chosen_sum, MIN_WEIGHT_SUM) : p.scale;
+    simdgroup_barrier(mem_flags::mem_device); // lane 0 wrote the choice
+    for (uint j = lane; j < p.n_used; j += 32) {
+        weights[row * p.n_used + j] = factor * probabilities[chosen[row * p.n_used + j]];
+    }
+}
+
+struct ExpertRowsArgs {
+    uint n_chosen;
+    uint n_expert;
+};
+
+// The choices of each expert in order, a simdgroup per expert: `counts[e]` of them in `lists[e]`,
+// `(n_expert, n_chosen)`.
+kernel void expert_rows(device const uint* chosen [[buffer(0)]],
+                        device uint* counts [[buffer(1)]],
+                        device uint* lists [[buffer(2)]],
+                        constant ExpertRowsArgs& p [[buffer(3)]],
+                        uint expert [[threadgroup_position_in_grid]],
+                        uint lane [[thread_index_in_simdgroup]]) {
+    uint count = 0;
+    for (uint first = 0; first < p.n_chosen; first += 32) {
+        const uint c = first + lane;
+        const uint mine = c < p.n_chosen && chosen[c] == expert ? 1 : 0;
+        const uint before = simd_prefix_exclusive_sum(mine);
+        if (mine != 0) lists[ulong(expert) * p.n_chosen + count + before] = c;
+        count += simd_sum(mine);
+    }
+    if (lane == 0) counts[expert] = count;
+}
+
+struct CombineExpertsArgs {
+    uint n;
+    uint n_rows;
+    uint n_used;
+};
+
+// `y[r] = sum over j of weights[r][j] x[r][j]`, in order.
+kernel void combine_experts(device const float* x [[buffer(0)]],
+                            device const float* weights [[buffer(1)]],
+                            device float* y [[buffer(2)]],
+                            constant CombineExpertsArgs& p [[buffer(3)]],
+                            uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= p.n) return;
+    float sum = 0.0f;
+    for (uint j = 0; j < p.n_used; j++) {
+        const ulong c = ulong(at.y) * p.n_used + j;
+        sum += weights[c] * x[c * p.n + at.x];
+    }
+    y[ulong(at.y) * p.n + at.x] = sum;
+}

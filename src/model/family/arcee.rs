@@ -1,0 +1,11 @@
+//! Arcee's AFM: a llama whose feed-forward layer is a squared ReLU without a gate.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::spec::Activation;
+
+pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SquaredRelu)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}

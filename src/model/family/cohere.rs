@@ -1,0 +1,33 @@
+//! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer beside each other, norms without
+//! bias. Command R7B rotates in windows alone.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::spec::{Activation, FfnSpec, Norms};
+
+pub(super) fn command_r(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    all(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+pub(super) fn cohere2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    two(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+pub(super) fn cohere2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    two(keys, keys.mixture(0, true)?)
+}
+
+fn two(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = all(keys, ffn)?;
+    h.set_windows(keys, Some(4096), 4)?;
+    h.rotate_in_windows_alone();
+    Ok(h)
+}
+
+fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::LayerNoBias, ffn)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    h.set_norms(Norms::Shared);
+    h.logit_scale = keys.positive("logit_scale")?.unwrap_or(1.0);
+    Ok(h)
+}

@@ -1,0 +1,243 @@
+//! What a layer computes: the executor reads nothing else about it. A family turns metadata into specifications,
+//! weights are bound by them.
+
+use super::hparams::RopeId;
+
+/// One layer: a mixer (attention), then a feed-forward layer, each added to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct LayerSpec {
+    /// What mixes tokens.
+    pub mixer: Mixer,
+    /// What follows it.
+    pub ffn: FfnSpec,
+    /// Where norms are.
+    pub norms: Norms,
+    /// The matrices that have a bias.
+    pub biases: Biases,
+    /// Factor on what mixer and feed-forward layer add to the residual stream.
+    pub residual_scale: f32,
+}
+
+/// What mixes tokens.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Mixer {
+    /// Softmax attention over keys and values of earlier tokens.
+    Attention(AttnSpec),
+}
+
+/// Attention of one layer.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AttnSpec {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads.
+    pub n_head_kv: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Factor on `q·k`.
+    pub scale: f32,
+    /// Soft cap `c` of scores: `c·tanh(s/c)`.
+    pub softcap: Option<f32>,
+    /// Positions seen, the current one included; `None`: all.
+    pub window: Option<usize>,
+    /// How queries and keys are rotated; `None`: not at all.
+    pub rope: Option<RopeId>,
+    /// Norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
+}
+
+impl AttnSpec {
+    /// Query heads that share one key/value head.
+    pub fn n_group(&self) -> usize {
+        self.n_head / self.n_head_kv
+    }
+
+    /// Width of the queries of a token.
+    pub fn n_q(&self) -> usize {
+        self.n_head * self.head_dim
+    }
+
+    /// Width of its keys.
+    pub fn n_k(&self) -> usize {
+        self.n_head_kv * self.head_dim
+    }
+
+    /// Width of its values.
+    pub fn n_v(&self) -> usize {
+        self.n_head_kv * self.head_dim_v
+    }
+
+    /// Width of the output of all heads.
+    pub fn n_out(&self) -> usize {
+        self.n_head * self.head_dim_v
+    }
+}
+
+/// What the weights of a q/k norm span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QkNorm {
+    /// Each head by itself.
+    PerHead,
+    /// All heads together.
+    Full,
+}
+
+/// Feed-forward layer.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum FfnSpec {
+    /// The same weights for every token.
+    Dense(DenseSpec),
+    /// Mixture of experts.
+    Moe(MoeSpec),
+}
+
+impl FfnSpec {
+    /// Width of the widest inner layer.
+    pub fn n_ff(&self) -> usize {
+        match self {
+            FfnSpec::Dense(ffn) => ffn.n_ff,
+            FfnSpec::Moe(moe) => moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff)),
+        }
+    }
+
+    pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
+        match self {
+            FfnSpec::Moe(moe) => Some(moe),
+            FfnSpec::Dense(_) => None,
+        }
+    }
+
+    /// The mixture, if it is one.
+    pub fn moe(&self) -> Option<&MoeSpec> {
+        match self {
+            FfnSpec::Moe(moe) => Some(moe),
+            FfnSpec::Dense(_) => None,
+        }
+    }
+}
+
+/// `down(act(x))`.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct DenseSpec {
+    /// Width of the inner layer.
+    pub n_ff: usize,
+    /// `act`.
+    pub activation: Activation,
+    /// Whether gate and up are one matrix, the gate first.
+    pub fused: bool,
+}
+
+/// Mixture of experts: a router scores them, each token uses the best.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MoeSpec {
+    /// Experts.
+    pub n_expert: usize,
+    /// Experts each token uses.
+    pub n_used: usize,
+    /// Width of the inner layer of one expert.
+    pub n_ff: usize,
+    /// Activation of the experts.
+    pub activation: Activation,
+    /// From the router's outputs to weights.
+    pub gating: Gating,
+    /// Whether the file has a bias per expert that is added to the scores for the choice alone.
+    pub bias: bool,
+    /// Limits the choice to some groups of experts.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of the used experts are divided by their sum.
+    pub normalise: bool,
+    /// Factor on these weights.
+    pub scale: f32,
+    /// The expert that every token uses.
+    pub shared: Option<SharedSpec>,
+}
+
+/// From a router's outputs to the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax,
+    /// Softmax over the used experts alone.
+    SoftmaxAfterTopK,
+    /// Sigmoid of each.
+    Sigmoid,
+}
+
+/// Experts in groups of equal size. A group's score is the sum of the two best of its experts; experts of the best
+/// groups alone can be chosen (arXiv 2412.19437).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpertGroups {
+    /// Groups.
+    pub n_group: usize,
+    /// Groups that a token chooses from.
+    pub n_used: usize,
+}
+
+/// The expert of a mixture that every token uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedSpec {
+    /// Width of its inner layer.
+    pub n_ff: usize,
+    /// Whether its output is multiplied by the sigmoid of a product with the input.
+    pub gated: bool,
+}
+
+/// Inner part of a feed-forward layer, of the products `gate` and `up` with its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `silu(gate)·up`.
+    SwiGlu,
+    /// `gelu(gate)·up`, by the tanh formula.
+    GeGlu,
+    /// `gelu(up)`, by the tanh formula; there is no gate.
+    Gelu,
+    /// `max(up, 0)²`; there is no gate.
+    SquaredRelu,
+}
+
+impl Activation {
+    /// Whether there is a gate.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Activation::SwiGlu | Activation::GeGlu)
+    }
+}
+
+/// Norms of mixer and feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Norms {
+    /// Of their inputs.
+    Before,
+    /// Of their outputs.
+    After,
+    /// Of both.
+    Both,
+    /// Of the one input that they share: both are added to the same residual stream (GPT-J style).
+    Shared,
+}
+
+/// The matrices of a layer that have a bias in every file. Other biases are up to the file, but the same in all
+/// layers of equal specifications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Biases {
+    /// None.
+    Optional,
+    /// Those of queries, keys and values.
+    Qkv,
+    /// All, but for the matrices of a mixture.
+    All,
+}

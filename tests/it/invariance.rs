@@ -1,0 +1,346 @@
+//! One arithmetic per token: whatever is computed beside it, in batches of whatever size, on however many threads, and
+//! whoever wants logits, a token's logits, keys and values are the same bits. All levels, formats, dense, windowed and
+//! mixture models.
+
+use crate::common::emulated;
+use crate::run::{OnLevel, engine};
+use crate::tiny::{N_VOCAB, Parts};
+use ruvllm::Session;
+use ruvllm::arch::Arch;
+use ruvllm::exec::{CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind};
+use ruvllm::lora::Adapter;
+use ruvllm::model::Model;
+use ruvllm::quant::{DType, FORMATS};
+use std::sync::Arc;
+
+/// Knuth's MMIX generator.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n
+    }
+
+    fn tokens(&mut self, n: usize) -> Vec<u32> {
+        (0..n).map(|_| self.below(N_VOCAB) as u32).collect()
+    }
+}
+
+/// Models as small as blocks of 256 weights allow, with heads that all attention kernels take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Shape {
+    Dense,
+    /// With a window of 70 in every second layer.
+    Windowed,
+    Mixture,
+}
+
+fn model(shape: Shape, dtype: DType) -> Model {
+    const N: usize = 256;
+    let arch = match shape {
+        Shape::Dense => "llama",
+        Shape::Windowed => "gemma2",
+        Shape::Mixture => "qwen3moe",
+    };
+    let mut p = Parts::new();
+    p.set("general.architecture", arch);
+    for (key, n) in [
+        ("context_length", 512),
+        ("embedding_length", N),
+        ("block_count", 2),
+        ("attention.head_count", 8),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 32),
+        ("attention.value_length", 32),
+        ("feed_forward_length", 512),
+    ] {
+        p.set(&format!("{arch}.{key}"), n as u32);
+    }
+    p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
+    match shape {
+        Shape::Dense => {}
+        Shape::Windowed => {
+            p.set("gemma2.attention.sliding_window", 70u32);
+            p.set("gemma2.attn_logit_softcapping", 5.0f32);
+        }
+        Shape::Mixture => {
+            p.set("qwen3moe.expert_count", 5u32);
+            p.set("qwen3moe.expert_used_count", 2u32);
+            p.set("qwen3moe.expert_feed_forward_length", 256u32);
+        }
+    }
+    p.matrix("token_embd", N, &[N_VOCAB], dtype);
+    p.norm("output_norm", N);
+    if shape != Shape::Windowed {
+        p.matrix("output", N, &[N_VOCAB], dtype);
+    }
+    for i in 0..2 {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        for (part, n_out) in [("attn_q", N), ("attn_k", 64), ("attn_v", 64), ("attn_output", N)] {
+            p.matrix(&name(part), N, &[n_out], dtype);
+        }
+        p.norm(&name("attn_norm"), N);
+        p.norm(&name("ffn_norm"), N);
+        if shape == Shape::Windowed {
+            p.norm(&name("post_attention_norm"), N);
+            p.norm(&name("post_ffw_norm"), N);
+        }
+        if shape == Shape::Mixture {
+            p.norm(&name("attn_q_norm"), 32);
+            p.norm(&name("attn_k_norm"), 32);
+            p.matrix(&name("ffn_gate_inp"), N, &[5], DType::F32);
+            p.matrix(&name("ffn_gate_exps"), N, &[256, 5], dtype);
+            p.matrix(&name("ffn_up_exps"), N, &[256, 5], dtype);
+            p.matrix(&name("ffn_down_exps"), 256, &[N, 5], dtype);
+        } else {
+            p.matrix(&name("ffn_gate"), N, &[512], dtype);
+            p.matrix(&name("ffn_up"), N, &[512], dtype);
+            p.matrix(&name("ffn_down"), 512, &[N], dtype);
+        }
+    }
+    crate::run::open(p.gguf()).unwrap()
+}
+
+fn options(kv_type: KvType, n_batch: usize, exact: bool) -> SessionOptions {
+    SessionOptions { n_ctx: Some(512), n_batch, kv_type, exact, ..Default::default() }
+}
+
+/// A text: a prompt, then generated tokens; and the logits that follow each token.
+struct Text {
+    prompt: Vec<u32>,
+    generated: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Text {
+    /// Computed alone on one thread, the prompt as a whole, the other tokens one by one.
+    fn new(model: &Model, options: &SessionOptions, n_prompt: usize, n_generated: usize, random: &mut Random) -> Text {
+        let (prompt, generated) = (random.tokens(n_prompt), random.tokens(n_generated));
+        let mut session = engine(model, 1).session_with(&SessionOptions { n_batch: 512, ..options.clone() }).unwrap();
+        let mut logits = all_logits(&mut session, &prompt);
+        for &token in &generated {
+            session.decode(token).unwrap();
+            logits.extend_from_slice(session.logits());
+        }
+        Text { prompt, generated, logits }
+    }
+
+    /// The logits that follow the tokens from `first` on.
+    fn after(&self, first: usize) -> &[f32] {
+        &self.logits[first * N_VOCAB..]
+    }
+
+    /// The logits that follow `n` tokens from `first` on.
+    fn rows(&self, first: usize, n: usize) -> &[f32] {
+        &self.after(first)[..n * N_VOCAB]
+    }
+}
+
+fn all_logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
+    let mut logits = Vec::new();
+    session.prefill_each(tokens, 0, |_, row| logits.extend_from_slice(row)).unwrap();
+    logits
+}
+
+#[track_caller]
+fn assert_same(expected: &[f32], got: &[f32], what: &str) {
+    assert_eq!(expected.len(), got.len(), "{what}");
+    let differs = expected.iter().zip(got).position(|(a, b)| a.to_bits() != b.to_bits());
+    if let Some(i) = differs {
+        panic!("{what}: row {} of {}: {} instead of {}", i / N_VOCAB, got.len() / N_VOCAB, got[i], expected[i]);
+    }
+}
+
+/// Threads, sizes of batches, and which rows' logits are wanted.
+fn batches_and_threads(model: &Model, kv_type: KvType, text: &Text, exact: bool, what: &str) {
+    let sizes: &[usize] = if few() { &[33, 512] } else { &[1, 7, 32, 64, 512] };
+    for (i, &n_batch) in sizes.iter().enumerate() {
+        let n_threads = 1 + (i + text.prompt.len()) % 3;
+        let what = format!("{what}, {n_threads} threads, batches of {n_batch}");
+        let engine = engine(model, n_threads);
+        let mut session = engine.session_with(&options(kv_type, n_batch, exact)).unwrap();
+        let mut last = session.fork().unwrap();
+        assert_same(text.rows(0, text.prompt.len()), &all_logits(&mut session, &text.prompt), &what);
+        last.prefill(&text.prompt).unwrap();
+        for session in [&mut session, &mut last] {
+            assert_same(text.rows(text.prompt.len() - 1, 1), session.logits(), &what);
+            for (j, &token) in text.generated.iter().enumerate().take(2) {
+                session.decode(token).unwrap();
+                assert_same(text.rows(text.prompt.len() + j, 1), session.logits(), &what);
+            }
+        }
+    }
+}
+
+/// The text's tokens, some at a time, among those of other sequences, in any order; drafts are verified together.
+fn neighbours(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, what: &str) {
+    let engine = engine(model, 1 + random.below(3));
+    let new = || engine.sequence(&options(kv_type, 512, false)).unwrap();
+    let (mut outputs, cancel) = (Outputs::default(), CancelToken::default());
+    let n_others = [1, 3, 8, 15, 63][random.below(if few() { 2 } else { 5 })];
+    let mut others: Vec<Sequence> = (0..n_others).map(|_| new()).collect();
+    let mut adapter = Adapter::zeros(model, 2, 1, |_| true).unwrap();
+    adapter.terms_mut().for_each(|(i, term)| {
+        let (a, b) = term.parts_mut();
+        a.iter_mut().chain(b).enumerate().for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
+    });
+    others[0].attach(Arc::new(adapter), 1.0).unwrap();
+    let mut seq = new();
+    while seq.position() < text.prompt.len() + text.generated.len() {
+        let begin = seq.position();
+        let (rest, kind, most) = match begin.checked_sub(text.prompt.len()) {
+            None => (&text.prompt[begin..], TokenKind::Prompt, 80),
+            Some(done) => (&text.generated[done..], TokenKind::Generated, 8),
+        };
+        let tokens = &rest[..rest.len().min(1 + random.below(most))];
+        let theirs: Vec<(Vec<u32>, TokenKind)> = (0..n_others)
+            .map(|i| match random.below(3) {
+                0 if i < 8 => {
+                    let n = 1 + random.below(20);
+                    (random.tokens(n), TokenKind::Prompt)
+                }
+                1 if i < 8 => (random.tokens(3), TokenKind::Generated),
+                _ => (random.tokens(1), TokenKind::Generated),
+            })
+            .collect();
+        let first = random.below(tokens.len() + 1);
+        let mut slots = vec![Slot::new(&mut seq, tokens, kind).outputs_from(first)];
+        slots.extend(others.iter_mut().zip(&theirs).map(|(seq, (tokens, kind))| Slot::new(seq, tokens, *kind)));
+        let at = random.below(slots.len());
+        slots.swap(0, at);
+        engine.step(&mut slots, &mut outputs, &cancel).unwrap();
+        drop(slots);
+        let expected = text.rows(begin + first, tokens.len() - first);
+        assert_same(expected, outputs.logits(at), &format!("{what}, from {begin} on, slot {at} of {}", n_others + 1));
+        others.iter_mut().filter(|other| other.position() > 400).for_each(|other| *other = new());
+    }
+}
+
+/// Forks, and what was taken back or has left a window and is computed again.
+fn forks_and_rewinds(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, what: &str) {
+    let engine = engine(model, 2);
+    let mut session = engine.session_with(&options(kv_type, 33, false)).unwrap();
+    session.prefill(&text.prompt).unwrap();
+    let n_prompt = text.prompt.len();
+    for _ in 0..2 {
+        let mut fork = session.fork().unwrap();
+        for (j, &token) in text.generated.iter().enumerate() {
+            fork.decode(token).unwrap();
+            assert_same(text.rows(n_prompt + j, 1), fork.logits(), what);
+        }
+        // Some generated tokens stay, behind a window that may have to be computed again.
+        fork.rewind(n_prompt + 2).unwrap();
+        fork.decode(text.generated[2]).unwrap();
+        assert_same(text.rows(n_prompt + 2, 1), fork.logits(), what);
+        let position = random.below(n_prompt);
+        session.rewind(position).unwrap();
+        session.prefill(&text.prompt[position..]).unwrap();
+        assert_same(text.rows(n_prompt - 1, 1), session.logits(), what);
+    }
+}
+
+/// Keys and values of each layer.
+#[derive(Default)]
+struct KeysValues([Vec<f32>; 4]);
+
+impl Probe for KeysValues {
+    fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+        match tap {
+            Tap::K => self.0[2 * layer].extend_from_slice(values),
+            Tap::V => self.0[2 * layer + 1].extend_from_slice(values),
+            _ => {}
+        }
+    }
+}
+
+/// Keys and values themselves, and that looking at them changes nothing.
+fn keys_and_values(model: &Model, kv_type: KvType, text: &Text, what: &str) {
+    let last = text.prompt.len() - 1;
+    let [whole, parts] = [512, 41].map(|n_batch| {
+        let mut session = engine(model, 2).session_with(&options(kv_type, n_batch, false)).unwrap();
+        let mut seen = KeysValues::default();
+        session.prefill_probed(&text.prompt, last, &mut seen, |_, _| ()).unwrap();
+        assert_same(text.rows(last, 1), session.logits(), what);
+        seen.0
+    });
+    for (whole, parts) in whole.iter().zip(&parts) {
+        assert!(whole.iter().map(|x| x.to_bits()).eq(parts.iter().map(|x| x.to_bits())), "{what}: keys or values");
+    }
+}
+
+/// With `exact`, prompts are computed as if they had been generated.
+fn exact(model: &Model, kv_type: KvType, random: &mut Random, what: &str) {
+    let what = format!("{what}, exact");
+    let options = options(kv_type, 512, true);
+    let all = Text::new(model, &options, if few() { 70 } else { 90 }, 2, random);
+    batches_and_threads(model, kv_type, &all, true, &what);
+    let one = engine(model, 1);
+    let mut session = one.session_with(&options).unwrap();
+    let mut not_exact = one.session_with(&SessionOptions { exact: false, ..options }).unwrap();
+    for (i, &token) in all.prompt.iter().chain(&all.generated).enumerate() {
+        session.decode(token).unwrap();
+        not_exact.decode(token).unwrap();
+        assert_same(all.rows(i, 1), session.logits(), &what);
+        assert_same(all.rows(i, 1), not_exact.logits(), &what);
+    }
+}
+
+fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
+    let what = format!("{shape:?} {dtype:?} {arch:?} {kv_type:?}");
+    let model = model(shape, dtype).on(arch);
+    let mut random = Random(dtype as u64 * 31 + shape as u64);
+    let n_prompt = random.below(60) + if few() { 70 } else { 140 };
+    let text = Text::new(&model, &options(kv_type, 512, false), n_prompt, 9, &mut random);
+    batches_and_threads(&model, kv_type, &text, false, &what);
+    for _ in 0..if few() { 1 } else { 2 } {
+        neighbours(&model, kv_type, &text, &mut random, &what);
+    }
+    forks_and_rewinds(&model, kv_type, &text, &mut random, &what);
+    keys_and_values(&model, kv_type, &text, &what);
+    exact(&model, kv_type, &mut random, &what);
+}
+
+/// Whether instructions are emulated, those of a CPU or tiles alone: then a part of all this has to do.
+fn few() -> bool {
+    emulated() || cfg!(ruvllm_emulate_amx)
+}
+
+/// Levels this CPU has; under emulation the one that is tested.
+fn levels() -> Vec<Arch> {
+    if few() { vec![crate::run::level()] } else { Arch::available().collect() }
+}
+
+#[test]
+fn dense() {
+    for arch in levels() {
+        for format in FORMATS.iter().filter(|f| f.quantize.is_some()) {
+            let common = [DType::F16, DType::Q8_0, DType::Q4_K].contains(&format.dtype);
+            // The portable level has one code for all formats.
+            if common || !(few() || arch.name() == "scalar") {
+                check(Shape::Dense, format.dtype, arch, KvType::F16);
+            }
+        }
+        if !few() {
+            check(Shape::Dense, DType::Q4_K, arch, KvType::F32);
+        }
+    }
+}
+
+#[test]
+fn windowed() {
+    for arch in levels() {
+        for dtype in [DType::Q4_K, DType::Q8_0].into_iter().take(if few() { 1 } else { 2 }) {
+            check(Shape::Windowed, dtype, arch, KvType::F16);
+        }
+    }
+}
+
+#[test]
+fn mixture() {
+    for arch in levels() {
+        for dtype in [DType::Q4_K, DType::Q5_0, DType::BF16].into_iter().take(if few() { 1 } else { 3 }) {
+            check(Shape::Mixture, dtype, arch, KvType::F16);
+        }
+    }
+}

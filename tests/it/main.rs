@@ -1,0 +1,43 @@
+//! The tests of the library in one program, which links once. `cargo test --release --test it engine::` runs
+//! those of one module. A test that needs a process of its own is a file beside this folder.
+
+mod batch;
+#[cfg(feature = "chat")]
+mod chat;
+mod common;
+#[cfg(feature = "chat")]
+mod conformance_chat;
+mod conformance_gguf;
+#[cfg(feature = "grammar")]
+mod conformance_grammar;
+mod conformance_logits;
+mod conformance_quant;
+mod conformance_tokenizer;
+mod demo;
+mod engine;
+mod generate;
+mod gguf;
+mod gradient;
+#[cfg(feature = "grammar")]
+mod grammar;
+#[cfg(feature = "grammar")]
+mod hostile;
+mod instructions;
+mod invariance;
+mod kernels_backward;
+mod kernels_elementwise;
+mod kernels_gemm;
+mod kernels_matvec;
+mod kv;
+mod learn;
+mod lora;
+mod pages;
+mod quant;
+mod run;
+mod sample;
+#[cfg(feature = "grammar")]
+mod schemas;
+mod tiny;
+mod tokenizer;
+#[cfg(feature = "chat")]
+mod tools;

@@ -1,0 +1,336 @@
+//! The sampler through its public interface: reproducible, of the right distribution, and
+//! unimpressed by hostile logits and parameters.
+
+use crate::common::cases;
+use proptest::prelude::*;
+use ruvllm::SampleError;
+use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder};
+
+/// `n` logits without pattern, between −5 and 5, from a multiplicative hash of the index.
+fn logits(n: usize, salt: u32) -> Vec<f32> {
+    let hash = |i: u32| {
+        let h = (i ^ salt.rotate_left(20)).wrapping_mul(0x9e37_79b1).rotate_left(13);
+        (h ^ (h >> 15)).wrapping_mul(0x85eb_ca6b)
+    };
+    (0..n as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 24) as f32 * 10.0 - 5.0).collect()
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, &l) in logits.iter().enumerate() {
+        if l > logits[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// A builder whose chain changes nothing.
+fn plain() -> SamplerBuilder {
+    Sampler::builder().samplers("")
+}
+
+fn run(builder: SamplerBuilder, n: usize) -> Vec<u32> {
+    let mut sampler = builder.build().unwrap();
+    let mut history = vec![];
+    for step in 0..n as u32 {
+        let token = sampler.sample(&logits(500, step), &history).unwrap();
+        history.push(token);
+    }
+    history
+}
+
+#[test]
+fn seeded_runs_repeat_and_seeds_differ() {
+    let everything = Sampler::builder()
+        .repeat_penalty(1.1)
+        .dry_multiplier(0.8)
+        .top_n_sigma(2.0)
+        .typical(0.9)
+        .xtc_probability(0.5)
+        .dynatemp_range(0.3);
+    for builder in [
+        Sampler::builder(),
+        everything,
+        plain(),
+        Sampler::builder().mirostat(Mirostat::V1),
+        Sampler::builder().mirostat(Mirostat::V2),
+    ] {
+        let first = run(builder.clone().seed(42), 60);
+        assert_eq!(first, run(builder.clone().seed(42), 60));
+        assert_ne!(first, run(builder.clone().seed(43), 60));
+        assert_ne!(run(builder.clone(), 60), run(builder, 60), "no seed must mean chance");
+    }
+}
+
+#[test]
+fn a_seed_means_the_same_tokens_for_ever() {
+    // The generator's first outputs for seed 0, from its published test vector, divided by 2⁶⁴:
+    // 0.8833, 0.4318, 0.0264, 0.9741. Over eight equal tokens they pick ⌊8u⌋.
+    let mut sampler = plain().seed(0).build().unwrap();
+    let tokens: Vec<u32> = (0..4).map(|_| sampler.sample(&[0.0; 8], &[]).unwrap()).collect();
+    assert_eq!(tokens, [7, 3, 0, 7]);
+}
+
+#[test]
+fn reset_restarts() {
+    for mirostat in [Mirostat::Off, Mirostat::V2] {
+        let mut sampler = Sampler::builder().mirostat(mirostat).build().unwrap();
+        let draw = |sampler: &mut Sampler| -> Vec<u32> {
+            (0..40).map(|i| sampler.sample(&logits(300, i), &[]).unwrap()).collect()
+        };
+        let first = draw(&mut sampler);
+        let rng_moved_on: Vec<u32> = draw(&mut sampler);
+        assert_ne!(first, rng_moved_on);
+        sampler.reset();
+        assert_eq!(draw(&mut sampler), first);
+        let again = Sampler::builder().mirostat(mirostat).seed(sampler.seed());
+        assert_eq!(draw(&mut again.build().unwrap()), first);
+    }
+}
+
+#[test]
+fn draws_have_the_softmax_distribution() {
+    // Weights 1 … 10, 20,000 draws: χ² with 9 degrees of freedom stays below 27.9 with
+    // probability 0.999; the seeds are fixed, so a pass is a pass for ever.
+    let logits: Vec<f32> = (1..=10).map(|i| (i as f32).ln()).collect();
+    for seed in [1, 2, 3] {
+        for (temperature, power) in [(1.0, 1.0), (0.5, 2.0)] {
+            let chain = plain().samplers("temperature").temperature(temperature);
+            let mut sampler = chain.seed(seed).build().unwrap();
+            let mut counts = [0.0f64; 10];
+            for _ in 0..20_000 {
+                counts[sampler.sample(&logits, &[]).unwrap() as usize] += 1.0;
+            }
+            let weight = |i: usize| ((i + 1) as f64).powf(power);
+            let total: f64 = (0..10).map(weight).sum();
+            let expected = |i: usize| 20_000.0 * weight(i) / total;
+            let chi2: f64 = (0..10).map(|i| (counts[i] - expected(i)).powi(2) / expected(i)).sum();
+            assert!(chi2 < 27.9, "seed {seed}, temperature {temperature}: χ² = {chi2}");
+        }
+    }
+}
+
+#[test]
+fn mirostat_cuts_below_the_entropy_of_the_model() {
+    // Zipf with exponent 1.1 over 2,000 tokens has more than 6 bits of entropy; with tau = 3 the
+    // surprise that is fed back averages 3, and the model's own surprise of the same tokens
+    // (not renormalised to the kept ones) can only be larger, yet stays well below the entropy.
+    let logits: Vec<f32> = (1..=2000).map(|i| -1.1 * (i as f32).ln()).collect();
+    let mean_bits = |builder: SamplerBuilder| {
+        let mut sampler = builder.temperature(1.0).seed(5).build().unwrap();
+        let mut bits = || -sampler.sample_with_logprobs(&logits, &[], 0).unwrap().logprob.exp().log2();
+        // Settle first; then σ of the mean is about 2 / √2000 < 0.05 bits.
+        (0..200).for_each(|_| _ = bits());
+        (0..2000).map(|_| bits()).sum::<f32>() / 2000.0
+    };
+    let free = mean_bits(plain());
+    for version in [Mirostat::V1, Mirostat::V2] {
+        let cut = mean_bits(Sampler::builder().mirostat(version).mirostat_tau(3.0));
+        assert!(cut > 3.0 - 0.25 && cut < free - 1.0, "{version:?}: {cut}, free {free}");
+    }
+}
+
+#[test]
+fn order_is_the_one_given() {
+    // p = 0.6, 0.3, 0.1. Excluding top choices after top-k 1 changes nothing; before it, the
+    // second is all that is left.
+    let logits = [6f32.ln(), 3f32.ln(), 0.0];
+    let chain = |names: &str| Sampler::builder().xtc_probability(1.0).xtc_threshold(0.2).top_k(1).samplers(names);
+    assert_eq!(chain("top_k;xtc").build().unwrap().sample(&logits, &[]), Ok(0));
+    assert_eq!(chain(" xtc; top-k ").build().unwrap().sample(&logits, &[]), Ok(1));
+}
+
+#[test]
+fn a_filter_that_is_not_named_does_not_run() {
+    let mut sampler = Sampler::builder().top_k(1).samplers("temperature").seed(3).build().unwrap();
+    assert!((0..50).any(|_| sampler.sample(&[0.0; 10], &[]) != Ok(0)));
+}
+
+#[test]
+fn penalties_and_bias_steer_greedy_choices() {
+    let greedy = || Sampler::builder().temperature(0.0);
+    let logits = [1.0, 0.9, 0.8];
+    let choose = |b: SamplerBuilder| b.build().unwrap().sample(&logits, &[0, 0, 1]).unwrap();
+    assert_eq!(choose(greedy()), 0);
+    assert_eq!(choose(greedy().repeat_penalty(1.5)), 2);
+    assert_eq!(choose(greedy().frequency_penalty(0.06)), 0);
+    assert_eq!(choose(greedy().frequency_penalty(0.11)), 2);
+    assert_eq!(choose(greedy().presence_penalty(0.15)), 0);
+    assert_eq!(choose(greedy().presence_penalty(0.25)), 2);
+    assert_eq!(choose(greedy().repeat_penalty(1.5).repeat_last_n(1)), 0);
+    assert_eq!(choose(greedy().logit_bias([(0, f32::NEG_INFINITY)])), 1);
+    assert_eq!(choose(greedy().logit_bias([(2, 0.3)])), 2);
+}
+
+#[test]
+fn dry_stops_a_loop() {
+    let looped = [5, 6, 7, 5, 6, 7, 5, 6];
+    let mut logits = vec![0.0; 10];
+    (logits[7], logits[3]) = (4.0, 3.0);
+    let choose = |b: SamplerBuilder| b.temperature(0.0).build().unwrap().sample(&logits, &looped).unwrap();
+    assert_eq!(choose(Sampler::builder()), 7);
+    // 5 repeated tokens: 0.8 · 1.75³ ≈ 4.3 > 1.
+    assert_eq!(choose(Sampler::builder().dry_multiplier(0.8)), 3);
+    let breaker = Sampler::builder().dry_multiplier(0.8).dry_sequence_breakers([vec![6]]);
+    assert_eq!(choose(breaker), 7);
+}
+
+#[test]
+fn logprobs_are_those_of_the_model() {
+    let logits = [1f32.ln(), 4f32.ln(), f32::NAN, 2f32.ln(), 3f32.ln(), f32::NEG_INFINITY];
+    // Temperature and bias must not show.
+    let builder = Sampler::builder().temperature(0.0).logit_bias([(0, 9.0)]);
+    let sampled = builder.build().unwrap().sample_with_logprobs(&logits, &[], 3).unwrap();
+    assert_eq!(sampled.token, 0);
+    // Below 3 in magnitude and three roundings: well within 1e-6.
+    let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-6, "{a} {b}");
+    close(sampled.logprob, 0.1f64.ln());
+    assert_eq!(sampled.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 4, 3]);
+    for (&(_, l), p) in sampled.top.iter().zip([0.4f64, 0.3, 0.2]) {
+        close(l, p.ln());
+    }
+    let all = Sampler::builder().build().unwrap().sample_with_logprobs(&logits, &[], 99).unwrap();
+    assert_eq!(all.top.len(), 4);
+}
+
+#[test]
+fn nothing_to_choose_from_is_an_error() {
+    let mut sampler = Sampler::builder().build().unwrap();
+    let nothing = |n_vocab, n_nan| Err(SampleError::NoCandidates { n_vocab, n_nan });
+    assert_eq!(sampler.sample(&[], &[]), Err(SampleError::NoLogits));
+    assert_eq!(sampler.sample(&[f32::NAN; 3], &[]), nothing(3, 3));
+    assert_eq!(sampler.sample(&[f32::NEG_INFINITY, f32::NAN], &[]), nothing(2, 1));
+    let mut forbidden = Sampler::builder().logit_bias([(0, f32::NEG_INFINITY)]).build().unwrap();
+    assert_eq!(forbidden.sample(&[1.0], &[]), nothing(1, 0));
+    let mut outside = Sampler::builder().logit_bias([(3, 1.0)]).build().unwrap();
+    let error = SampleError::BiasOutsideVocabulary { token: 3, n_vocab: 3 };
+    assert_eq!(outside.sample(&[0.0; 3], &[]), Err(error));
+}
+
+#[test]
+fn senseless_parameters_are_refused_by_name() {
+    let b = Sampler::builder;
+    for (parameter, builder) in [
+        ("repeat_penalty", b().repeat_penalty(0.0)),
+        ("presence_penalty", b().presence_penalty(f32::NAN)),
+        ("frequency_penalty", b().frequency_penalty(f32::INFINITY)),
+        ("dry_multiplier", b().dry_multiplier(-0.1)),
+        ("dry_base", b().dry_base(f32::NAN)),
+        ("top_n_sigma", b().top_n_sigma(f32::NAN)),
+        ("typical", b().typical(1.1)),
+        ("top_p", b().top_p(-0.1)),
+        ("min_p", b().min_p(f32::NAN)),
+        ("xtc_probability", b().xtc_probability(2.0)),
+        ("xtc_threshold", b().xtc_threshold(-1.0)),
+        ("temperature", b().temperature(-1.0)),
+        ("dynatemp_range", b().dynatemp_range(f32::INFINITY)),
+        ("dynatemp_exponent", b().dynatemp_exponent(-1.0)),
+        ("mirostat_tau", b().mirostat_tau(f32::NAN)),
+        ("mirostat_eta", b().mirostat_eta(-1.0)),
+        ("logit_bias", b().logit_bias([(0, 1.0), (1, f32::NAN)])),
+        ("repeat_last_n", b().repeat_last_n(-2)),
+        ("dry_penalty_last_n", b().dry_penalty_last_n(-2)),
+    ] {
+        match builder.build() {
+            Err(SampleError::Parameter { name, .. }) => assert_eq!(name, parameter),
+            other => panic!("{parameter}: {other:?}"),
+        }
+    }
+    match b().samplers("top_k;magic").build() {
+        Err(SampleError::UnknownSampler { name, known }) => {
+            assert_eq!(name, "magic");
+            assert!(known.starts_with("penalties, dry, "));
+        }
+        other => panic!("{other:?}"),
+    }
+    let empty = b().dry_sequence_breakers([vec![]]).build();
+    assert_eq!(empty.err(), Some(SampleError::EmptyBreaker));
+}
+
+/// Logits as a hostile model could give them.
+fn any_logit() -> impl Strategy<Value = f32> {
+    let special = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, -0.0, 1e-45];
+    prop_oneof![6 => -20f32..20.0, 1 => any::<f32>(), 1 => prop::sample::select(special)]
+}
+
+prop_compose! {
+    fn any_builder()(
+        (last_n, repeat, presence, frequency) in (-1i32..100, 1e-3f32..1e3, -1e30f32..1e30, -2f32..2.0),
+        (multiplier, base, allowed, breaker) in (0f32..1e30, 0f32..100.0, 0usize..4, 0u32..70),
+        (sigma, k, typical, p, min_p) in (-1f32..4.0, 0usize..80, 0f32..=1.0, 0f32..=1.0, 0f32..=1.0),
+        (xtc_p, xtc_t) in (0f32..=1.0, 0f32..=1.0),
+        (t, range, exponent) in (0f32..10.0, 0f32..10.0, 0f32..5.0),
+        (mirostat, tau, eta) in (0usize..3, 0f32..20.0, 0f32..20.0),
+        order in Just(vec![
+            "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+        ]).prop_shuffle(),
+        names in 0usize..=9,
+        bias in prop::collection::vec((0u32..4, -1e30f32..1e30), 0..3),
+        seed in any::<u64>(),
+    ) -> SamplerBuilder {
+        let version = [Mirostat::Off, Mirostat::V1, Mirostat::V2][mirostat];
+        Sampler::builder()
+            .repeat_last_n(last_n).repeat_penalty(repeat)
+            .presence_penalty(presence).frequency_penalty(frequency)
+            .dry_multiplier(multiplier).dry_base(base).dry_allowed_length(allowed)
+            .dry_sequence_breakers([vec![breaker], vec![breaker, 1]])
+            .top_n_sigma(sigma).top_k(k).typical(typical).top_p(p).min_p(min_p)
+            .xtc_probability(xtc_p).xtc_threshold(xtc_t)
+            .temperature(t).dynatemp_range(range).dynatemp_exponent(exponent)
+            .mirostat(version).mirostat_tau(tau).mirostat_eta(eta)
+            .samplers(order[..names].join(";")).logit_bias(bias).seed(seed)
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    #[test]
+    fn any_chain_on_any_logits_gives_a_valid_token(
+        builder in any_builder(),
+        logits in prop::collection::vec(any_logit(), 4..100),
+        history in prop::collection::vec(0u32..120, 0..80),
+    ) {
+        let mut sampler = builder.build().unwrap();
+        let mut again = sampler.clone();
+        for _ in 0..3 {
+            let token = sampler.sample(&logits, &history);
+            prop_assert_eq!(&token, &again.sample(&logits, &history));
+            match token {
+                Ok(token) => prop_assert!(logits[token as usize] > f32::NEG_INFINITY),
+                Err(SampleError::NoCandidates { .. }) => {
+                    prop_assert!(!logits.iter().any(|&l| l > f32::NEG_INFINITY));
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+
+    #[test]
+    fn one_candidate_is_greedy(
+        logits in prop::collection::vec(prop_oneof![-20f32..20.0, Just(5.0), Just(-0.0), Just(0.0)], 1..300),
+        seed in any::<u64>(),
+    ) {
+        for builder in [
+            Sampler::builder().top_k(1),
+            Sampler::builder().temperature(0.0),
+            Sampler::builder().top_p(0.0),
+            Sampler::builder().top_k(0).top_p(0.0),
+        ] {
+            let token = builder.seed(seed).build().unwrap().sample(&logits, &[]);
+            prop_assert_eq!(token, Ok(argmax(&logits)));
+        }
+    }
+
+    #[test]
+    fn logprobs_sum_to_one(logits in prop::collection::vec(-50f32..50.0, 1..200)) {
+        let mut sampler = Sampler::builder().build().unwrap();
+        let sampled = sampler.sample_with_logprobs(&logits, &[], logits.len()).unwrap();
+        let sum: f64 = sampled.top.iter().map(|t| f64::from(t.1).exp()).sum();
+        // Each term is rounded to f32 near magnitude 100: relative error 100 · ε / 2 < 1e-5.
+        prop_assert!((sum - 1.0).abs() < 1e-5, "{}", sum);
+        prop_assert!(sampled.top.contains(&(sampled.token, sampled.logprob)));
+        prop_assert!(sampled.top.windows(2).all(|w| w[0].1 >= w[1].1));
+    }
+}

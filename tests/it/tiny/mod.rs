@@ -1,0 +1,292 @@
+//! Tiny seeded models; those in [`Tiny::ALL`] are the same as those of `tests/reference.py`.
+#![allow(dead_code)] // each test file uses its part
+
+use ruvllm::gguf::{Gguf, Value, Writer};
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+
+pub(crate) const N_EMBD: usize = 64;
+pub(crate) const N_VOCAB: usize = 50;
+pub(crate) const TOKENS: [u32; 12] = [1, 17, 4, 42, 9, 9, 33, 0, 28, 5, 49, 12];
+const N_HEAD: usize = 4;
+const N_KV: usize = 2;
+const HEAD: usize = 16;
+const N_FF: usize = 96;
+const N_LAYER: usize = 2;
+const N_EXPERT: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Tiny {
+    Llama,
+    Gemma2,
+    Qwen3Moe,
+    /// With an expert that every token uses.
+    Qwen2Moe,
+    /// One matrix of queries, keys and values, one of gate and up.
+    Phi3,
+    /// Layer norms with biases, no gate, attention and feed-forward beside each other.
+    Phi2,
+}
+
+/// A model file in pieces, so that tests can break it.
+pub(crate) struct Parts {
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<(String, Vec<u64>, DType, Vec<u8>)>,
+}
+
+impl Parts {
+    pub(crate) fn new() -> Parts {
+        Parts { metadata: Vec::new(), tensors: Vec::new() }
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.remove(key);
+        self.metadata.push((key.to_owned(), value.into()));
+    }
+
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.metadata.retain(|(k, _)| k != key);
+    }
+
+    pub(crate) fn remove_tensor(&mut self, name: &str) {
+        self.tensors.retain(|t| t.0 != name);
+    }
+
+    pub(crate) fn rename_tensor(&mut self, from: &str, to: &str) {
+        self.tensors.iter_mut().filter(|t| t.0 == from).for_each(|t| t.0 = to.to_owned());
+    }
+
+    /// Changes the values of an F32 tensor.
+    pub(crate) fn edit(&mut self, name: &str, change: impl FnOnce(&mut [f32])) {
+        let tensor = self.tensors.iter_mut().find(|t| t.0 == name).unwrap();
+        assert_eq!(tensor.2, DType::F32);
+        change(bytemuck::cast_slice_mut(&mut tensor.3));
+    }
+
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.iter().any(|t| t.0 == name)
+    }
+
+    pub(crate) fn copy_tensor(&mut self, from: &str, to: &str) {
+        let mut tensor = self.tensors.iter().find(|t| t.0 == from).unwrap().clone();
+        tensor.0 = to.to_owned();
+        self.tensors.push(tensor);
+    }
+
+    pub(crate) fn tensor_names(&self) -> Vec<String> {
+        self.tensors.iter().map(|t| t.0.clone()).collect()
+    }
+
+    /// Changes the shape of a tensor, of as many elements.
+    pub(crate) fn reshape(&mut self, name: &str, dims: &[u64]) {
+        self.tensors.iter_mut().filter(|t| t.0 == name).for_each(|t| t.1 = dims.to_vec());
+    }
+
+    /// Makes an F32 tensor smaller, of its first elements.
+    pub(crate) fn cut(&mut self, name: &str, dims: &[u64]) {
+        let tensor = self.tensors.iter_mut().find(|t| t.0 == name).unwrap();
+        assert_eq!(tensor.2, DType::F32);
+        tensor.3.truncate(4 * dims.iter().product::<u64>() as usize);
+        tensor.1 = dims.to_vec();
+    }
+
+    /// Adds an F32 vector.
+    pub(crate) fn vector(&mut self, name: &str, values: &[f32]) {
+        self.put(name.to_owned(), &[values.len()], DType::F32, values);
+    }
+
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        for (key, value) in self.metadata {
+            writer.metadata(key, value);
+        }
+        for (name, dims, dtype, bytes) in self.tensors {
+            writer.tensor(name, &dims, dtype, bytes);
+        }
+        writer.to_bytes().unwrap()
+    }
+
+    pub(crate) fn gguf(self) -> Gguf {
+        Gguf::from_bytes(self.bytes()).unwrap()
+    }
+
+    fn put(&mut self, name: String, dims: &[usize], dtype: DType, values: &[f32]) {
+        let format = dtype.format().unwrap();
+        let mut bytes = vec![0; values.len() / format.block_elems * format.block_bytes];
+        match dtype {
+            DType::F32 => bytes.copy_from_slice(bytemuck::cast_slice(values)),
+            _ => format.quantize.unwrap()(values, None, &mut bytes),
+        }
+        self.tensors.push((name, dims.iter().map(|&n| n as u64).collect(), dtype, bytes));
+    }
+
+    pub(crate) fn matrix(&mut self, name: &str, n_in: usize, n_out: &[usize], dtype: DType) {
+        let name = format!("{name}.weight");
+        let values = values(&name, n_in * n_out.iter().product::<usize>(), (1.5 / (n_in as f64).sqrt()) as f32, 0.0);
+        self.put(name, &[&[n_in], n_out].concat(), dtype, &values);
+    }
+
+    fn bias(&mut self, name: &str, n: usize) {
+        let name = format!("{name}.bias");
+        let values = values(&name, n, 0.5, 0.0);
+        self.put(name, &[n], DType::F32, &values);
+    }
+
+    pub(crate) fn norm(&mut self, name: &str, n: usize) {
+        let name = format!("{name}.weight");
+        let values = values(&name, n, 0.25, 1.0);
+        self.put(name, &[n], DType::F32, &values);
+    }
+}
+
+/// Values in `shift ± scale` from a hash of name and index.
+fn values(name: &str, n: usize, scale: f32, shift: f32) -> Vec<f32> {
+    let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3));
+    let splitmix = |x: u64| {
+        let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    };
+    let unit = |i: usize| (splitmix(seed.wrapping_add(i as u64)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    (0..n).map(|i| shift + scale * unit(i)).collect()
+}
+
+impl Tiny {
+    pub(crate) const ALL: [Tiny; 3] = [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe];
+    /// One for every shape of a layer.
+    pub(crate) const SHAPES: [Tiny; 6] =
+        [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe, Tiny::Qwen2Moe, Tiny::Phi3, Tiny::Phi2];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Tiny::Llama => "llama",
+            Tiny::Gemma2 => "gemma2",
+            Tiny::Qwen3Moe => "qwen3moe",
+            Tiny::Qwen2Moe => "qwen2moe",
+            Tiny::Phi3 => "phi3",
+            Tiny::Phi2 => "phi2",
+        }
+    }
+
+    pub(crate) fn model(self, dtype: DType) -> Model {
+        crate::run::open(self.parts(dtype).gguf()).unwrap()
+    }
+
+    /// The model with matrices of `dtype`.
+    pub(crate) fn parts(self, dtype: DType) -> Parts {
+        let arch = self.name();
+        let mut p = Parts::new();
+        p.set("general.architecture", arch);
+        for (key, n) in [
+            ("context_length", 256),
+            ("embedding_length", N_EMBD),
+            ("block_count", N_LAYER),
+            ("attention.head_count", N_HEAD),
+            ("attention.head_count_kv", N_KV),
+            ("attention.key_length", HEAD),
+            ("attention.value_length", HEAD),
+            ("feed_forward_length", N_FF),
+        ] {
+            p.set(&format!("{arch}.{key}"), n as u32);
+        }
+        match self {
+            Tiny::Phi2 => p.set("phi2.attention.layer_norm_epsilon", 1e-5f32),
+            _ => p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32),
+        }
+        match self {
+            Tiny::Llama | Tiny::Phi3 => {}
+            Tiny::Phi2 => p.set("phi2.rope.dimension_count", HEAD as u32 / 2),
+            Tiny::Gemma2 => {
+                p.set("gemma2.attention.sliding_window", 4u32);
+                p.set("gemma2.attn_logit_softcapping", 5.0f32);
+                p.set("gemma2.final_logit_softcapping", 10.0f32);
+            }
+            Tiny::Qwen3Moe | Tiny::Qwen2Moe => {
+                p.set(&format!("{arch}.rope.freq_base"), 1000.0f32);
+                p.set(&format!("{arch}.expert_count"), N_EXPERT as u32);
+                p.set(&format!("{arch}.expert_used_count"), 2u32);
+                p.set(&format!("{arch}.expert_feed_forward_length"), N_FF as u32);
+            }
+        }
+        if self == Tiny::Qwen2Moe {
+            p.set("qwen2moe.expert_shared_feed_forward_length", N_FF as u32 + 32);
+        }
+        p.matrix("token_embd", N_EMBD, &[N_VOCAB], dtype);
+        p.norm("output_norm", N_EMBD);
+        if self != Tiny::Gemma2 {
+            p.matrix("output", N_EMBD, &[N_VOCAB], dtype);
+        }
+        if self == Tiny::Phi2 {
+            p.bias("output_norm", N_EMBD);
+            p.bias("output", N_VOCAB);
+        }
+        for i in 0..N_LAYER {
+            self.layer(&mut p, i, dtype);
+        }
+        p
+    }
+
+    fn layer(self, p: &mut Parts, i: usize, dtype: DType) {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        p.norm(&name("attn_norm"), N_EMBD);
+        if self == Tiny::Phi2 {
+            p.bias(&name("attn_norm"), N_EMBD);
+        } else {
+            p.norm(&name("ffn_norm"), N_EMBD);
+        }
+        if matches!(self, Tiny::Phi2 | Tiny::Phi3) {
+            p.matrix(&name("attn_qkv"), N_EMBD, &[(N_HEAD + 2 * N_KV) * HEAD], dtype);
+        } else {
+            for (part, heads) in [("attn_q", N_HEAD), ("attn_k", N_KV), ("attn_v", N_KV)] {
+                p.matrix(&name(part), N_EMBD, &[heads * HEAD], dtype);
+                if matches!(self, Tiny::Llama | Tiny::Qwen2Moe) {
+                    p.bias(&name(part), heads * HEAD);
+                }
+            }
+        }
+        p.matrix(&name("attn_output"), N_HEAD * HEAD, &[N_EMBD], dtype);
+        if self == Tiny::Phi2 {
+            p.bias(&name("attn_qkv"), (N_HEAD + 2 * N_KV) * HEAD);
+            p.bias(&name("attn_output"), N_EMBD);
+        }
+        if self == Tiny::Gemma2 {
+            p.norm(&name("post_attention_norm"), N_EMBD);
+            p.norm(&name("post_ffw_norm"), N_EMBD);
+        }
+        if self == Tiny::Qwen3Moe {
+            p.norm(&name("attn_q_norm"), HEAD);
+            p.norm(&name("attn_k_norm"), HEAD);
+        }
+        match self {
+            Tiny::Llama | Tiny::Gemma2 => {
+                p.matrix(&name("ffn_gate"), N_EMBD, &[N_FF], dtype);
+                p.matrix(&name("ffn_up"), N_EMBD, &[N_FF], dtype);
+                p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
+            }
+            Tiny::Phi3 => {
+                p.matrix(&name("ffn_up"), N_EMBD, &[2 * N_FF], dtype);
+                p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
+            }
+            Tiny::Phi2 => {
+                p.matrix(&name("ffn_up"), N_EMBD, &[N_FF], dtype);
+                p.bias(&name("ffn_up"), N_FF);
+                p.matrix(&name("ffn_down"), N_FF, &[N_EMBD], dtype);
+                p.bias(&name("ffn_down"), N_EMBD);
+            }
+            Tiny::Qwen3Moe | Tiny::Qwen2Moe => {
+                p.matrix(&name("ffn_gate_inp"), N_EMBD, &[N_EXPERT], DType::F32);
+                p.matrix(&name("ffn_gate_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
+                p.matrix(&name("ffn_up_exps"), N_EMBD, &[N_FF, N_EXPERT], dtype);
+                p.matrix(&name("ffn_down_exps"), N_FF, &[N_EMBD, N_EXPERT], dtype);
+            }
+        }
+        if self == Tiny::Qwen2Moe {
+            let n_shared = N_FF + 32;
+            p.matrix(&name("ffn_gate_inp_shexp"), N_EMBD, &[1], DType::F32);
+            p.matrix(&name("ffn_gate_shexp"), N_EMBD, &[n_shared], dtype);
+            p.matrix(&name("ffn_up_shexp"), N_EMBD, &[n_shared], dtype);
+            p.matrix(&name("ffn_down_shexp"), n_shared, &[N_EMBD], dtype);
+        }
+    }
+}

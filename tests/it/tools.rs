@@ -1,0 +1,507 @@
+//! Function calling: every format reads its own calls however the text is cut, loses nothing, and its grammar allows
+//! what it reads.
+
+use proptest::prelude::*;
+use ruvllm::chat::tools::{Tool, ToolCall, ToolFormat, Turn, TurnParser, TurnPart};
+use serde_json::{Value, json};
+
+fn tools() -> Vec<Tool> {
+    vec![
+        Tool::new(
+            "get_weather",
+            json!({
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "The city"},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                    "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+                },
+                "required": ["city"],
+            }),
+        ),
+        Tool::new("now", json!({"type": "object", "properties": {}})),
+    ]
+}
+
+/// A call of `get_weather` in each format: opening, rest, and what the model ends it with if that is no part of a call.
+const CALLS: &[(&str, &str, &str)] = &[
+    (
+        "hermes",
+        "<tool_call>",
+        "\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}\n</tool_call>",
+    ),
+    (
+        "phi4",
+        "<|tool_call|>",
+        "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}<|/tool_call|>",
+    ),
+    (
+        "granite",
+        "<|tool_call|>",
+        "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}]",
+    ),
+    (
+        "command-r",
+        "<|START_ACTION|>",
+        "[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}\n]<|END_ACTION|>",
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS]",
+        "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}]",
+    ),
+    ("mistral-v11", "[TOOL_CALLS]", "get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
+    (
+        "deepseek",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "deepseek-v3.1",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "kimi",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        "glm",
+        "<tool_call>",
+        "get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>celsius</arg_value>\n</tool_call>",
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>",
+        "\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        "minimax",
+        "<minimax:tool_call>",
+        "\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n<parameter name=\"days\">3</parameter>\n<parameter name=\"unit\">celsius</parameter>\n</invoke>\n</minimax:tool_call>",
+    ),
+    (
+        "functionary-v3.1",
+        "<function=",
+        "get_weather>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}</function>",
+    ),
+    ("functionary-v3.2", ">>>", "get_weather\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.",
+        "get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}",
+    ),
+    ("lfm2", "<|tool_call_start|>", "[get_weather(city=\"Oslo\", days=3, unit=\"celsius\")]<|tool_call_end|>"),
+    ("gemma4", "<|tool_call>", "call:get_weather{city:<|\"|>Oslo<|\"|>,days:3,unit:<|\"|>celsius<|\"|>}<tool_call|>"),
+    (
+        "function-gemma",
+        "<start_function_call>",
+        "call:get_weather{city:<escape>Oslo<escape>,days:3,unit:<escape>celsius<escape>}<end_function_call>",
+    ),
+    (
+        "llama3",
+        "",
+        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}",
+    ),
+    (
+        "generic",
+        "",
+        "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}",
+    ),
+];
+
+fn arguments() -> Value {
+    json!({"city": "Oslo", "days": 3, "unit": "celsius"})
+}
+
+fn format(name: &str) -> ToolFormat {
+    ToolFormat::by_name(name).unwrap_or_else(|| panic!("{name}"))
+}
+
+/// The turn of `text` in one piece; the parts that came are the turn's.
+fn parse(name: &str, prompt: &str, pieces: &[&str]) -> Turn {
+    let mut parser = TurnParser::new(format(name), &tools(), prompt);
+    let mut parts: Vec<TurnPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    parts.extend(parser.finish_parts());
+    let turn = parser.turn().clone();
+    let (mut reasoning, mut text, mut calls) = (String::new(), String::new(), Vec::new());
+    for part in parts {
+        match part {
+            TurnPart::Reasoning(more) => reasoning += &more,
+            TurnPart::Text(more) => text += &more,
+            TurnPart::Call(call) => calls.push(call),
+            _ => unreachable!(),
+        }
+    }
+    assert_eq!((&reasoning, &text, &calls), (&turn.reasoning, &turn.text, &turn.calls), "{name}: {pieces:?}");
+    turn
+}
+
+fn check(call: &ToolCall, name: &str) {
+    assert_eq!(call.name, "get_weather", "{name}");
+    assert_eq!(Value::Object(call.arguments.clone()), arguments(), "{name}");
+}
+
+#[test]
+fn every_format_reads_its_calls() {
+    assert_eq!(CALLS.len(), ToolFormat::names().count(), "a call of each format");
+    for (name, open, rest) in CALLS {
+        let turn = parse(name, "", &[open, rest]);
+        assert_eq!(turn.calls.len(), 1, "{name}: {turn:?}");
+        check(&turn.calls[0], name);
+        assert_eq!((&turn.text[..], &turn.reasoning[..], &turn.unfinished), ("", "", &None), "{name}");
+    }
+}
+
+/// Text before, reasoning before, text after, two calls.
+#[test]
+fn text_and_reasoning_around_calls() {
+    for (name, open, rest) in CALLS {
+        let (think, thought) = match *name {
+            "harmony" => ("<|channel|>analysis<|message|>", "<|end|>"),
+            "mistral" | "mistral-v11" => ("[THINK]", "[/THINK]"),
+            "command-r" => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            "gemma4" => ("<|channel>thought\n", "<channel|>"),
+            "function-gemma" => ("", ""),
+            _ => ("<think>", "</think>"),
+        };
+        let call = format!("{open}{rest}");
+        if !think.is_empty() {
+            let turn = parse(name, "", &[&format!("{think}Which city?{thought}\n{call}")]);
+            assert_eq!((&turn.reasoning[..], turn.calls.len()), ("Which city?", 1), "{name}: {turn:?}");
+            assert_eq!(turn.text, "", "{name}");
+            // The prompt has begun the reasoning.
+            let turn = parse(name, &format!("...{think}"), &[&format!("Which{thought}{call}")]);
+            assert_eq!((&turn.reasoning[..], turn.calls.len()), ("Which", 1), "{name}: {turn:?}");
+            // It never ends (llama.cpp #27733).
+            let turn = parse(name, "", &[&format!("{call}{think}")]);
+            assert_eq!((turn.calls.len(), &turn.text[..]), (1, ""), "{name}: {turn:?}");
+        }
+        let two = parse(name, "", &[&format!("{call}\n{call}")]);
+        assert_eq!(two.calls.len(), 2, "{name}: {two:?}");
+        if open.is_empty() {
+            continue;
+        }
+        // llama.cpp #20260.
+        let turn = parse(name, "", &[&format!("Let me see.\n{call}")]);
+        assert_eq!((&turn.text[..], turn.calls.len()), ("Let me see.\n", 1), "{name}: {turn:?}");
+        let turn = parse(name, "", &[&format!("{call}Done <b>.")]);
+        assert_eq!((&turn.text[..], turn.calls.len()), ("Done <b>.", 1), "{name}: {turn:?}");
+    }
+}
+
+/// Every beginning of a call is a call, nothing yet, or unfinished; and what is unfinished is all of it.
+#[test]
+fn calls_that_are_cut_off() {
+    for (name, open, rest) in CALLS {
+        let call = format!("{open}{rest}");
+        for (at, _) in call.char_indices().skip(1) {
+            let turn = parse(name, "", &[&call[..at]]);
+            let shown = turn.unfinished.clone().unwrap_or_default() + &turn.text;
+            if turn.calls.is_empty() {
+                assert_eq!(shown, call[..at], "{name}");
+            } else {
+                check(&turn.calls[0], name);
+                assert!(at + 80 > call.len(), "{name}: {}", &call[..at]);
+            }
+        }
+    }
+}
+
+/// What looks like a call and is none is text, whole.
+#[test]
+fn what_is_no_call_is_text() {
+    for (name, text) in [
+        ("hermes", "Use <tool_call> like this: <tool_call>{\"name\": ...}</tool_call>."),
+        ("hermes", "<tool_call>not JSON</tool_call> and more"),
+        ("hermes", "<tool_call>{\"arguments\": {}}</tool_call> and more"),
+        ("hermes", "a < b, <tool, </think> and <tool_cal"),
+        ("glm", "<tool_call>{\"name\": 1}</tool_call> and more"),
+        ("qwen3-coder", "<tool_call>nothing</tool_call> and more"),
+        ("gemma4", "<|tool_call>call nobody<tool_call|> and more"),
+        ("lfm2", "<|tool_call_start|>[f(x]<|tool_call_end|> and more"),
+        ("llama3", "{\"answer\": 42}"),
+        ("generic", "{\"answer\": 42} is the answer"),
+        ("mistral", "[TOOL_CALLS] is a marker"),
+        ("kimi", "<|tool_calls_section_begin|>none<|tool_calls_section_end|> and more"),
+        ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜> and more"),
+        ("functionary-v3.1", "<function=f>none</function> and more"),
+    ] {
+        let turn = parse(name, "", &[text]);
+        let all = turn.text.clone() + turn.unfinished.as_deref().unwrap_or_default();
+        assert_eq!((&all[..], turn.calls.len()), (text, 0), "{name}: {turn:?}");
+    }
+    // Arguments may quote the markers.
+    let quoting = "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_call><tool_call>\"}}</tool_call>";
+    let turn = parse("hermes", "", &[quoting]);
+    assert_eq!(turn.calls[0].arguments["s"], "</tool_call><tool_call>");
+    assert_eq!(turn.text, "");
+}
+
+#[test]
+fn several_calls_in_one_block() {
+    let json = "{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": \"{\\\"x\\\": 1}\", \"id\": \"abcdefghi\"}";
+    let turn = parse("mistral", "", &[&format!("[TOOL_CALLS] [{json}]")]);
+    assert_eq!(turn.calls.len(), 2);
+    assert_eq!((turn.calls[1].arguments["x"].clone(), turn.calls[1].id.as_deref()), (json!(1), Some("abcdefghi")));
+    let turn = parse("llama3", "", &["{\"name\": \"a\", \"parameters\": {}}; {\"name\": \"b\", \"parameters\": {}}"]);
+    assert_eq!(turn.calls.len(), 2, "{turn:?}");
+    let turn = parse(
+        "lfm2",
+        "",
+        &["<|tool_call_start|>[a(), b(x=[1, {'k': \"v\\u00e9\"}], y=None, z=-1.5e3)]<|tool_call_end|>"],
+    );
+    assert_eq!(Value::Object(turn.calls[1].arguments.clone()), json!({"x": [1, {"k": "vé"}], "y": null, "z": -1500.0}));
+    let turn = parse("gemma4", "", &["<|tool_call>call:f{a:[1,<|\"|>x,}<|\"|>],b:{c:true}}<tool_call|>"]);
+    assert_eq!(Value::Object(turn.calls[0].arguments.clone()), json!({"a": [1, "x,}"], "b": {"c": true}}));
+    let harmony = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|>\
+                   <|start|>assistant to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}";
+    let turn = parse("harmony", "", &[harmony]);
+    assert_eq!((&turn.reasoning[..], &turn.text[..], &turn.calls[0].name[..]), ("Hm.", "Looking.", "now"));
+    let turn = parse("functionary-v3.2", ">>>", &["all\nHello.>>>now\n{}"]);
+    assert_eq!((&turn.text[..], &turn.calls[0].name[..]), ("Hello.", "now"));
+    let turn = parse("command-r", "", &["<|START_RESPONSE|>Hello.<|END_RESPONSE|>"]);
+    assert_eq!(turn.text, "Hello.");
+}
+
+#[test]
+fn formats_are_found_by_their_templates() {
+    for (template, name) in [
+        ("<tool_call>\n{\"name\"", "hermes"),
+        ("<tool_call>\n<function=f>\n<parameter=p>", "qwen3-coder"),
+        ("<tool_call>{function-name}\n<arg_key>", "glm"),
+        ("'<|channel|>analysis<|message|>'", "harmony"),
+        ("<|tool_call>call:", "gemma4"),
+        ("[TOOL_CALLS] [ARGS]", "mistral-v11"),
+        ("[TOOL_CALLS][", "mistral"),
+        ("<｜tool▁call▁begin｜><｜tool▁sep｜>```json", "deepseek"),
+        ("<｜tool▁call▁begin｜><｜tool▁sep｜>", "deepseek-v3.1"),
+        ("<|start_header_id|> \"parameters\": dictionary", "llama3"),
+        ("<|tool_call|> <|/tool_call|>", "phi4"),
+        ("respond only with <|tool_call|>", "granite"),
+        ("<|im_start|>{{ role }}", "generic"),
+    ] {
+        assert_eq!(ToolFormat::of(template).name(), name, "{template}");
+    }
+    let Some(folder) = super::common::conformance() else { return };
+    for (file, name) in [
+        ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
+        ("Qwen-Qwen3-0.6B", "hermes"),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "llama3"),
+        ("meta-llama-Llama-3.2-3B-Instruct", "llama3"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "mistral"),
+        ("ibm-granite-granite-3.3-2B-Instruct", "granite"),
+        ("llama-cpp-deepseek-r1", "deepseek"),
+        ("microsoft-Phi-3.5-mini-instruct", "generic"),
+    ] {
+        let template = std::fs::read_to_string(folder.join("chat_templates").join(format!("{file}.jinja"))).unwrap();
+        assert_eq!(ToolFormat::of(&template).name(), name, "{file}");
+    }
+}
+
+/// What a name may not hold is looked for before all of a call is there.
+#[test]
+fn brackets_before_a_call() {
+    let text = "[TOOL_CALLS]>{]get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}";
+    let each: Vec<&str> = text.split_inclusive(|_| true).collect();
+    assert_eq!(parse("mistral-v11", "", &[text]), parse("mistral-v11", "", &each));
+    assert_eq!(parse("mistral-v11", "", &[text]).text, text);
+}
+
+const MARKERS: &[&str] =
+    &["<think>", "</think>", "<|end|>", "</tool_call>", ">>>", "{\"name\"", "\"", "}", "é", "\n", " ", "all\n"];
+
+/// The last border between characters up to `at`.
+fn border(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
+}
+
+/// Texts made of what formats are made of, and of anything.
+fn texts() -> impl Strategy<Value = (usize, String)> {
+    (0..CALLS.len()).prop_flat_map(|i| {
+        let (_, open, rest) = CALLS[i];
+        let piece = prop_oneof![
+            3 => Just(open.to_owned()),
+            3 => Just(rest.to_owned()),
+            3 => (0..=rest.len()).prop_map(move |at| rest[..border(rest, at)].to_owned()),
+            4 => proptest::sample::select(MARKERS).prop_map(str::to_owned),
+            2 => "[a-z<>|{}\\[\\] ]{0,6}",
+        ];
+        (Just(i), proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat()))
+    })
+}
+
+proptest! {
+    #![proptest_config(super::common::cases(4000))]
+
+    /// However a text is cut, the turn is the same.
+    #[test]
+    fn any_cut_gives_the_same_turn((i, text) in texts(), cuts in proptest::collection::vec(0usize..400, 0..6)) {
+        let name = CALLS[i].0;
+        let whole = parse(name, "", &[&text]);
+        let each: Vec<&str> = text.split_inclusive(|_| true).collect();
+        prop_assert_eq!(&whole, &parse(name, "", &each), "{}: {:?}", name, &text);
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|at| border(&text, at)).collect();
+        cuts.extend([0, text.len()]);
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
+        prop_assert_eq!(&whole, &parse(name, "", &pieces), "{}: {:?}", name, &text);
+    }
+
+    /// No letter is lost: what is not in a call is in the text, the reasoning or what is unfinished.
+    #[test]
+    fn no_text_is_lost((i, text) in texts(), word in "[A-Z]{5}", at in 0usize..400) {
+        let name = CALLS[i].0;
+        let at = border(&text, at);
+        let text = format!("{}{word}{}", &text[..at], &text[at..]);
+        let turn = parse(name, "", &[&text]);
+        let calls = format!("{:?}", turn.calls);
+        let found = [&turn.text, &turn.reasoning, &calls, turn.unfinished.as_ref().unwrap_or(&String::new())]
+            .iter().any(|part| part.contains(&word));
+        // Inside a marker or between the parts of a call, the word is part of a call's syntax.
+        prop_assert!(found || !turn.calls.is_empty(), "{}: {:?} gave {:?}", name, text, turn);
+    }
+}
+
+#[cfg(feature = "grammar")]
+mod grammar {
+    use super::*;
+    use ruvllm::chat::tools::{ToolChoice, ToolMask};
+    use ruvllm::gguf::Gguf;
+    use ruvllm::grammar::TokenTrie;
+    use ruvllm::sample::{Sampler, TokenMask};
+    use ruvllm::tokenizer::Tokenizer;
+
+    fn setup() -> (Tokenizer, TokenTrie) {
+        let file = Gguf::open("models/ruvllm-rust-6m-q8_0.gguf").unwrap();
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
+        let trie = TokenTrie::new(&tokenizer).unwrap();
+        (tokenizer, trie)
+    }
+
+    fn mask(trie: &TokenTrie, name: &str, choice: &ToolChoice, prompt: &str) -> ToolMask {
+        ToolMask::new(trie, format(name), &tools(), choice, prompt).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// The number of bytes of `text`, token by token, that the mask allows.
+    fn allowed(mask: &mut ToolMask, tokenizer: &Tokenizer, text: &str) -> usize {
+        let mut len = 0;
+        for token in tokenizer.encode(text, false, false) {
+            let words = mask.mask().unwrap().to_vec();
+            let in_mask = words[token as usize / 32] >> (token % 32) & 1 == 1;
+            assert_eq!(in_mask, mask.allows(token).unwrap(), "{text}: token {token} behind {}", &text[..len]);
+            if mask.accept(token).is_err() {
+                return len;
+            }
+            len += tokenizer.token_bytes(token).unwrap().len();
+        }
+        len
+    }
+
+    #[test]
+    fn grammars_allow_what_formats_read() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        for (name, open, rest) in CALLS {
+            let call = format!("{open}{rest}");
+            let before = if open.is_empty() { "" } else { "I see. " };
+            let text = format!("{before}{call}");
+            let mut auto = mask(&trie, name, &ToolChoice::Auto, "");
+            assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len(), "{name}: {text}");
+            assert!(auto.allows(end).unwrap(), "{name}: the end behind a call");
+            // A wrong name, and a wrong argument.
+            for wrong in [text.replace("get_weather", "get_money"), text.replace('3', "x")] {
+                let mut auto = mask(&trie, name, &ToolChoice::Auto, "");
+                let n = allowed(&mut auto, &tokenizer, &wrong);
+                assert!(n < wrong.len() && n >= before.len(), "{name}: {wrong}");
+            }
+            // Required: nothing before the call, no end before its end.
+            let mut required = mask(&trie, name, &ToolChoice::Required, "");
+            assert!(!required.allows(end).unwrap(), "{name}");
+            assert_eq!(allowed(&mut required, &tokenizer, &call), call.len(), "{name}: {call}");
+            assert!(required.allows(end).unwrap(), "{name}");
+            let mut required = mask(&trie, name, &ToolChoice::Required, "");
+            assert!(allowed(&mut required, &tokenizer, "No, never.") < 5, "{name}");
+            // Another tool is named.
+            let mut named = mask(&trie, name, &ToolChoice::Named("now".into()), "");
+            assert!(allowed(&mut named, &tokenizer, &call) < call.len(), "{name}");
+            // None at all.
+            let mut none = mask(&trie, name, &ToolChoice::None, "");
+            assert!(allowed(&mut none, &tokenizer, &text) < text.len(), "{name}");
+            // Back and forth.
+            let mut auto = mask(&trie, name, &ToolChoice::Auto, "");
+            let tokens = tokenizer.encode(&text, false, false);
+            for i in 0..tokens.len() {
+                auto.accept(tokens[i]).unwrap();
+                let n = (i * 7 % 5).min(i + 1);
+                auto.rollback(n).unwrap();
+                tokens[i + 1 - n..=i].iter().for_each(|&token| auto.accept(token).unwrap());
+            }
+            assert!(auto.rollback(tokens.len() + 1).is_err());
+        }
+    }
+
+    #[test]
+    fn reasoning_comes_first() {
+        let (tokenizer, trie) = setup();
+        let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
+        let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+        let text = format!("Hm, <tool_call> is what I need.</think>\n\n{call} Done.");
+        assert!(!required.allows(tokenizer.eog().next().unwrap()).unwrap());
+        assert_eq!(allowed(&mut required, &tokenizer, &text), text.len());
+        let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
+        assert!(allowed(&mut required, &tokenizer, "Hm.</think>No.") < 12);
+        // In free text, a call in reasoning is none.
+        let mut auto = mask(&trie, "hermes", &ToolChoice::Auto, "");
+        let text = format!("<think>A <tool_call> then?</think>{call}");
+        assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len());
+    }
+
+    /// Random logits: whatever a sampler chooses, a call that has begun and ended is valid.
+    #[test]
+    fn sampled_calls_are_valid() {
+        let (tokenizer, trie) = setup();
+        for (name, ..) in CALLS {
+            let mut sampler = Sampler::builder().seed(7).build().unwrap();
+            sampler.set_mask(Some(Box::new(mask(&trie, name, &ToolChoice::Required, ""))));
+            let mut parser = TurnParser::new(format(name), &tools(), "");
+            let mut text = Vec::new();
+            for step in 0..400u32 {
+                let logits: Vec<f32> = (0..trie.n_vocab() as u32)
+                    .map(|i| {
+                        let noise =
+                            ((i ^ step.rotate_left(9)).wrapping_mul(0x9e37_79b1) >> 8) as f32 / (1 << 24) as f32;
+                        // Ends are likely, so that texts are short.
+                        let bytes = tokenizer.token_bytes(i).unwrap();
+                        let ends = bytes.iter().any(|b| b"\"}<>".contains(b)) || tokenizer.is_eog(i);
+                        noise * 4.0 + if ends { 6.0 } else { 0.0 }
+                    })
+                    .collect();
+                let token = sampler.sample(&logits, &[]).unwrap();
+                if tokenizer.is_eog(token) {
+                    break;
+                }
+                text.extend_from_slice(&tokenizer.token_bytes(token).unwrap());
+            }
+            let text = String::from_utf8_lossy(&text);
+            parser.push(&text);
+            let turn = parser.finish();
+            for call in &turn.calls {
+                let valid = match &call.name[..] {
+                    "now" => true,
+                    "get_weather" => {
+                        let unit = call.arguments.get("unit");
+                        call.arguments.get("city").is_some_and(Value::is_string)
+                            && call.arguments.get("days").is_none_or(|d| (1..=14).contains(&d.as_i64().unwrap_or(0)))
+                            && unit.is_none_or(|u| u == "celsius" || u == "fahrenheit")
+                    }
+                    _ => false,
+                };
+                assert!(valid, "{name}: {call:?} of {text:?}");
+            }
+            assert!(!turn.calls.is_empty() || turn.unfinished.is_some(), "{name}: {text:?} gave {turn:?}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The emulator as a [`Gpu`], so that Metal's own runner computes whole passes on it.
+
+use crate::emulator::Emulator;
+use ruvllm::MetalError;
+use ruvllm::cache::PageMemory;
+use ruvllm::gguf::Gguf;
+use ruvllm::metal::check::{Handle, Stage};
+use ruvllm::metal::{Call, Gpu};
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Alignment of buffers: what Metal gives at least.
+const ALIGN: u64 = 16;
+
+/// An emulated GPU. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Emulated(Arc<Inner>);
+
+struct Inner {
+    emulator: Mutex<Emulator>,
+    /// Pages by address.
+    pages: Mutex<HashMap<u64, Handle>>,
+    /// Calls of the last pass that wait for what comes before.
+    barriers: Mutex<Vec<usize>>,
+    /// A call of the next passes that does not wait although it should.
+    left_out: Mutex<Option<usize>>,
+}
+
+pub(crate) struct Buffer {
+    id: Handle,
+    len: usize,
+}
+
+impl Emulated {
+    pub(crate) fn start(program: &Path) -> Emulated {
+        Emulated(Arc::new(Inner {
+            emulator: Mutex::new(Emulator::start(program)),
+            pages: Mutex::default(),
+            barriers: Mutex::default(),
+            left_out: Mutex::default(),
+        }))
+    }
+
+    /// Shuffles the threads of what is run, unless 0.
+    pub(crate) fn shuffle(&self, seed: u32) {
+        self.0.emulator.lock().unwrap().seed = seed;
+    }
+
+    /// Calls of the last pass that wait for what comes before.
+    pub(crate) fn barriers(&self) -> Vec<usize> {
+        self.0.barriers.lock().unwrap().clone()
+    }
+
+    /// Lets a call of the next passes not wait.
+    pub(crate) fn leave_out(&self, barrier: Option<usize>) {
+        *self.0.left_out.lock().unwrap() = barrier;
+    }
+}
+
+impl Gpu for Emulated {
+    type Buffer = Buffer;
+
+    fn name(&self) -> String {
+        "emulated".to_string()
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, MetalError> {
+        Ok(Buffer { id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN), len: bytes })
+    }
+
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Buffer, MetalError> {
+        let data = gguf.data(&gguf.tensors()[index]);
+        Ok(Buffer { id: self.0.emulator.lock().unwrap().filled(data, ALIGN), len: data.len() })
+    }
+
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+        static UNIQUE: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("page-{}-{}", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&path).unwrap();
+        file.set_len(bytes as u64).unwrap();
+        // SAFETY: nobody else knows the file but the emulator, which writes to it only while it runs a pass.
+        let memory = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+        let (id, address) = self.0.emulator.lock().unwrap().shared(bytes as u64, &path);
+        std::fs::remove_file(path).unwrap();
+        self.0.pages.lock().unwrap().insert(address, id);
+        Some(Box::new(Page { memory, id, address, gpu: self.clone() }))
+    }
+
+    fn len(&self, buffer: &Buffer) -> usize {
+        buffer.len
+    }
+
+    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), MetalError> {
+        self.0.emulator.lock().unwrap().fill(buffer.id, 0, bytes);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), MetalError> {
+        let data = self.0.emulator.lock().unwrap().peek(buffer.id);
+        bytes.copy_from_slice(&data[..bytes.len()]);
+        Ok(())
+    }
+
+    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
+        let pages: Vec<Handle> = pages.iter().map(|page| self.0.pages.lock().unwrap()[page]).collect();
+        let left_out = *self.0.left_out.lock().unwrap();
+        let mut barriers = Vec::new();
+        let mut emulator = self.0.emulator.lock().unwrap();
+        for (i, call) in calls.iter().enumerate() {
+            if call.barrier {
+                barriers.push(i);
+                if left_out != Some(i) {
+                    emulator.fence();
+                }
+            }
+            assert_eq!(call.buffers.len(), call.dispatch.lens.len(), "{}: buffers", call.dispatch.kernel);
+            let parts: Vec<_> =
+                call.buffers.iter().zip(&call.dispatch.lens).map(|((b, offset), &len)| (b.id, *offset, len)).collect();
+            for (&(_, offset, len), (buffer, _)) in parts.iter().zip(&call.buffers) {
+                assert!(offset + len <= buffer.len as u64, "{}: a short buffer", call.dispatch.kernel);
+            }
+            let outcome = emulator.run_parts(call.dispatch, &parts, &pages);
+            if let Err(message) = outcome {
+                emulator.fence();
+                return Err(MetalError::Pass { message });
+            }
+        }
+        emulator.fence();
+        *self.0.barriers.lock().unwrap() = barriers;
+        Ok(())
+    }
+}
+
+/// A page: a file that both processes map.
+struct Page {
+    memory: memmap2::MmapMut,
+    id: Handle,
+    address: u64,
+    gpu: Emulated,
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Page {{ address: {:#x} }}", self.address)
+    }
+}
+
+impl PageMemory for Page {
+    fn bytes(&self) -> &[u8] {
+        &self.memory
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.gpu.0.emulator.lock().unwrap().take_for_written(self.id);
+        &mut self.memory
+    }
+
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.gpu.0.pages.lock().unwrap().remove(&self.address);
+        self.gpu.0.emulator.lock().unwrap().forget(self.id);
+    }
+}
