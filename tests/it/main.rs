@@ -35,6 +35,7 @@ mod pages;
 mod quant;
 mod run;
 mod sample;
+mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
 mod tiny;
