@@ -42,13 +42,13 @@ const COMMANDS: &str = "\
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 
 /// For models that have no template.
-const TRANSCRIPT: &str = "\
+pub(super) const TRANSCRIPT: &str = "\
 {%- for m in messages -%}
 {%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}Assistant:{% endif -%}";
 /// What ends an answer in it.
-const TRANSCRIPT_STOP: &str = "\nUser:";
+pub(super) const TRANSCRIPT_STOP: &str = "\nUser:";
 
 #[derive(clap::Args)]
 #[command(

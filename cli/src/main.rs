@@ -27,6 +27,8 @@ mod output;
 mod perplexity;
 mod quantize;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;
@@ -66,6 +68,9 @@ enum Command {
     #[cfg(feature = "chat")]
     /// Talk to a model
     Chat(Box<chat::Args>),
+    #[cfg(feature = "serve")]
+    /// Serve a model over HTTP, as the OpenAI API and llama-server do
+    Serve(Box<serve::Args>),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -125,6 +130,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Generate(args) => generate::run(&args),
         #[cfg(feature = "chat")]
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),

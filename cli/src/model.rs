@@ -299,6 +299,21 @@ impl SessionArgs {
         self.cache_type.apply(kv_type, &mut options);
         options
     }
+
+    /// The same for a model, whose own context `-c 0` stands for.
+    pub(super) fn options_for(&self, model: &Model, n_ctx: Option<usize>, kv_type: KvType) -> SessionOptions {
+        let mut options = self.options(n_ctx, kv_type);
+        if self.ctx_size == Some(0) {
+            options.n_ctx = Some(model.hparams().n_ctx_train);
+        }
+        options
+    }
+
+    /// Threads; zero or fewer are as many as this process may use.
+    #[cfg(feature = "serve")]
+    pub(super) fn threads(&self) -> i32 {
+        self.threads
+    }
 }
 
 /// An engine for `model` and sessions with or without adapters; zero threads or fewer are as many as this process may

@@ -4,7 +4,9 @@ use super::input::unescape;
 use super::output::Failure;
 use clap::{ArgAction, Args};
 use ruvllm::gguf::Metadata;
-use ruvllm::sample::{Mirostat, Sampler, breaker_sequences};
+#[cfg(feature = "serve")]
+use ruvllm::sample::TokenMask;
+use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, breaker_sequences};
 use ruvllm::tokenizer::Tokenizer;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -128,6 +130,30 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 impl SamplingArgs {
     /// The sampler for a model.
     pub(super) fn sampler(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+        // 32 bits are easier to type again.
+        let seed = self.seed.0.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
+        let sampler = self.builder(metadata, tokenizer)?.seed(seed).build();
+        #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
+        let mut sampler = sampler.map_err(|error| Failure::Usage(error.to_string()))?;
+        #[cfg(feature = "grammar")]
+        sampler.set_mask(self.grammar.mask(tokenizer)?);
+        Ok(sampler)
+    }
+
+    /// The seed, if one was given.
+    #[cfg(feature = "serve")]
+    pub(super) fn given_seed(&self) -> Option<u64> {
+        self.seed.0
+    }
+
+    /// What the text has to be.
+    #[cfg(feature = "serve")]
+    pub(super) fn mask(&self, tokenizer: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+        self.grammar.mask(tokenizer)
+    }
+
+    /// Its parameters for a model, without a seed.
+    pub(super) fn builder(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<SamplerBuilder, Failure> {
         let recommended = |key: &str| metadata.opt_f32(&format!("general.sampling.{key}"));
         let recommended_int = |key: &str| metadata.opt_i32(&format!("general.sampling.{key}"));
 
@@ -137,11 +163,8 @@ impl SamplingArgs {
         }
         let bias = self.logit_bias.iter().copied();
         let never = tokenizer.eog().filter(|_| self.ignore_eos).map(|id| (id, f32::NEG_INFINITY));
-        // 32 bits are easier to type again.
-        let seed = self.seed.0.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
         let temperature = self.temp.or(recommended("temp")?).unwrap_or(0.8);
         let mut builder = Sampler::builder()
-            .seed(seed)
             .temperature(if temperature < 0.0 { 0.0 } else { temperature })
             .top_k(usize::try_from(self.top_k.or(recommended_int("top_k")?).unwrap_or(40)).unwrap_or(0))
             .top_p(self.top_p.or(recommended("top_p")?).unwrap_or(0.95))
@@ -174,11 +197,7 @@ impl SamplingArgs {
         if let Some(names) = &self.samplers {
             builder = builder.samplers(names.as_str());
         }
-        #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
-        let mut sampler = builder.build().map_err(|error| Failure::Usage(error.to_string()))?;
-        #[cfg(feature = "grammar")]
-        sampler.set_mask(self.grammar.mask(tokenizer)?);
-        Ok(sampler)
+        Ok(builder)
     }
 
     /// The tokens that break a repetition for DRY.

@@ -95,7 +95,7 @@ impl Session {
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     fn new(session: S, sampler: P) -> Self {
         let held = session.borrow();
-        let writer = Writer::new(held.model());
+        let writer = Writer::new(held.model(), false);
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
             writer,

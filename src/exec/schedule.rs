@@ -70,6 +70,7 @@ pub struct Request {
     max_tokens: usize,
     stop: Vec<String>,
     logprobs: Option<usize>,
+    special: bool,
     priority: i32,
     deadline: Option<Duration>,
     adapters: Vec<(Arc<Adapter>, f32)>,
@@ -84,6 +85,7 @@ impl Request {
             max_tokens: usize::MAX,
             stop: Vec::new(),
             logprobs: None,
+            special: false,
             priority: 0,
             deadline: None,
             adapters: Vec::new(),
@@ -108,6 +110,13 @@ impl Request {
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Request {
         self.logprobs = Some(n_top);
+        self
+    }
+
+    /// Writes special tokens as their texts, which parsers of tool calls look for.
+    #[must_use]
+    pub fn special(mut self) -> Request {
+        self.special = true;
         self
     }
 
@@ -222,9 +231,9 @@ impl Terms {
 
     /// Refuses what could never be computed.
     fn judge(&self, request: Request, wake: &Arc<Wake>) -> Result<(Box<Live>, Stream), ScheduleError> {
-        let Request { tokens, sampler, max_tokens, stop, logprobs, priority, deadline, adapters } = request;
+        let Request { tokens, sampler, max_tokens, stop, logprobs, special, priority, deadline, adapters } = request;
         let place = self.place()?;
-        let mut writer = Writer::new(self.engine.model());
+        let mut writer = Writer::new(self.engine.model(), special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }

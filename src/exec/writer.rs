@@ -110,10 +110,11 @@ struct Held {
 }
 
 impl Writer {
-    pub(super) fn new(model: &Model) -> Writer {
+    /// Of an answer of `model`; with `special`, special tokens have their texts.
+    pub(super) fn new(model: &Model, special: bool) -> Writer {
         Writer {
             model: model.clone(),
-            stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, false)),
+            stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, special)),
             stop: Vec::new(),
             max_tokens: usize::MAX,
             logprobs: None,

@@ -11,7 +11,7 @@ use ruvllm::lora::Adapter;
 use ruvllm::{Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
@@ -136,7 +136,7 @@ static ADAPTER: LazyLock<Arc<Adapter>> = LazyLock::new(|| {
 /// All that comes, without waiting.
 fn drain(stream: &mut Stream, pieces: &mut Vec<Piece>) -> Option<Result<Finish, Error>> {
     loop {
-        match stream.try_next() {
+        match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => return None,
             Poll::Ready(None) => return Some(Ok(stream.finish().expect("an end"))),
             Poll::Ready(Some(Ok(piece))) => pieces.push(piece),
@@ -354,7 +354,7 @@ fn who_is_cancelled_is_gone_within_a_pass() {
         stays.cancel();
         schedule.step();
         assert!(matches!(drain(&mut stays, &mut Vec::new()), Some(Ok(f)) if f.reason == StopReason::Cancelled));
-        assert!(matches!(stays.try_next(), Poll::Ready(None)), "an end is an end");
+        assert!(matches!(stays.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)), "an end is an end");
         assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
     }
 }
@@ -466,7 +466,7 @@ fn one_that_fails_harms_nobody() {
     while schedule.step() {}
     let error = drain(&mut bad, &mut Vec::new()).unwrap().unwrap_err();
     assert!(matches!(error, Error::Sample(SampleError::BiasOutsideVocabulary { .. })), "{error}");
-    assert!(matches!(bad.try_next(), Poll::Ready(None)) && bad.finish().is_none());
+    assert!(matches!(bad.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)) && bad.finish().is_none());
     assert_eq!(answer(&mut good), Case::numbered(2).alone(&session));
 
     // A pool that the answer outgrows, though it held the prompt: that request ends, and the next one has its turn.

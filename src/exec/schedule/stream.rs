@@ -6,7 +6,7 @@ use crate::exec::writer::{Finish, Piece};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Tells whoever computes that there may be something to do.
@@ -52,11 +52,23 @@ struct State {
     outcome: Option<Result<Finish, Error>>,
     /// Whether the reader is behind: from `n_pieces` waiting pieces on, until half of them are left.
     is_paused: bool,
+    /// Of the reader, if it is a task that waits.
+    waker: Option<Waker>,
 }
 
 impl Channel {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the reader that there is something.
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        self.moved.notify_all();
+        waker.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -87,16 +99,16 @@ impl Sender {
     }
 
     pub(super) fn send(&self, pieces: impl Iterator<Item = Piece>) {
-        let mut state = self.0.lock();
-        state.pieces.extend(pieces);
-        state.is_paused |= state.pieces.len() >= self.0.n_pieces;
-        drop(state);
-        self.0.moved.notify_all();
+        self.0.tell(|state| {
+            state.pieces.extend(pieces);
+            state.is_paused |= state.pieces.len() >= self.0.n_pieces;
+        });
     }
 
     pub(super) fn end(&self, outcome: Result<Finish, Error>) {
-        self.0.lock().outcome.get_or_insert(outcome);
-        self.0.moved.notify_all();
+        self.0.tell(|state| {
+            state.outcome.get_or_insert(outcome);
+        });
     }
 }
 
@@ -108,7 +120,7 @@ impl Drop for Sender {
 
 /// The pieces of a request's answer, as they come; nothing follows an error.
 ///
-/// Iterating waits for the next piece, [`Stream::try_next`] does not. At most
+/// Iterating waits for the next piece, [`Stream::poll_next`] does not. At most
 /// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and what a grammar forces in one pass) wait
 /// for the reader: who reads slowly pauses this request, and no other. Dropping it cancels the request within a pass.
 #[derive(Debug)]
@@ -136,10 +148,16 @@ impl Stream {
         self.channel.wake.set();
     }
 
-    /// The next piece, if it is there; `Ready(None)` at the end.
-    pub fn try_next(&mut self) -> Poll<Option<Result<Piece, Error>>> {
+    /// The next piece, if it is there; `Ready(None)` at the end. Otherwise the task of `cx` is woken when it comes, as
+    /// futures are.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         let channel = Arc::clone(&self.channel);
-        self.take(&mut channel.lock())
+        let mut state = channel.lock();
+        let piece = self.take(&mut state);
+        if piece.is_pending() {
+            state.waker = Some(cx.waker().clone());
+        }
+        piece
     }
 
     /// All text that is left.

@@ -1,0 +1,101 @@
+//! What goes wrong with a request, as clients of the OpenAI API expect it.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use ruvllm::{Error, ScheduleError, SessionError};
+use serde_json::{Value, json};
+
+/// A request that was refused, or failed.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    /// The field that is wrong.
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, kind, message: message.into(), param: None, code: None }
+    }
+
+    /// The request makes no sense.
+    pub(super) fn wrong(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A field makes no sense.
+    pub(super) fn field(name: &str, message: impl std::fmt::Display) -> ApiError {
+        ApiError { param: Some(name.to_owned()), ..ApiError::wrong(format!("{name}: {message}")) }
+    }
+
+    /// The model is not there yet.
+    pub(super) fn loading() -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the model is being loaded")
+    }
+
+    /// It failed here.
+    pub(super) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let ApiError { status, kind, message, param, code } = self;
+        let code = code.map_or_else(|| json!(status.as_u16()), |code| json!(code));
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = super::http::json_response(self.status, &self.json());
+        if self.status == StatusCode::TOO_MANY_REQUESTS || self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<SessionError> for ApiError {
+    fn from(error: SessionError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            SessionError::ContextFull { .. } => {
+                ApiError { code: Some("context_length_exceeded"), ..ApiError::wrong(message) }
+            }
+            SessionError::NoTokens | SessionError::TokenOutOfRange { .. } | SessionError::NoTokenizer => {
+                ApiError::wrong(message)
+            }
+            _ => ApiError::internal(message),
+        }
+    }
+}
+
+impl From<ScheduleError> for ApiError {
+    fn from(error: ScheduleError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            ScheduleError::Session(error) => error.into(),
+            ScheduleError::QueueFull { .. } => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            }
+            ScheduleError::PoolTooSmall { .. } => ApiError::wrong(message),
+            ScheduleError::Ended => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message),
+            _ => ApiError::internal(message),
+        }
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        match error {
+            Error::Session(error) => error.into(),
+            Error::Schedule(error) => error.into(),
+            // A template that refuses the conversation, tools or a grammar that cannot be obeyed, a sampler's settings.
+            Error::Chat(_) | Error::Grammar(_) | Error::Sample(_) => ApiError::wrong(error.to_string()),
+            _ => ApiError::internal(error.to_string()),
+        }
+    }
+}

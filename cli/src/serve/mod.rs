@@ -1,0 +1,346 @@
+//! `ruvllm serve`: the model behind the APIs of OpenAI and llama-server.
+//!
+//! Handlers read a request field by field (`fields.rs`), submit it to the library's `Scheduler`, and tell what its
+//! `Stream` brings (`answer.rs`). A closed socket drops the handler, which drops the stream, which cancels the request
+//! within a pass. What takes longer than a moment (templates, tokens, grammars) runs on threads for such work.
+
+mod answer;
+mod error;
+mod fields;
+mod http;
+mod metrics;
+mod native;
+mod openai;
+mod params;
+
+use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
+use super::input::{on_interrupt, read_regular, read_text};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, engine};
+use super::output::{Failure, note};
+use super::sampling::SamplingArgs;
+use super::template::{bos_text, eos_text};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use error::ApiError;
+use fields::Fields;
+use futures_util::future::{Either, select};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use metrics::Metrics;
+use ruvllm::chat::ChatTemplate;
+use ruvllm::chat::tools::ToolFormat;
+use ruvllm::exec::{KvType, ScheduleOptions, Scheduler};
+use ruvllm::grammar::TokenTrie;
+use ruvllm::lora::Adapter;
+use ruvllm::sample::{SamplerBuilder, TokenMask};
+use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{Error, Model};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use subtle::ConstantTimeEq;
+use tokio::sync::{Semaphore, watch};
+
+/// What made an answer.
+const FINGERPRINT: &str = concat!("ruvllm-", env!("CARGO_PKG_VERSION"));
+/// Connections at a time; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 4096;
+/// Most time that the headers of a request may take to come.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm serve -m model.gguf
+  ruvllm serve -m model.gguf --port 8081 --api-key secret -np 8 -c 8192
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+
+Clients of the OpenAI API take http://127.0.0.1:8080/v1 as their base URL. Ctrl-C or SIGTERM stops taking requests and
+answers what is there; a second one ends at once.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "LLAMA_ARG_HOST")]
+    host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
+    port: u16,
+    /// Name of the model in the API [default: its file name]
+    #[arg(short, long, value_name = "NAME", env = "LLAMA_ARG_ALIAS")]
+    alias: Option<String>,
+    /// Key that requests have to bring; repeatable, or several separated by commas
+    #[arg(long, value_name = "KEY", value_delimiter = ',', env = "LLAMA_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File with a key on each line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Requests that are computed side by side, each with a context of its own [short: -np]
+    #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parallel: u32,
+    /// Requests that run or wait; more are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests: u32,
+    /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    max_itl_ms: Option<u64>,
+    /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i64).range(-1..))]
+    n_predict: i64,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(long, value_name = "FILE", alias = "template")]
+    chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    session: SessionArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// What handlers use.
+struct App {
+    model: Model,
+    tokenizer: Arc<Tokenizer>,
+    scheduler: Scheduler,
+    metrics: Metrics,
+    name: String,
+    path: String,
+    created: u64,
+    n_ctx: usize,
+    n_parallel: usize,
+    template: ChatTemplate,
+    tool_format: ToolFormat,
+    bos: String,
+    eos: String,
+    /// Strings that end any answer.
+    stop: Vec<String>,
+    trie: TokenTrie,
+    sampling: SamplerBuilder,
+    mask: Option<Box<dyn TokenMask>>,
+    seed: Option<u64>,
+    max_tokens: Option<usize>,
+    adapters: Vec<(Arc<Adapter>, f32)>,
+}
+
+impl App {
+    /// The seed of a request that has none.
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(random)
+    }
+
+    /// Whether a request is for this model; without a name it is.
+    fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        // Programs bring the name of the model that they were written for: there is one, and the answer says which.
+        fields.take::<String>("model").map(drop)
+    }
+}
+
+/// The application, once the model is there.
+#[derive(Clone, Default)]
+struct Shared {
+    app: Arc<OnceLock<Arc<App>>>,
+    keys: Arc<Vec<String>>,
+}
+
+impl Shared {
+    fn app(&self) -> Result<Arc<App>, ApiError> {
+        self.app.get().cloned().ok_or_else(ApiError::loading)
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let listener = TcpListener::bind((args.host.as_str(), args.port))
+        .map_err(|error| Failure::Work(format!("cannot listen on {}:{}: {error}", args.host, args.port)))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let shared = Shared { app: Arc::default(), keys: Arc::new(keys(args)?) };
+    if !address.ip().is_loopback() && shared.keys.is_empty() {
+        note(format!("warning: {address} is reached by others, and no --api-key is set"));
+    }
+    let (stop, stopped) = watch::channel(0u32);
+    let interrupt = stop.clone();
+    on_interrupt(move || interrupt.send_modify(|n| *n += 1))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let failure = Mutex::new(None);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = match load(args) {
+                Ok(app) => {
+                    note(format!("{} is ready on http://{address}", app.name));
+                    drop(shared.app.set(Arc::new(app)));
+                    return;
+                }
+                Err(end) => end,
+            };
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+            stop.send_modify(|n| *n += 2);
+        });
+        runtime.block_on(serve(listener, router(shared.clone()), stopped))
+    })?;
+    // Streams that nobody reads any more end with it.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn keys(args: &Args) -> Result<Vec<String>, Failure> {
+    let of_file = args.api_key_file.as_deref().map(read_text).transpose()?.unwrap_or_default();
+    let keys = args.api_key.iter().map(String::as_str).chain(of_file.lines()).map(str::trim);
+    let keys: Vec<_> = keys.filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() && args.api_key_file.is_some() {
+        return Err(Failure::Usage("--api-key-file: there is no key in it".into()));
+    }
+    Ok(keys)
+}
+
+fn load(args: &Args) -> Result<App, Failure> {
+    let model = args.model.open(args.residence)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
+    let mut stop = Vec::new();
+    let source = match (&args.chat_template_file, model.chat_template()) {
+        (Some(path), _) => read_regular(path)?,
+        (None, Some(source)) => source.to_owned(),
+        (None, None) => {
+            note("The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".");
+            stop.push(TRANSCRIPT_STOP.to_owned());
+            TRANSCRIPT.to_owned()
+        }
+    };
+    let options = args.session.options_for(&model, None, KvType::default());
+    let adapters = args.session.lora.open(&model)?;
+    let engine = engine(&model, args.session.threads(), !adapters.is_empty(), &options)?;
+    let metrics = Metrics::new(&engine);
+    let schedule = ScheduleOptions {
+        session: options,
+        n_parallel: args.parallel as usize,
+        max_requests: args.max_requests as usize,
+        max_itl: args.max_itl_ms.map(Duration::from_millis),
+        ..Default::default()
+    };
+    let n_ctx = engine.sequence(&schedule.session)?.n_ctx();
+    let scheduler = Scheduler::observed(&engine, &schedule, metrics.clone()).map_err(Error::from)?;
+    let file_name = args.model.file_name().to_string_lossy().into_owned();
+    Ok(App {
+        sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
+        mask: args.sampling.mask(&tokenizer)?,
+        seed: args.sampling.given_seed(),
+        trie: TokenTrie::new(&tokenizer)?,
+        name: args.alias.clone().unwrap_or(file_name),
+        path: args.model.label(),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        n_ctx,
+        n_parallel: schedule.n_parallel,
+        template: ChatTemplate::parse(&source)?,
+        tool_format: ToolFormat::of(&source),
+        bos: bos_text(Some(&tokenizer)),
+        eos: eos_text(Some(&tokenizer)),
+        max_tokens: usize::try_from(args.n_predict).ok(),
+        model,
+        tokenizer,
+        scheduler,
+        metrics,
+        stop,
+        adapters,
+    })
+}
+
+fn router(shared: Shared) -> Router {
+    let protected = Router::new()
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/models", get(openai::models))
+        .route("/models", get(openai::models))
+        .route("/props", get(native::props))
+        .route("/tokenize", post(native::tokenize))
+        .route("/detokenize", post(native::detokenize))
+        .route("/apply-template", post(native::apply_template))
+        .route("/metrics", get(native::metrics))
+        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found_error", "there is nothing at this path"))
+        .method_not_allowed_fallback(async || {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
+        })
+        .layer(from_fn_with_state(shared.clone(), authorize));
+    let public = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
+    public.merge(protected).with_state(shared)
+}
+
+/// Lets requests with a key pass, if there are keys.
+async fn authorize(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+    if shared.keys.is_empty() || has_key(request.headers(), &shared.keys) {
+        return next.run(request).await;
+    }
+    let message = "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
+    ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).into_response()
+}
+
+/// Whether one of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
+fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)).unwrap_or_default();
+    keys.iter().fold(false, |found, key| found | bool::from(key.as_bytes().ct_eq(given)))
+}
+
+/// Serves connections until `stopped`, then answers what was asked; the second time it ends at once.
+async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiver<u32>) -> Result<(), Failure> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    loop {
+        let accept = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) = match select(pin!(accept), pin!(stopped.wait_for(|&n| n > 0))).await {
+            Either::Left((accepted, _)) => accepted,
+            Either::Right(_) => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Most often there are no descriptors left, for a while.
+                note(format!("warning: a connection was not accepted: {error}"));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // Tokens are sent one by one.
+        let _ = stream.set_nodelay(true);
+        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // A client that went away is no failure of the server.
+            let _ = connection.await;
+            drop(permit);
+        });
+    }
+    drop(listener);
+    if *stopped.borrow() < 2 {
+        note("ending; what was asked is answered first");
+        select(pin!(graceful.shutdown()), pin!(stopped.wait_for(|&n| n > 1))).await;
+    }
+    Ok(())
+}
+
+/// Does what may take longer than a moment.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+}
+
+/// 32 bits, which are easy to type again, from the system's source of randomness.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish() >> 32
+}
