@@ -810,6 +810,12 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+    /// Gradients do not go back through something that the model has.
+    #[error("there are no gradients of {what}; learn with the head alone (deep: 0), or with another model")]
+    NoGradient {
+        /// What it is.
+        what: &'static str,
+    },
     /// The device that computes the engine's passes cannot do this.
     #[error("{device} does without {what}; open the model with Device::Cpu")]
     NotOnDevice {

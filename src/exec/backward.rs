@@ -7,10 +7,10 @@
 //!
 //! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
 
+use super::activation::squared_relu;
 use super::arena::{Arena, Frame, counted};
 use super::forward::{
     MAX_GROUP, RopeTables, Rotation, attn_params, attn_tiles, choose_experts, divisor, head_norms, norm, sigmoid,
-    squared_relu,
 };
 use super::linear::{Ctx, Product, RowAdapters, Scratch, ScratchBackward, Wanted, linear, linear_backward};
 use super::probe::{Probe, Tap};
@@ -539,7 +539,7 @@ fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: 
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
             (Some(norm), NormKind::Rms) => ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
-            (Some(norm), NormKind::Layer | NormKind::LayerNoBias) => {
+            (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {
                 ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
             }
         }
@@ -587,7 +587,7 @@ fn attention_backward(
     let rotate = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[there, _]| there.apply(token, x));
     let rotate_back = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[_, back]| back.apply(token, x));
     let (q_norm, k_norm) = head_norms(spec, w);
-    let params = attn_params(spec, true);
+    let params = attn_params(spec, 0, true);
 
     // Queries again, if they are not kept; of the keys only what a norm needs, as they are in the cache.
     if !saved.keeps_products {
@@ -755,6 +755,7 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul(inner, up),
             Activation::Gelu => arch.gelu(inner),
             Activation::SquaredRelu => squared_relu(inner),
+            Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     if let Some(y) = b.y {
@@ -769,12 +770,18 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul_backward(gate, up, dinner),
             Activation::Gelu => arch.gelu_backward(up, dinner),
             Activation::SquaredRelu => up.iter_mut().zip(dinner).for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
+            Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     match &ffn.gate {
         Some(w_gate) => tape.linear_backward(x, m, &[(&w_gate.w, gate), (&ffn.up.w, up)], dx),
         None => tape.linear_backward(x, m, &[(&ffn.up.w, up)], dx),
     }
+}
+
+/// What [`Hparams::forward_only`] names does not come here.
+fn refused() {
+    unreachable!("Session::gradient refuses this model");
 }
 
 /// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.

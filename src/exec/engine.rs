@@ -173,6 +173,10 @@ impl Engine {
         if n_ctx == 0 || n_ctx > u32::MAX as usize / 2 {
             return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
         }
+        if h.learned_positions && n_ctx > h.n_ctx_train {
+            let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
+            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
+        }
         let policy = options.kv_policy();
         if policy != KvPolicy::default() {
             self.cpu_only("keys and values that are not f16")?;

@@ -24,7 +24,7 @@ pub(crate) use hparams::{Finish, MAX_EXPERT};
 pub use hparams::{Hparams, NormKind, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
     Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
-    SharedSpec,
+    SharedSpec, Temperature,
 };
 pub use weights::Site;
 pub(crate) use weights::{Attn, FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};

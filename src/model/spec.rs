@@ -49,6 +49,19 @@ pub struct AttnSpec {
     pub rope: Option<RopeId>,
     /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Bound of queries, keys and values: they are clamped to `-clip..=clip`.
+    pub clip: Option<f32>,
+    /// Factor on values.
+    pub value_scale: f32,
+    /// ALiBi instead of a rope: a key `n` positions back has `n·slope` taken from its score (arXiv 2108.12409); this is
+    /// the base-2 logarithm of the last head's slope, negated.
+    pub alibi: Option<f32>,
+    /// Whether each head has a score that no key has, and that takes part in the softmax (arXiv 2309.17453).
+    pub sinks: bool,
+    /// Factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
+    /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
+    pub gated: bool,
 }
 
 impl AttnSpec {
@@ -76,6 +89,32 @@ impl AttnSpec {
     pub fn n_out(&self) -> usize {
         self.n_head * self.head_dim_v
     }
+
+    /// What [`AttnSpec::alibi`] takes from scores per position, for a head; 0 without. Where heads are no power of two,
+    /// those beyond the largest one take every other slope of twice as many.
+    pub fn slope(&self, head: usize) -> f32 {
+        let Some(max_bias) = self.alibi else { return 0.0 };
+        let n = 1 << self.n_head.ilog2();
+        let exponent = if head < n { (head + 1) as f32 } else { (2 * (head - n) + 1) as f32 / 2.0 };
+        (-max_bias * exponent / n as f32).exp2()
+    }
+}
+
+/// `1 + scale·ln(1 + ⌊position / length⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Temperature {
+    /// Of the logarithm.
+    pub scale: f32,
+    /// Positions over which it stays the same.
+    pub length: usize,
+}
+
+impl Temperature {
+    /// At a position.
+    pub fn at(self, position: usize) -> f32 {
+        1.0 + self.scale * (1.0 + (position / self.length) as f32).ln()
+    }
 }
 
 /// What the weights of a q/k norm span.
@@ -84,6 +123,8 @@ impl AttnSpec {
 pub enum QkNorm {
     /// Each head by itself.
     PerHead,
+    /// Each head by itself, after it was rotated.
+    PerHeadRotated,
     /// All heads together.
     Full,
 }
@@ -157,6 +198,8 @@ pub struct MoeSpec {
     pub normalise: bool,
     /// Factor on these weights.
     pub scale: f32,
+    /// Whether the router reads the layer's input instead of the experts'.
+    pub routes_early: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -171,6 +214,8 @@ pub enum Gating {
     SoftmaxAfterTopK,
     /// Sigmoid of each.
     Sigmoid,
+    /// For each pick a softmax over the experts that are left and not far below it (arXiv 2409.12136).
+    SparseMixer,
 }
 
 /// Experts in groups of equal size. A group's score is the sum of the two best of its experts; experts of the best
@@ -195,7 +240,7 @@ pub struct SharedSpec {
 }
 
 /// Inner part of a feed-forward layer, of the products `gate` and `up` with its input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Activation {
     /// `silu(gate)·up`.
@@ -206,12 +251,28 @@ pub enum Activation {
     Gelu,
     /// `max(up, 0)²`; there is no gate.
     SquaredRelu,
+    /// `max(gate, 0)·up`.
+    ReGlu,
+    /// `gelu(up)`, by the error function; there is no gate.
+    GeluErf,
+    /// `up²·alpha_p + up·beta` of positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` of others; there is no
+    /// gate (arXiv 2411.13010).
+    Xielu {
+        /// Curvature above 0.
+        alpha_p: f32,
+        /// And below.
+        alpha_n: f32,
+        /// Slope at 0.
+        beta: f32,
+        /// Largest exponent, below 0.
+        eps: f32,
+    },
 }
 
 impl Activation {
     /// Whether there is a gate.
     pub fn is_gated(self) -> bool {
-        matches!(self, Activation::SwiGlu | Activation::GeGlu)
+        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu)
     }
 }
 
@@ -227,6 +288,8 @@ pub enum Norms {
     Both,
     /// Of the one input that they share: both are added to the same residual stream (GPT-J style).
     Shared,
+    /// Of both inputs, which are the same residual stream (GPT-NeoX style).
+    Parallel,
 }
 
 /// The matrices of a layer that have a bias in every file. Other biases are up to the file, but the same in all

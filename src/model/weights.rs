@@ -164,6 +164,10 @@ pub(crate) struct Attn {
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
     pub(crate) wo: Linear,
+    /// A score for each head that no key has.
+    pub(crate) sinks: Option<Vec<f32>>,
+    /// The sigmoid of its product is multiplied with the output of all heads.
+    pub(crate) gate: Option<Linear>,
 }
 
 /// One layer; an absent norm does nothing.
@@ -181,6 +185,9 @@ pub(crate) struct Layer {
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
+    /// A row for each position, added to embeddings.
+    pub(crate) position_embd: Option<Weight>,
+    pub(crate) embd_norm: Option<Norm>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Norm,
     pub(crate) output: Linear,
@@ -268,6 +275,14 @@ impl<'a> Binder<'a> {
         first
     }
 
+    /// A table of rows that are looked up and never multiplied, so that no adapter changes it.
+    fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
+        let n_sites = self.sites.borrow().len();
+        let table = self.weight(name, n, n_rows, 1)?;
+        self.sites.borrow_mut().truncate(n_sites);
+        Ok(table)
+    }
+
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
         self.opt_weight(name, n_in, n_out, n_matrices)?
             .ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
@@ -302,11 +317,14 @@ impl<'a> Binder<'a> {
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
+        if h.norm == NormKind::LayerPlain {
+            return Ok(Norm { w: vec![1.0; h.n_embd], b: vec![0.0; h.n_embd] });
+        }
         let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
             NormKind::Rms => Vec::new(),
+            NormKind::LayerPlain | NormKind::LayerNoBias => vec![0.0; h.n_embd],
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
-            NormKind::LayerNoBias => vec![0.0; h.n_embd],
         };
         Ok(Norm { w, b })
     }
@@ -323,12 +341,17 @@ impl<'a> Binder<'a> {
     }
 
     /// Refuses or reports tensors that nobody asked for.
-    fn none_ignored(&self, arch: &str, unknown: &mut UnknownNames) -> Result<(), ModelError> {
+    fn none_ignored(&self, h: &Hparams, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let used = self.used.borrow();
         // Tables that other engines once stored and that follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: arch.to_owned() };
+            // Multi-token heads come behind the layers.
+            if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i)) {
+                unknown.names.push(t.name.clone());
+                continue;
+            }
+            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() };
             unknown.found(&t.name, error)?;
         }
         Ok(())
@@ -364,6 +387,9 @@ impl Weights {
     ) -> Result<Weights, ModelError> {
         let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
         let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
+        let position_embd = h.learned_positions.then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
+        let position_embd = position_embd.transpose()?;
+        let embd_norm = h.embd_norm.then(|| b.norm("token_embd_norm", h)).transpose()?;
         let output_norm = b.norm("output_norm", h)?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
@@ -391,10 +417,12 @@ impl Weights {
             (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
-        b.none_ignored(&h.arch, unknown)?;
+        b.none_ignored(h, unknown)?;
         b.uniform(&h.layers)?;
         Ok(Weights {
             token_embd,
+            position_embd,
+            embd_norm,
             layers,
             output_norm,
             output,
@@ -429,16 +457,23 @@ impl Weights {
 fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let norm = |part: &str, places: &[Norms]| places.contains(&spec.norms).then(|| b.norm(&name(part), h)).transpose();
-    // Some files call the norm before the feed-forward layer after what comes before it.
-    let renamed = spec.norms == Norms::Before && !b.has(&name("ffn_norm.weight"));
-    let ffn_norm =
-        if renamed && b.has(&name("post_attention_norm.weight")) { "post_attention_norm" } else { "ffn_norm" };
+    // Some files call the norm before the feed-forward layer after what comes before it. Falcon's norm of both branches
+    // is that of the feed-forward layer where attention has one of its own.
+    let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+    match spec.norms {
+        Norms::Before => {
+            let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
+            ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
+        }
+        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm"),
+        _ => {}
+    }
     let Mixer::Attention(attn) = &spec.mixer;
     Ok(Layer {
-        attn_norm: norm("attn_norm", &[Norms::Before, Norms::Both, Norms::Shared])?,
+        attn_norm: norm(attn_norm, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
         attn: attention(b, h.n_embd, attn, spec.biases, &name)?,
         post_attn_norm: norm("post_attention_norm", &[Norms::After, Norms::Both])?,
-        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both])?,
+        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both, Norms::Parallel])?,
         ffn: feed_forward(b, h.n_embd, spec, &name)?,
         post_ffn_norm: norm("post_ffw_norm", &[Norms::After, Norms::Both])?,
     })
@@ -466,7 +501,7 @@ fn attention(
     let norm = |part: &str, n: usize| {
         let width = match spec.qk_norm {
             None => return Ok(None),
-            Some(QkNorm::PerHead) => spec.head_dim,
+            Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
             Some(QkNorm::Full) => n,
         };
         b.vector(&name(part), width).map(Some)
@@ -478,6 +513,8 @@ fn attention(
         q_norm: norm("attn_q_norm.weight", n_q)?,
         k_norm: norm("attn_k_norm.weight", n_k)?,
         wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, biases == Biases::All)?,
+        sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
+        gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,
     })
 }
 

@@ -490,7 +490,7 @@ struct Case {
 impl Case {
     fn new(dims: (usize, usize), n_kv: usize, ranges: Vec<(u32, u32)>, softcap: f32, seed: u64) -> Case {
         let (head_dim, head_dim_v) = dims;
-        let p = AttnParams { head_dim, head_dim_v, scale: 1.0 / (head_dim as f32).sqrt(), softcap, exact: false };
+        let p = AttnParams { head_dim, head_dim_v, scale: 1.0 / (head_dim as f32).sqrt(), softcap, slope: 0.0, exact: false };
         // Numbers of half precision: both kernels see the same.
         let halves = |x: Vec<f32>| x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
         Case {
@@ -858,7 +858,7 @@ fn spans_are_merged_in_one_order() {
 #[test]
 fn spans_that_are_not_seen_change_nothing() {
     for arch in Arch::available() {
-        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, slope: 0.0, exact: false };
         let (k, v, q) = (noise(KV_BLOCK * 16, 1), noise(KV_BLOCK * 16, 2), noise(2 * 16, 3));
         let blocks = [KvBlock { k: &k[..], v: &v }];
         let span = |first| KvSpan { first, blocks: &blocks };
@@ -972,7 +972,7 @@ proptest! {
 fn attention_of_known_results() {
     for arch in Arch::available() {
         let n = 200;
-        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
         let v: Vec<f32> = (0..3 * n).map(|i| (i / 3) as f32).collect();
         let attention = |q: &[f32], k: &[f32], range| attend(arch, q, (k, &v), &[range], &p, |x| x, false);
         assert_eq!(attention(&[0.0; 8], &vec![1.0; 8 * n], (0, n as u32)), [99.5; 3], "{arch:?}");
@@ -990,7 +990,7 @@ fn attention_of_known_results() {
 #[test]
 #[should_panic(expected = "attention: heads at most")]
 fn wider_heads_are_refused() {
-    let p = AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, exact: false };
+    let p = AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
     let q = vec![0.0; MAX_HEAD_DIM + 1];
     attend(Arch::scalar(), &q, (&q, &[1.0]), &[(0, 1)], &p, |x| x, false);
 }

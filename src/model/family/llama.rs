@@ -15,6 +15,13 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
+/// Queries that grow with the position.
+pub(super) fn mistral3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = hparams(keys)?;
+    h.set_temperature(keys)?;
+    Ok(h)
+}
+
 /// The 13B models, told by their layer count, have ALiBi instead of a rope.
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if keys.n_layer == 40 {
