@@ -811,7 +811,7 @@ pub enum SessionError {
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
     /// Gradients do not go back through something that the model has.
-    #[error("there are no gradients of {what}; learn with the head alone (deep: 0), or with another model")]
+    #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
     NoGradient {
         /// What it is.
         what: &'static str,

@@ -199,7 +199,7 @@ fn check<T>(
 ) {
     assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
     assert!(q.len() == ranges.len() * p.head_dim, "attention: queries");
-    assert!(p.slope == 0.0 || p.exact, "attention: ALiBi is computed in f32");
+    assert!(p.slope == 0.0 || p.exact && p.softcap == 0.0, "attention: ALiBi is computed in f32, without a cap");
     to.check(ranges.len(), p.head_dim_v);
     let whole = |b: &KvBlock<'_, T>| [b.k.len(), b.v.len()] == lens;
     assert!(span.blocks.iter().all(whole), "attention: keys and values");

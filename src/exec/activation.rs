@@ -10,6 +10,14 @@ pub(super) fn relu_mul(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.max(0.0) * up);
 }
 
+/// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7.
+pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let g = gate.min(7.0);
+        *gate = g / (1.0 + (-1.702 * g).exp()) * (up.clamp(-7.0, 7.0) + 1.0);
+    }
+}
+
 /// `x/2·(1 + erf(x/√2)) = x/2·erfc(−x/√2)` (arXiv 1606.08415).
 pub(super) fn gelu_erf(x: &mut [f32]) {
     for x in x {
@@ -28,7 +36,7 @@ fn erfc(x: f32) -> f32 {
         0.096_784_18,
         -0.186_288_06,
         0.278_868_07,
-        -1.135_203_98,
+        -1.135_204,
         1.488_515_9,
         -0.822_152_23,
         0.170_872_77,

@@ -755,7 +755,7 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul(inner, up),
             Activation::Gelu => arch.gelu(inner),
             Activation::SquaredRelu => squared_relu(inner),
-            Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. } => refused(),
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     if let Some(y) = b.y {
@@ -770,7 +770,7 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul_backward(gate, up, dinner),
             Activation::Gelu => arch.gelu_backward(up, dinner),
             Activation::SquaredRelu => up.iter_mut().zip(dinner).for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
-            Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. } => refused(),
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     match &ffn.gate {
@@ -790,7 +790,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     let x = &moe.spec;
     let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
     let e = &mut b.moe;
-    tape.linear(b.normed, m, &mut [Product::of_weight(&moe.router, e.router, m)]);
+    tape.linear(b.normed, m, &mut [Product::of(&moe.router, e.router, m)]);
     choose_experts(tape.ctx, moe, e.router, e.chosen, e.weights);
     b.dnormed.fill(0.0);
     for index in 0..x.n_expert {
@@ -827,7 +827,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
             &mut e.drouter[token * x.n_expert..][..x.n_expert],
         );
     }
-    tape.linear_backward(b.normed, m, &[(&moe.router, e.drouter)], Some(e.dx));
+    tape.linear_backward(b.normed, m, &[(&moe.router.w, e.drouter)], Some(e.dx));
     arch.add(b.dnormed, e.dx);
 
     let Some(shared) = &moe.shared else { return };

@@ -4,9 +4,10 @@
 //! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
 //! sequence (its positions, keys and values, adapters) goes slot by slot.
 
-use super::activation::{gelu_erf, relu_mul, squared_relu, xielu};
+use super::activation::{gelu_erf, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot};
+use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
 use super::probe::{Probe, Tap};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
@@ -203,6 +204,7 @@ struct AttnBuffers<'a> {
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
     gate: &'a mut [f32],
+    latent: LatentBuffers<'a>,
     /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv, n_pieces)`.
     partials: &'a mut [f32],
 }
@@ -243,6 +245,7 @@ impl<'a> AttnBuffers<'a> {
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
             gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            latent: LatentBuffers::take(frame, spec, m_kv, m),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
     }
@@ -559,25 +562,37 @@ fn attention(
     let Base { arch, crew, .. } = base;
     let sizes = AttnSizes::of(spec, slots, rows);
     let AttnSizes { m_kv, m, .. } = sizes;
+    let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
     let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, partials } =
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, mut latent, partials } =
         AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
-        let of_q = Product::of(&w.wq, q, m);
-        let [of_k, of_v] = [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
-        if (m, n_generated) == (m_kv, n_generated_kv) {
-            linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
+        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none();
+        if at_once {
+            let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
+            linear(ctx, &mut b.scratch, b.normed, m, products);
         } else {
-            linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
+            if let Some((of, weights)) = latent_spec {
+                let (ctx, x) = ((ctx, &mut b.scratch), (&*b.normed, m_kv));
+                latent.keys_values(ctx, (spec, of, w, weights), h.norm_eps, x, k, v);
+            } else {
+                let products = &mut [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
+                linear(ctx, &mut b.scratch, b.normed, m_kv, products);
+            }
             if rows == Rows::Outputs {
                 gather(slots.0, b.normed, h.n_embd);
             }
             if m > 0 {
-                let ctx = base.with(row_adapters(&slots, ends), n_generated);
-                linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [of_q]);
+                let (ctx, x) = (base.with(row_adapters(&slots, ends), n_generated), &b.normed[..m * h.n_embd]);
+                match latent_spec {
+                    Some((of, weights)) => {
+                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), q);
+                    }
+                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, q, m)]),
+                }
             }
         }
     }
@@ -606,8 +621,10 @@ fn attention(
     let (q_norm, k_norm) = head_norms(spec, w);
     // Which dimensions pair is up to the model; a session's angles are in `cos` and `sin` already.
     let rotation = spec.rope.map(|id| slots[0].seq.rope.rotation(arch, id, m_kv, b.cos, b.sin));
-    let rotate = |row: usize, x: &mut [f32]| rotation.iter().for_each(|rotation| rotation.apply(row, x));
-    let norm_last = spec.qk_norm == Some(QkNorm::PerHeadRotated);
+    let first_rotated = spec.latent.map_or(0, |latent| spec.head_dim - latent.n_rot);
+    let rotate =
+        |row: usize, x: &mut [f32]| rotation.iter().for_each(|rotation| rotation.apply(row, &mut x[first_rotated..]));
+    let norm_last = matches!(spec.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated));
     let place = |row: usize, from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
         Some(w) if norm_last => {
             let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
@@ -702,6 +719,10 @@ fn attention(
         }
         None => attn,
     };
+    let attn = match &spec.latent {
+        Some(of) if of.absorbed => latent.values((ctx, &mut b.scratch), (spec, of, w), m, attn),
+        _ => attn,
+    };
     linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&w.wo, branch, m)]);
     probe.tensor(Tap::AttnOut, i, branch);
     Ok(())
@@ -746,7 +767,12 @@ impl AttnLayer<'_> {
     /// Positions that the slot's row `j` of [`AttnLayer::rows`] sees.
     fn range(&self, slot: &Slot<'_>, j: usize) -> (u32, u32) {
         let end = slot.pos() + self.rows.of(slot).0 + j + 1;
-        (self.spec.window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32)
+        let start = match self.spec.window {
+            Some(size) if self.spec.chunked => (end - 1) / size * size,
+            Some(size) => end.saturating_sub(size),
+            None => 0,
+        };
+        (start as u32, end as u32)
     }
 
     /// Forgets all keys of rows of KV head `head`, whose query heads take turns, but for the sinks: keys before all
@@ -877,7 +903,7 @@ impl AttnLayer<'_> {
 
 /// Norms of single query and key heads.
 pub(super) fn head_norms<'a>(spec: &AttnSpec, w: &'a Attn) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
-    let per_head = matches!(spec.qk_norm, Some(QkNorm::PerHead | QkNorm::PerHeadRotated));
+    let per_head = spec.qk_norm.is_some_and(|norm| norm != QkNorm::Full);
     (w.q_norm.as_ref().filter(|_| per_head), w.k_norm.as_ref().filter(|_| per_head))
 }
 
@@ -920,6 +946,7 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
         Activation::Gelu => workers.for_chunks(up, n_ff, |_, up| arch.gelu(up)),
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
         Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| relu_mul(gate, &up[i * n_ff..][..n_ff])),
+        Activation::SwiGluOai => workers.for_chunks(gate, n_ff, |i, gate| swiglu_oai(gate, &up[i * n_ff..][..n_ff])),
         Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| gelu_erf(up)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
             workers.for_chunks(up, n_ff, |_, up| xielu(up, (alpha_p, alpha_n, beta, eps)));
@@ -940,7 +967,7 @@ fn route(
 ) {
     let ctx = base.with(row_adapters(slots, ends), n_generated);
     let router = &mut to.router[..m * moe.spec.n_expert];
-    linear(ctx, scratch, x, m, &mut [Product::of_weight(&moe.router, router, m)]);
+    linear(ctx, scratch, x, m, &mut [Product::of(&moe.router, router, m)]);
 }
 
 /// Mixture of experts on `b.normed`, `m` rows of `n`; leaves its output in `b.branch`. Experts are taken in their
@@ -965,7 +992,8 @@ fn experts(
     let (chosen, weights) = (&mut b.moe.chosen[..m * n_used], &mut b.moe.weights[..m * n_used]);
     choose_experts(ctx, moe, router, chosen, weights);
     b.branch.fill(0.0);
-    if m == 1 && n_generated == 1 {
+    let weighs_inputs = moe.spec.weighs_inputs;
+    if m == 1 && n_generated == 1 && !weighs_inputs {
         let slot = slots.0.iter().find(|slot| rows.of(slot).2 == 1);
         let adapters = slot.map_or(&[][..], |slot| &slot.seq.adapters.attached);
         experts_of_one(base.with(RowAdapters::All(adapters), 1), n, moe, b);
@@ -990,7 +1018,18 @@ fn experts(
             let ctx = base.with(row_adapters(slots, b.expert_ends), of_expert);
             let (x, y) = (&mut b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
             let workers = ctx.crew.when(n_rows > 1);
-            workers.for_chunks(x, n, |i, x| x.copy_from_slice(&normed[rows[i] as usize * n..][..n]));
+            // Every expert is chosen once by a token.
+            let weight = |token: usize| {
+                let slots = token * n_used..(token + 1) * n_used;
+                slots.filter(|&slot| chosen[slot] == e).map(|slot| weights[slot]).sum::<f32>()
+            };
+            workers.for_chunks(x, n, |i, x| {
+                x.copy_from_slice(&normed[rows[i] as usize * n..][..n]);
+                if weighs_inputs {
+                    let weight = weight(rows[i] as usize);
+                    x.iter_mut().for_each(|x| *x *= weight);
+                }
+            });
             let expert = moe.expert(e as usize);
             let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
             feed_forward(ctx, &mut b.scratch, &expert, x, n_rows, inner, y, |_, _| ());
@@ -1004,9 +1043,7 @@ fn experts(
                         break;
                     }
                     let branch = &mut branch[(token - tokens.start) * n..][..n];
-                    for slot in (token * n_used..(token + 1) * n_used).filter(|&slot| chosen[slot] == e) {
-                        ctx.arch.add_scaled(branch, y, weights[slot]);
-                    }
+                    ctx.arch.add_scaled(branch, y, if weighs_inputs { 1.0 } else { weight(token) });
                 }
             });
         }
@@ -1185,6 +1222,8 @@ mod tests {
             normalise: true,
             scale: 3.0,
             routes_early: false,
+            weighs_inputs: false,
+            fused: false,
             shared: None,
         }
     }

@@ -474,7 +474,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     ) -> Result<(), MetalError> {
         let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale } = spec;
         let Layer { attn_norm, attn: weights, post_attn_norm, ffn_norm, ffn, post_ffn_norm } = w;
-        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _ } = weights;
+        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
         #[allow(irrefutable_let_patterns)] // there may come other mixers
         let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
         let mut normed = self.enter(attn_norm.as_ref())?;
@@ -529,7 +529,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
                 x = Left(normed);
             }
-            (Some(QkNorm::PerHeadRotated) | None, _) | (_, None) => {} // the one is in `forward_only`
+            (Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) | None, _) | (_, None) => {} // the one is in `forward_only`
         }
         if let Some(id) = spec.rope {
             let rope = &self.h.ropes[id.index()];
@@ -586,6 +586,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             sinks: _,
             temperature: _,
             gated: _,
+            chunked: _,
+            latent: _,
         } = *spec;
         let widest = size(head_dim.max(head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
@@ -665,7 +667,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
-            Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. } => {
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }
@@ -682,8 +684,21 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), MetalError> {
-        let MoeSpec { n_expert, n_used, n_ff, activation, gating, bias: _, groups, normalise, scale, routes_early: _, shared: _ } =
-            moe.spec;
+        let MoeSpec {
+            n_expert,
+            n_used,
+            n_ff,
+            activation,
+            gating,
+            bias: _,
+            groups,
+            normalise,
+            scale,
+            routes_early: _,
+            weighs_inputs: _,
+            fused: _,
+            shared: _,
+        } = moe.spec;
         if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
             return Err(refused(format!("a mixture of {n_expert} experts in groups")));
         }
@@ -694,7 +709,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
-        self.product(router, x, Left(Scratch::Router))?;
+        self.linear(router, x, Left(Scratch::Router))?;
         let args = RouteArgs {
             n_rows,
             n_expert: expert_count,

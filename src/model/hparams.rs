@@ -2,8 +2,8 @@
 
 use super::family::Family;
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
-    SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
+    Norms, QkNorm, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -128,6 +128,8 @@ pub enum RopeScaling {
         beta_fast: f32,
         /// Rotations below which a dimension is interpolated.
         beta_slow: f32,
+        /// Whether these bounds are rounded to whole dimensions.
+        truncate: bool,
     },
     /// Factors per dimension from the file, one set for short and one for long contexts
     /// (arXiv 2402.13753). Phi 3 files have the factors without saying so; they count all the same.
@@ -371,7 +373,12 @@ impl<'a> Keys<'a> {
             },
         };
         self.one_per_layer(&name, values.len())?;
-        values.into_iter().take(self.n_layer).map(|value| Self::in_range(&name, value, max)).collect::<Result<_, _>>().map(Some)
+        values
+            .into_iter()
+            .take(self.n_layer)
+            .map(|value| Self::in_range(&name, value, max))
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     fn one_per_layer(&self, name: &str, n: usize) -> Result<(), ModelError> {
@@ -482,6 +489,8 @@ impl<'a> Keys<'a> {
             // Files say 0 where there is none.
             scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
             routes_early: false,
+            weighs_inputs: false,
+            fused: self.has_part("ffn_gate_up_exps.weight"),
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
         };
         let n_dense = self.opt_u64("leading_dense_block_count")?.map_or(n_dense, |n| n as usize).min(self.n_layer);
@@ -609,6 +618,7 @@ impl Hparams {
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 softcap: None,
                 window: None,
+                chunked: false,
                 rope: Some(RopeId(0)),
                 qk_norm: None,
                 clip: None,
@@ -617,6 +627,7 @@ impl Hparams {
                 sinks: false,
                 temperature: None,
                 gated: false,
+                latent: None,
             }),
             ffn,
             norms: Norms::Before,
@@ -665,7 +676,8 @@ impl Hparams {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
         let activation = |activation: Activation| {
-            matches!(activation, Activation::ReGlu | Activation::GeluErf | Activation::Xielu { .. })
+            use Activation::{GeluErf, ReGlu, SwiGluOai, Xielu};
+            matches!(activation, ReGlu | GeluErf | SwiGluOai | Xielu { .. })
         };
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
@@ -675,16 +687,23 @@ impl Hparams {
             (self.embd_norm, "a norm of embeddings"),
             (self.learned_positions, "learned positions"),
             (self.layers.iter().any(|layer| layer.norms == Norms::Parallel), "two norms of one residual stream"),
-            (attn(|a| a.qk_norm == Some(QkNorm::PerHeadRotated)), "norms of rotated queries and keys"),
+            (
+                attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
+                "norms of rotated queries and keys",
+            ),
             (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
             (attn(|a| a.value_scale != 1.0), "a factor on values"),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
             (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
             (attn(|a| a.gated), "gated attention"),
+            (attn(|a| a.chunked), "attention in chunks"),
+            (attn(|a| a.latent.is_some()), "latent attention"),
             (moe(|x| x.routes_early), "a router that reads the layer's input"),
+            (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
+            (moe(|x| x.fused), "experts whose gate and up are one matrix"),
             (moe(|x| x.gating == Gating::SparseMixer), "the SparseMixer router"),
-            (activations, "the activation ReGLU, xIELU, or GELU by the error function"),
+            (activations, "the activation ReGLU, xIELU, clamped SwiGLU, or GELU by the error function"),
         ];
         all.into_iter().find_map(|(is, what)| is.then_some(what))
     }
@@ -734,7 +753,8 @@ impl Hparams {
     pub(crate) fn set_alibi(&mut self, max_bias: f32) -> Result<(), ModelError> {
         for attn in self.attention_mut() {
             if attn.n_group() > 1 {
-                let what = format!("ALiBi with {} query heads for each key/value head is not supported", attn.n_group());
+                let what =
+                    format!("ALiBi with {} query heads for each key/value head is not supported", attn.n_group());
                 return Err(ModelError::Inconsistent { what });
             }
             (attn.rope, attn.alibi) = (None, Some(max_bias));
@@ -742,12 +762,51 @@ impl Hparams {
         Ok(())
     }
 
-    /// Takes the file's temperature of attention, if it has one.
-    pub(crate) fn set_temperature(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
-        let length = keys.opt_count("attention.temperature_length", 1 << 28)?.unwrap_or(self.ropes[0].n_ctx_orig);
-        let scale = keys.number("attention.temperature_scale")?.filter(|&scale| scale != 0.0);
-        let temperature = scale.map(|scale| Temperature { scale, length });
+    /// Takes the file's temperature of attention, if it has one; `default` are scale and length, if it does not say.
+    pub(crate) fn set_temperature(
+        &mut self,
+        keys: &Keys<'_>,
+        default: (f32, usize),
+        offset: usize,
+    ) -> Result<(), ModelError> {
+        let length = keys.opt_count("attention.temperature_length", 1 << 28)?.unwrap_or(default.1);
+        let scale = keys.number("attention.temperature_scale")?.unwrap_or(default.0);
+        let temperature = (scale != 0.0).then_some(Temperature { scale, length, offset });
         self.attention_mut().for_each(|attn| attn.temperature = temperature);
+        Ok(())
+    }
+
+    /// Makes attention latent, by the sizes and the tensors of the file.
+    pub(crate) fn set_latent(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
+        let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
+        let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
+        let n_rot = self.ropes[0].n_dims;
+        let absorbed = keys.has_part("attn_k_b.weight");
+        let head_dim = match keys.opt_count("attention.key_length_mla", MAX_HEAD_DIM)? {
+            None if absorbed => return Err(keys.missing("attention.key_length_mla")),
+            None => self.attention().next().map_or(0, |attn| attn.head_dim),
+            Some(n) => n,
+        };
+        let head_dim_v = match keys.opt_count("attention.value_length_mla", MAX_HEAD_DIM)? {
+            None if absorbed => return Err(keys.missing("attention.value_length_mla")),
+            None => keys.opt_count("attention.value_length", MAX_HEAD_DIM)?,
+            n => n,
+        };
+        if n_rot >= head_dim || kv_rank + n_rot > MAX_HEAD_DIM {
+            return Err(ModelError::Inconsistent {
+                what: format!(
+                    "latent attention with {n_rot} of {head_dim} dimensions rotated, and a latent of {kv_rank}"
+                ),
+            });
+        }
+        let n_embd = self.n_embd;
+        for attn in self.attention_mut() {
+            let head_dim_v = head_dim_v.unwrap_or((n_embd / attn.n_head).clamp(1, MAX_HEAD_DIM));
+            attn.latent = Some(LatentSpec { q_rank, kv_rank, n_plain: head_dim - n_rot, n_rot, head_dim_v, absorbed });
+            (attn.n_head_kv, attn.head_dim, attn.head_dim_v) =
+                if absorbed { (1, kv_rank + n_rot, kv_rank) } else { (attn.n_head, head_dim, head_dim_v) };
+            attn.scale = 1.0 / (head_dim as f32).sqrt();
+        }
         Ok(())
     }
 
@@ -783,10 +842,12 @@ impl Rope {
         let factor = keys.positive("rope.scaling.factor")?.or(linear);
         let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
         let beta_slow = keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
+        // No converter writes this key. Hugging Face's configuration of gpt-oss says no.
+        let truncate = keys.opt_bool("rope.scaling.yarn_truncate")?.unwrap_or(keys.arch != "gpt-oss");
         let scaling = match (keys.opt_str("rope.scaling.type")?, factor) {
             (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
             (None | Some("none" | "linear"), _) => RopeScaling::None,
-            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow },
+            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate },
             (Some("longrope" | "su"), _) => RopeScaling::Long,
             (Some(other), _) => {
                 return Err(ModelError::OutOfRange {
@@ -819,13 +880,14 @@ impl Rope {
         match scaling {
             RopeScaling::None | RopeScaling::Long => (pairs.map(|i| divide(i, base(i))).collect(), self.attn_factor),
             RopeScaling::Linear { factor } => (pairs.map(|i| divide(i, base(i) / factor)).collect(), self.attn_factor),
-            RopeScaling::Yarn { factor, beta_fast, beta_slow } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate } => {
                 // The pair that turns `beta` times over the original context.
                 let pair = |beta: f32| {
                     n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln() / (2.0 * theta.ln())
                 };
-                let low = pair(beta_fast).floor().max(0.0);
-                let high = pair(beta_slow).ceil().min(n - 1.0);
+                let (low, high) = (pair(beta_fast), pair(beta_slow));
+                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(n - 1.0));
                 let frequencies = pairs.map(|i| {
                     let kept = 1.0 - ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     divide(i, base(i) * (kept + (1.0 - kept) / factor))

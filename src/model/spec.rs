@@ -45,6 +45,8 @@ pub struct AttnSpec {
     pub softcap: Option<f32>,
     /// Positions seen, the current one included; `None`: all.
     pub window: Option<usize>,
+    /// Whether the window is a chunk instead: positions from the last multiple of its size on.
+    pub chunked: bool,
     /// How queries and keys are rotated; `None`: not at all.
     pub rope: Option<RopeId>,
     /// Norm of queries and keys.
@@ -62,6 +64,37 @@ pub struct AttnSpec {
     pub temperature: Option<Temperature>,
     /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
     pub gated: bool,
+    /// Latent attention, which the other sizes follow from.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are products with one short vector, its
+/// latent, but for the rotated part of keys, which all heads share. It comes last in queries and keys.
+///
+/// In the absorbed form the products are with queries and outputs instead: the key of the one key/value head is the
+/// latent and the rotated part, the value the latent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LatentSpec {
+    /// Width of what queries are products with; `None`: of the layer's input.
+    pub q_rank: Option<usize>,
+    /// Width of the latent.
+    pub kv_rank: usize,
+    /// Width of a head's part that is not rotated.
+    pub n_plain: usize,
+    /// And of that which is.
+    pub n_rot: usize,
+    /// Width of a head's values.
+    pub head_dim_v: usize,
+    /// Whether the file has the matrices of the absorbed form.
+    pub absorbed: bool,
+}
+
+impl LatentSpec {
+    /// Width of a head of queries as they come from their matrix.
+    pub fn head_dim(&self) -> usize {
+        self.n_plain + self.n_rot
+    }
 }
 
 impl AttnSpec {
@@ -90,6 +123,11 @@ impl AttnSpec {
         self.n_head * self.head_dim_v
     }
 
+    /// Width of what the output matrix is multiplied with.
+    pub fn n_mixed(&self) -> usize {
+        self.n_head * self.latent.map_or(self.head_dim_v, |latent| latent.head_dim_v)
+    }
+
     /// What [`AttnSpec::alibi`] takes from scores per position, for a head; 0 without. Where heads are no power of two,
     /// those beyond the largest one take every other slope of twice as many.
     pub fn slope(&self, head: usize) -> f32 {
@@ -100,7 +138,7 @@ impl AttnSpec {
     }
 }
 
-/// `1 + scale·ln(1 + ⌊position / length⌋)`.
+/// `1 + scale·ln(1 + ⌊(position + offset) / length⌋)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Temperature {
@@ -108,12 +146,14 @@ pub struct Temperature {
     pub scale: f32,
     /// Positions over which it stays the same.
     pub length: usize,
+    /// Added to positions.
+    pub offset: usize,
 }
 
 impl Temperature {
     /// At a position.
     pub fn at(self, position: usize) -> f32 {
-        1.0 + self.scale * (1.0 + (position / self.length) as f32).ln()
+        1.0 + self.scale * (1.0 + ((position + self.offset) / self.length) as f32).ln()
     }
 }
 
@@ -125,6 +165,8 @@ pub enum QkNorm {
     PerHead,
     /// Each head by itself, after it was rotated.
     PerHeadRotated,
+    /// The same, without weights.
+    PlainRotated,
     /// All heads together.
     Full,
 }
@@ -200,6 +242,10 @@ pub struct MoeSpec {
     pub scale: f32,
     /// Whether the router reads the layer's input instead of the experts'.
     pub routes_early: bool,
+    /// Whether the weights of the used experts are factors on their inputs instead of their outputs.
+    pub weighs_inputs: bool,
+    /// Whether gate and up of an expert are one matrix, the gate first.
+    pub fused: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -253,6 +299,8 @@ pub enum Activation {
     SquaredRelu,
     /// `max(gate, 0)·up`.
     ReGlu,
+    /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7 (gpt-oss).
+    SwiGluOai,
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
     /// `up²·alpha_p + up·beta` of positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` of others; there is no
@@ -272,7 +320,7 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate.
     pub fn is_gated(self) -> bool {
-        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu)
+        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::SwiGluOai)
     }
 }
 
@@ -303,4 +351,6 @@ pub enum Biases {
     Qkv,
     /// All, but for the matrices of a mixture.
     All,
+    /// All, those of a mixture, too.
+    Everywhere,
 }

@@ -1,13 +1,13 @@
 //! A model's weights, bound by name with their shapes checked; the bytes stay in the file.
 
 use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
-use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
+use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
@@ -90,7 +90,7 @@ impl Weight {
     }
 
     /// Matrix `e` of a stack of `n`, which is a site of its own.
-    fn matrix(&self, e: usize, n: usize) -> Weight {
+    pub(crate) fn matrix(&self, e: usize, n: usize) -> Weight {
         let n_out = self.n_out / n;
         Weight { site: self.site + e, first_row: 0, ..self.rows(e * n_out..(e + 1) * n_out) }
     }
@@ -100,12 +100,44 @@ impl Weight {
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
     pub(crate) w: Weight,
-    pub(crate) b: Option<Vec<f32>>,
+    pub(crate) b: Option<Bias>,
 }
 
 impl Linear {
     fn rows(&self, rows: Range<usize>) -> Linear {
-        Linear { w: self.w.rows(rows.clone()), b: self.b.as_ref().map(|b| b[rows].to_vec()) }
+        Linear { w: self.w.rows(rows.clone()), b: self.b.as_ref().map(|b| b.rows(rows)) }
+    }
+
+    /// Matrix `e` of a stack of `n`, with its bias.
+    fn matrix(&self, e: usize, n: usize) -> Linear {
+        let n_out = self.w.n_out / n;
+        Linear { w: self.w.matrix(e, n), b: self.b.as_ref().map(|b| b.rows(e * n_out..(e + 1) * n_out)) }
+    }
+}
+
+/// What is added to a product. Parts share their values.
+#[derive(Clone, Debug)]
+pub(crate) struct Bias {
+    values: Arc<[f32]>,
+    rows: Range<usize>,
+}
+
+impl Bias {
+    fn new(values: Vec<f32>) -> Bias {
+        Bias { rows: 0..values.len(), values: values.into() }
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Bias {
+        let rows = self.rows.start + rows.start..self.rows.start + rows.end;
+        Bias { values: Arc::clone(&self.values), rows }
+    }
+}
+
+impl Deref for Bias {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values[self.rows.clone()]
     }
 }
 
@@ -129,10 +161,10 @@ pub(crate) struct Ffn {
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
     pub(crate) spec: MoeSpec,
-    pub(crate) router: Weight,
+    pub(crate) router: Linear,
     /// Added to the experts' scores for the choice alone.
     pub(crate) bias: Option<Vec<f32>>,
-    /// The matrices of all, one after the other.
+    /// The matrices of all, one after the other; `up` holds the gates, too, if they are fused.
     pub(crate) stacked: Ffn,
     pub(crate) shared: Option<Ffn>,
     /// Its product with the input says how much of the shared expert is added.
@@ -142,9 +174,15 @@ pub(crate) struct Moe {
 impl Moe {
     /// Expert `e`.
     pub(crate) fn expert(&self, e: usize) -> Ffn {
-        let one = |all: &Linear| Linear { w: all.w.matrix(e, self.spec.n_expert), b: None };
+        let one = |all: &Linear| all.matrix(e, self.spec.n_expert);
         let Ffn { activation, gate, up, down } = &self.stacked;
-        Ffn { activation: *activation, gate: gate.as_ref().map(one), up: one(up), down: one(down) }
+        let (gate, up) = if self.spec.fused {
+            let (both, n_ff) = (one(up), self.spec.n_ff);
+            (Some(both.rows(0..n_ff)), both.rows(n_ff..2 * n_ff))
+        } else {
+            (gate.as_ref().map(one), one(up))
+        };
+        Ffn { activation: *activation, gate, up, down: one(down) }
     }
 }
 
@@ -168,6 +206,20 @@ pub(crate) struct Attn {
     pub(crate) sinks: Option<Vec<f32>>,
     /// The sigmoid of its product is multiplied with the output of all heads.
     pub(crate) gate: Option<Linear>,
+    /// Of latent attention, whose `wk` computes the latent and the rotated part of keys. `wv` holds the matrices of all
+    /// heads from the latent: to keys and values, or, absorbed, to values alone.
+    pub(crate) latent: Option<Box<Latent>>,
+}
+
+/// What latent attention has besides.
+#[derive(Clone, Debug)]
+pub(crate) struct Latent {
+    /// What `wq` is multiplied with, and its norm; without, it is the layer's input.
+    pub(crate) q_a: Option<(Linear, Vec<f32>)>,
+    /// Norm of the latent.
+    pub(crate) kv_norm: Vec<f32>,
+    /// From a head's queries to the latent, one matrix for each head, in the absorbed form.
+    pub(crate) k_b: Option<Weight>,
 }
 
 /// One layer; an absent norm does nothing.
@@ -289,7 +341,12 @@ impl<'a> Binder<'a> {
     }
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
-        let Some((_, tensor)) = self.shaped(name, &[n])? else { return Ok(None) };
+        self.values(name, &[n])
+    }
+
+    /// The values of a tensor that is no matrix of the model.
+    fn values(&self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some((_, tensor)) = self.shaped(name, dims)? else { return Ok(None) };
         if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -297,7 +354,7 @@ impl<'a> Binder<'a> {
                 expected: "F32, F16 or BF16",
             });
         }
-        let mut values = vec![0.0; n];
+        let mut values = vec![0.0; dims.iter().product()];
         (tensor.dtype.float_format().dequantize)(self.gguf.data(tensor), &mut values);
         Ok(Some(values))
     }
@@ -313,7 +370,18 @@ impl<'a> Binder<'a> {
         if biased && b.is_none() {
             return Err(ModelError::MissingTensor { name: format!("{name}.bias") });
         }
-        Ok(Linear { w, b })
+        Ok(Linear { w, b: b.map(Bias::new) })
+    }
+
+    /// `n` matrices one after the other, and their biases, which must be there if they are `biased`.
+    fn stack(&self, name: &str, n_in: usize, n_out: usize, n: usize, biased: bool) -> Result<Linear, ModelError> {
+        let w = self.weight(&format!("{name}.weight"), n_in, n_out, n)?;
+        let bias = format!("{name}.bias");
+        let b = match biased {
+            true => Some(self.values(&bias, &[n_out, n])?.ok_or(ModelError::MissingTensor { name: bias })?),
+            false => None,
+        };
+        Ok(Linear { w, b: b.map(Bias::new) })
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
@@ -395,7 +463,10 @@ impl Weights {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
             let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
-            Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
+            Linear {
+                w: Weight { site, ..token_embd.clone() },
+                b: b.opt_vector("output.bias", h.n_vocab)?.map(Bias::new),
+            }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for (i, spec) in h.layers.iter().enumerate() {
@@ -487,6 +558,9 @@ fn attention(
     name: &dyn Fn(&str) -> String,
 ) -> Result<Attn, ModelError> {
     let biased = biases != Biases::Optional;
+    if let Some(latent) = &spec.latent {
+        return latent_attention(b, n_embd, spec, latent, name);
+    }
     let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
     let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
@@ -501,6 +575,7 @@ fn attention(
     let norm = |part: &str, n: usize| {
         let width = match spec.qk_norm {
             None => return Ok(None),
+            Some(QkNorm::PlainRotated) => return Ok(Some(vec![1.0; spec.head_dim])),
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
             Some(QkNorm::Full) => n,
         };
@@ -512,9 +587,50 @@ fn attention(
         wv,
         q_norm: norm("attn_q_norm.weight", n_q)?,
         k_norm: norm("attn_k_norm.weight", n_k)?,
-        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, biases == Biases::All)?,
+        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
         sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
         gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,
+        latent: None,
+    })
+}
+
+fn latent_attention(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &AttnSpec,
+    latent: &LatentSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Attn, ModelError> {
+    let &LatentSpec { q_rank, kv_rank, n_plain, n_rot, head_dim_v, absorbed } = latent;
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let n_q = spec.n_head * latent.head_dim();
+    let (q_a, wq) = match q_rank {
+        Some(rank) => {
+            let norm = b.vector(&name("attn_q_a_norm.weight"), rank)?;
+            (Some((linear("attn_q_a", n_embd, rank)?, norm)), linear("attn_q_b", rank, n_q)?)
+        }
+        None => (None, linear("attn_q", n_embd, n_q)?),
+    };
+    let wv = if absorbed {
+        b.stack(&name("attn_v_b"), kv_rank, head_dim_v, spec.n_head, false)?
+    } else {
+        linear("attn_kv_b", kv_rank, spec.n_head * (n_plain + head_dim_v))?
+    };
+    let k_b = absorbed.then(|| b.weight(&name("attn_k_b.weight"), n_plain, kv_rank, spec.n_head));
+    Ok(Attn {
+        wq,
+        wk: linear("attn_kv_a_mqa", n_embd, kv_rank + n_rot)?,
+        wv,
+        q_norm: None,
+        k_norm: None,
+        wo: linear("attn_output", spec.n_mixed(), n_embd)?,
+        sinks: None,
+        gate: None,
+        latent: Some(Box::new(Latent {
+            q_a,
+            kv_norm: b.vector(&name("attn_kv_a_norm.weight"), kv_rank)?,
+            k_b: k_b.transpose()?,
+        })),
     })
 }
 
@@ -527,7 +643,7 @@ fn feed_forward(
     let x = match &spec.ffn {
         FfnSpec::Moe(x) => x,
         FfnSpec::Dense(ffn) => {
-            let biased = spec.biases == Biases::All;
+            let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
             let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
             let down = linear("ffn_down", ffn.n_ff, n_embd)?;
             let (gate, up) = if ffn.fused {
@@ -541,19 +657,23 @@ fn feed_forward(
         }
     };
     let activation = x.activation;
-    let stack = |part: &str, n_in: usize, n_out: usize| {
-        b.weight(&name(&format!("{part}.weight")), n_in, n_out, x.n_expert).map(|w| Linear { w, b: None })
+    let biased = spec.biases == Biases::Everywhere;
+    let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, x.n_expert, biased);
+    // Other mixtures' biases are not known to be added.
+    let router = if biased {
+        b.linear(&name("ffn_gate_inp"), n_embd, x.n_expert, true)?
+    } else {
+        Linear { w: b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?, b: None }
     };
-    let router = b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?;
     let bias = name("exp_probs_b.bias");
     let bias = if b.has(&bias) { bias } else { name("exp_probs_b") };
     let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
-    let stacked = Ffn {
-        activation,
-        gate: Some(stack("ffn_gate_exps", n_embd, x.n_ff)?),
-        up: stack("ffn_up_exps", n_embd, x.n_ff)?,
-        down: stack("ffn_down_exps", x.n_ff, n_embd)?,
+    let (gate, up) = if x.fused {
+        (None, stack("ffn_gate_up_exps", n_embd, 2 * x.n_ff)?)
+    } else {
+        (Some(stack("ffn_gate_exps", n_embd, x.n_ff)?), stack("ffn_up_exps", n_embd, x.n_ff)?)
     };
+    let stacked = Ffn { activation, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let (shared, shared_gate) = match x.shared {
         None => (None, None),

@@ -3,10 +3,12 @@
 mod apertus;
 mod arcee;
 mod cohere;
+mod deepseek;
 mod exaone;
 mod gemma;
 mod glm;
 mod gpt;
+mod gpt_oss;
 mod granite;
 mod hunyuan;
 mod llama;
@@ -43,6 +45,7 @@ impl Family {
 pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "llama", hparams: llama::hparams },
     Family { arch: "mistral", hparams: llama::hparams },
+    Family { arch: "llama4", hparams: llama::llama4 },
     Family { arch: "mistral3", hparams: llama::mistral3 },
     Family { arch: "internlm2", hparams: llama::hparams },
     Family { arch: "baichuan", hparams: llama::baichuan },
@@ -88,6 +91,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "starcoder2", hparams: stablelm::starcoder2 },
     Family { arch: "nemotron", hparams: stablelm::nemotron },
     Family { arch: "jais2", hparams: stablelm::jais2 },
+    Family { arch: "deepseek2", hparams: deepseek::deepseek2 },
+    Family { arch: "mistral4", hparams: deepseek::deepseek2 },
+    Family { arch: "minicpm3", hparams: deepseek::minicpm3 },
+    Family { arch: "gpt-oss", hparams: gpt_oss::hparams },
     Family { arch: "gpt2", hparams: gpt::gpt2 },
     Family { arch: "starcoder", hparams: gpt::gpt2 },
     Family { arch: "gptneox", hparams: gpt::gptneox },
