@@ -6,7 +6,7 @@
 
 use super::activation::{gelu_erf, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
-use super::batch::{Adapters, Outputs, Rows, Slot};
+use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
 use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
 use super::probe::{Probe, Tap};
@@ -140,8 +140,8 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) slots: &'a mut [Slot<'s>],
     /// Has room for the rows with logits.
     pub(crate) outputs: &'a mut Outputs,
-    /// Whether logits are left as the head's products, and the normed states that it read are kept.
-    pub(crate) raw: bool,
+    /// What is left of rows with outputs.
+    pub(crate) wanted: Wanted,
     /// Asked before every layer; `true` ends the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
@@ -366,7 +366,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, raw, cancelled, adapter_nanos, mut first_layers } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, mut first_layers } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -454,11 +454,15 @@ pub(crate) fn forward(
         let ctx = base.with(row_adapters(&slots, b.output_ends), n_outputs);
         norm(ctx, h, Some(&w.output_norm), x, normed);
         probe.tensor(Tap::ResultNorm, 0, normed);
+        if wanted != Wanted::Logits {
+            outputs.states.extend_from_slice(normed);
+        }
+        if wanted == Wanted::States {
+            return Ok(());
+        }
         let logits = &mut *outputs.logits;
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
-        if raw {
-            outputs.states.extend_from_slice(normed);
-        } else {
+        if wanted == Wanted::Logits {
             let (finish, capped) = (h.logit_finish(), h.final_softcap.is_some());
             ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
         }
@@ -767,6 +771,11 @@ impl AttnLayer<'_> {
     /// Positions that the slot's row `j` of [`AttnLayer::rows`] sees.
     fn range(&self, slot: &Slot<'_>, j: usize) -> (u32, u32) {
         let end = slot.pos() + self.rows.of(slot).0 + j + 1;
+        if !self.spec.causal {
+            let (half, n) = (self.spec.window.map(|size| size / 2), slot.pos() + slot.tokens.len());
+            let range = half.map_or((0, n), |half| ((end - 1).saturating_sub(half), n.min(end.saturating_add(half))));
+            return (range.0 as u32, range.1 as u32);
+        }
         let start = match self.spec.window {
             Some(size) if self.spec.chunked => (end - 1) / size * size,
             Some(size) => end.saturating_sub(size),

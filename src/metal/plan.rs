@@ -304,6 +304,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             final_softcap: _,
             own_head: _,
             head_bias: _,
+            pooling: _, // behind the model
+            dense: _,
             ropes: _,
             layers: _,
         } = self.h;
@@ -318,6 +320,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             layers,
             output_norm,
             output,
+            dense: _,
             rope_factors: _, // in the angles
             rope_factors_short_long: _,
             shapes: _,
@@ -586,6 +589,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             sinks: _,
             temperature: _,
             gated: _,
+            causal: _,
             chunked: _,
             latent: _,
         } = *spec;

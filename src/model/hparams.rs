@@ -51,6 +51,10 @@ pub struct Hparams {
     pub own_head: bool,
     /// Whether the head has a bias always. Otherwise it is up to the file.
     pub head_bias: bool,
+    /// How vectors of texts are made, if the file says.
+    pub pooling: Option<Pooling>,
+    /// Widths of input and output of the matrices that such vectors are multiplied by.
+    pub dense: Vec<(usize, usize)>,
     /// Rotary position embeddings, as many as layers tell apart.
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
@@ -86,6 +90,18 @@ impl Finish {
             logits.iter_mut().for_each(|x| *x = self.cap * (*x / self.cap).tanh());
         }
     }
+}
+
+/// From the hidden states of a text's tokens to its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
 }
 
 /// Kind of normalisation.
@@ -216,7 +232,6 @@ const HARMLESS: &[&str] = &[
     "expert_feed_forward_length",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
-    "pooling_type",
     "rope.scaling.finetuned",
     "tensor_data_layout",
     "vocab_size",
@@ -265,8 +280,7 @@ impl<'a> Keys<'a> {
 
     /// Whether layer `i` has a tensor of this name.
     pub(crate) fn has_in_layer(&self, i: usize, part: &str) -> bool {
-        let name = format!("blk.{i}.{part}");
-        self.tensors.iter().any(|t| t.name == name)
+        self.has(&format!("blk.{i}.{part}"))
     }
 
     /// One number for each layer under a name without the architecture.
@@ -274,6 +288,11 @@ impl<'a> Keys<'a> {
         let values = self.metadata.f32s(name)?;
         self.one_per_layer(name, values.len())?;
         Ok(values.to_vec())
+    }
+
+    /// Whether there is a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.iter().any(|t| t.name == name)
     }
 
     /// Whether a layer has a tensor of this name.
@@ -522,6 +541,21 @@ impl<'a> Keys<'a> {
         Ok(self.metadata.opt_u64(&self.name(key))?)
     }
 
+    fn pooling(&self) -> Result<Option<Pooling>, ModelError> {
+        match self.opt_u64("pooling_type")? {
+            // 0 is none: vectors of all tokens.
+            None | Some(0) => Ok(None),
+            Some(1) => Ok(Some(Pooling::Mean)),
+            Some(2) => Ok(Some(Pooling::Cls)),
+            Some(3) => Ok(Some(Pooling::Last)),
+            Some(n) => Err(ModelError::OutOfRange {
+                key: self.name("pooling_type"),
+                value: n.to_string(),
+                expected: "0 to 3 (none, mean, cls, last); scores of pairs are not supported".into(),
+            }),
+        }
+    }
+
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
         Ok(self.metadata.opt_bool(&self.name(key))?)
     }
@@ -618,6 +652,7 @@ impl Hparams {
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 softcap: None,
                 window: None,
+                causal: true,
                 chunked: false,
                 rope: Some(RopeId(0)),
                 qk_norm: None,
@@ -650,6 +685,8 @@ impl Hparams {
             final_softcap: None,
             own_head: false,
             head_bias: false,
+            pooling: keys.pooling()?,
+            dense: Vec::new(),
             ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
             layers: layers.collect(),
         })
@@ -697,6 +734,7 @@ impl Hparams {
             (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
             (attn(|a| a.gated), "gated attention"),
+            (attn(|a| !a.causal), "attention to later tokens"),
             (attn(|a| a.chunked), "attention in chunks"),
             (attn(|a| a.latent.is_some()), "latent attention"),
             (moe(|x| x.routes_early), "a router that reads the layer's input"),

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hparams::UnknownNames;
 pub(crate) use hparams::{Finish, MAX_EXPERT};
-pub use hparams::{Hparams, NormKind, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
+pub use hparams::{Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
     Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
     Norms, QkNorm, SharedSpec, Temperature,

@@ -45,6 +45,8 @@ pub struct AttnSpec {
     pub softcap: Option<f32>,
     /// Positions seen, the current one included; `None`: all.
     pub window: Option<usize>,
+    /// Whether tokens see no later ones. Otherwise they see all of the text, or half a window on each side.
+    pub causal: bool,
     /// Whether the window is a chunk instead: positions from the last multiple of its size on.
     pub chunked: bool,
     /// How queries and keys are rotated; `None`: not at all.

@@ -243,6 +243,8 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Norm,
     pub(crate) output: Linear,
+    /// What pooled vectors are multiplied by, one after the other.
+    pub(crate) dense: Vec<Weight>,
     /// Divisors of the rope frequencies for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
     /// Divisors for contexts up to the original one, and beyond it.
@@ -327,7 +329,7 @@ impl<'a> Binder<'a> {
         first
     }
 
-    /// A table of rows that are looked up and never multiplied, so that no adapter changes it.
+    /// A matrix that no adapter changes: rows that are looked up, or what comes behind the model.
     fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
         let n_sites = self.sites.borrow().len();
         let table = self.weight(name, n, n_rows, 1)?;
@@ -475,6 +477,10 @@ impl Weights {
                 return Err(ModelError::Cancelled);
             }
         }
+        let mut dense = Vec::new();
+        for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
+            dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
+        }
         let n_pairs = h.ropes[0].n_dims / 2;
         let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
         let short = b.rope_factors("rope_factors_short.weight", n_pairs)?;
@@ -497,6 +503,7 @@ impl Weights {
             layers,
             output_norm,
             output,
+            dense,
             rope_factors,
             rope_factors_short_long,
             shapes: b.shapes.into_inner().into_iter().collect(),

@@ -65,6 +65,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma", hparams: gemma::gemma1 },
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "gemma-embedding", hparams: gemma::embedding },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
     Family { arch: "granite_swa", hparams: granite::swa },
