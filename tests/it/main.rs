@@ -32,6 +32,7 @@ mod kv;
 mod learn;
 mod lora;
 mod pages;
+mod prefix;
 mod quant;
 mod run;
 mod sample;
