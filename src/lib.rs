@@ -87,7 +87,7 @@ mod team;
 pub mod tokenizer;
 
 pub use error::*;
-pub use exec::{CancelToken, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
+pub use exec::{CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
 pub use model::Model;
 pub use sample::Sampler;
 pub use tokenizer::Tokenizer;
@@ -99,4 +99,6 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../docs/learning.md")]
     struct Learning;
+    #[doc = include_str!("../docs/prefix-cache.md")]
+    struct PrefixCache;
 }

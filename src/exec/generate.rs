@@ -1,8 +1,8 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
-use super::Session;
 use super::hook::Cut;
 use super::writer::{Finish, Piece, StopReason, Timings, Writer};
+use super::{CachedTokens, Session};
 use crate::clock::Timer;
 use crate::error::{Error, SessionError};
 use crate::sample::Sampler;
@@ -49,6 +49,7 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     failed: bool,
     begun: Timer,
     n_prompt: usize,
+    n_cached: CachedTokens,
     timings: Timings,
     /// What the session's adapters had taken before.
     adapters_before: Duration,
@@ -107,6 +108,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             failed: false,
             begun: Timer::start(),
             n_prompt: 0,
+            n_cached: CachedTokens::default(),
             timings: Timings::default(),
         }
     }
@@ -169,7 +171,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let reason = self.writer.reason()?;
         let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
         let timings = Timings { adapters, ..self.timings };
-        Some(Finish { reason, n_prompt: self.n_prompt, n_generated: self.tokens().len(), timings })
+        let &Generation { n_prompt, n_cached, .. } = self;
+        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens().len(), timings })
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
@@ -213,7 +216,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let timer = Timer::start();
         self.session_mut().prefill(&prompt)?;
         self.timings.prefill = timer.elapsed();
-        self.n_prompt = prompt.len();
+        self.n_cached = self.session().cached_tokens();
+        self.n_prompt = prompt.len() - self.n_cached.total();
         self.start = self.session().position();
         // What is forced waits until it is known how many tokens there may be.
         if self.forced().is_empty() {

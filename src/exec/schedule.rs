@@ -16,7 +16,7 @@ mod stream;
 
 use super::hook::TokenKind;
 use super::writer::{Finish, Piece, StopReason, Timings, Writer};
-use super::{CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
+use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
 use crate::cache::KvLayout;
 use crate::clock::Timer;
 use crate::error::{Error, ScheduleError, SessionError};
@@ -257,6 +257,8 @@ impl Terms {
             adapters,
             sender,
             n_prompt: tokens.len(),
+            kinds: Vec::new(),
+            n_cached: CachedTokens::default(),
             n_read: tokens.len(),
             tokens,
             forced: Vec::new(),
@@ -304,6 +306,10 @@ struct Live {
     /// The prompt and what was generated; the last ones may not be computed yet.
     tokens: Vec<u32>,
     n_prompt: usize,
+    /// How the tokens came that were computed before it was preempted.
+    kinds: Vec<TokenKind>,
+    /// Of the prompt, what came from the prefix cache.
+    n_cached: CachedTokens,
     /// Tokens that have to be computed before the sequence decodes: the prompt, or what it had when it was preempted.
     n_read: usize,
     /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes; without text.
@@ -326,10 +332,27 @@ impl Live {
         self.seq.as_ref().map_or(0, Sequence::position)
     }
 
+    /// How a token came.
+    fn kind(&self, position: usize) -> TokenKind {
+        let of_place = if position < self.n_prompt { TokenKind::Prompt } else { TokenKind::Generated };
+        self.kinds.get(position).copied().unwrap_or(of_place)
+    }
+
+    /// Gets a sequence, which begins with what the prefix cache has.
+    fn begin(&mut self, mut seq: Sequence) -> Result<(), SessionError> {
+        if self.kinds.is_empty() {
+            self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
+        } else {
+            seq.recall(&self.tokens, &self.kinds)?;
+        }
+        self.seq = Some(seq);
+        Ok(())
+    }
+
     /// Its part of the next pass.
     fn slot(&mut self) -> Slot<'_> {
         let (position, Rows { n, first_output, .. }) = (self.position(), self.rows);
-        let kind = if position < self.n_prompt { TokenKind::Prompt } else { TokenKind::Generated };
+        let kind = self.kind(position);
         let seq = self.seq.as_mut().expect("who runs has a sequence");
         Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output)
     }
@@ -362,9 +385,8 @@ impl Live {
             let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
             return Rows { n, is_decoding: true, first_output };
         }
-        // Tokens of one kind.
-        let end = if position < self.n_prompt { self.n_prompt } else { self.n_read };
-        let n = (end - position).min(chunk);
+        let kind = self.kind(position);
+        let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
         let is_last = !self.has_begun && position + n == self.n_prompt;
         Rows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
     }
@@ -588,7 +610,8 @@ impl Schedule {
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
-            n_prompt,
+            n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
+            n_cached: live.n_cached,
             n_generated: live.writer.tokens().len(),
             timings: live.timings,
         });
@@ -609,9 +632,9 @@ impl Schedule {
                 continue;
             }
             let Some(mut live) = self.queue.remove(i) else { return };
-            match self.terms.sequence(&live.adapters) {
-                Ok(seq) => {
-                    live.seq = Some(seq);
+            let seq = self.terms.sequence(&live.adapters);
+            match seq.and_then(|seq| Ok(live.begin(seq)?)) {
+                Ok(()) => {
                     self.terms.observer.admitted(live.id);
                     let at = self.running.partition_point(|other| other.rank < live.rank);
                     self.running.insert(at, live);
@@ -622,7 +645,7 @@ impl Schedule {
     }
 
     /// Whether the pool has room for what a request has to read and its next page, beside what those that run still
-    /// have to. Alone, a request may try.
+    /// have to. Alone, a request may try. The prefix cache makes room.
     fn has_room(&self, live: &Live) -> bool {
         let stats = self.terms.engine.pool().stats();
         if self.running.is_empty() || stats.budget == u64::MAX {
@@ -630,7 +653,7 @@ impl Schedule {
         }
         let to_come = |live: &Live| self.terms.bytes(live.n_read + 1).saturating_sub(self.terms.bytes(live.position()));
         let promised = self.running.iter().fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
-        promised <= stats.budget - stats.used
+        promised <= (stats.budget - stats.used).saturating_add(self.terms.engine.pool().prefixes().bytes)
     }
 
     /// Who loses its pages next: who waits for its reader, else the last one, if that `is_behind`.
@@ -643,6 +666,10 @@ impl Schedule {
     fn preempt(&mut self, i: usize) {
         let mut live = self.running.remove(i);
         live.n_read = live.n_read.max(live.position());
+        if let Some(seq) = &live.seq {
+            let known = live.kinds.len().min(seq.kinds().len());
+            live.kinds.extend_from_slice(&seq.kinds()[known..]);
+        }
         live.release_sequence();
         self.terms.observer.preempted(live.id);
         self.enqueue(live);

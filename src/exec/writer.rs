@@ -1,5 +1,6 @@
 //! The text of an answer as it comes into being: tokens are sampled or forced, become pieces, and end.
 
+use super::CachedTokens;
 use crate::error::{Error, SampleError};
 use crate::model::Model;
 use crate::sample::Sampler;
@@ -54,6 +55,8 @@ pub struct Finish {
     pub reason: StopReason,
     /// Tokens of the prompt that were computed.
     pub n_prompt: usize,
+    /// Tokens of the prompt before them, which came from the prefix cache.
+    pub n_cached: CachedTokens,
     /// Tokens generated, those of a stop string included.
     pub n_generated: usize,
     /// Where the time went.

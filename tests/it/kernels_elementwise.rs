@@ -490,7 +490,14 @@ struct Case {
 impl Case {
     fn new(dims: (usize, usize), n_kv: usize, ranges: Vec<(u32, u32)>, softcap: f32, seed: u64) -> Case {
         let (head_dim, head_dim_v) = dims;
-        let p = AttnParams { head_dim, head_dim_v, scale: 1.0 / (head_dim as f32).sqrt(), softcap, exact: false };
+        let p = AttnParams {
+            head_dim,
+            head_dim_v,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap,
+            slope: 0.0,
+            exact: false,
+        };
         // Numbers of half precision: both kernels see the same.
         let halves = |x: Vec<f32>| x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
         Case {
@@ -598,7 +605,7 @@ impl Case {
 
     /// Output of row `i` in `f64`, and a bound on the error of each value.
     fn truth(&self, i: usize, loss: Loss) -> Vec<(f64, f64)> {
-        let AttnParams { head_dim, head_dim_v, scale, softcap, .. } = self.p;
+        let AttnParams { head_dim, head_dim_v, scale, softcap, slope, .. } = self.p;
         let (scale, cap) = (f64::from(scale), f64::from(softcap));
         let q = &self.q[i * head_dim..][..head_dim];
         let keys = self.ranges[i].0 as usize..self.ranges[i].1 as usize;
@@ -619,6 +626,11 @@ impl Case {
             if cap > 0.0 {
                 error += (1.0 + 4.0 + 1.0) * U * score.abs();
                 scores.push(cap * (score / cap).tanh());
+            } else if slope > 0.0 {
+                // Taken off before the scale: a quotient, a product, a difference and a product are rounded.
+                let lean = f64::from(slope) * (keys.end - 1 - j) as f64;
+                error += 4.0 * U * (lean + score.abs());
+                scores.push(score - lean);
             } else {
                 scores.push(score);
             }
@@ -655,7 +667,7 @@ impl Case {
 enum Loss {
     Nothing,
     /// Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸ of itself, and four sums of up to `longest`
-    /// products are rounded for one.
+    /// products are rounded for one. Whatever is below 2⁻¹²⁶, operands and sums, counts as zero.
     Tiles {
         longest: usize,
     },
@@ -695,13 +707,25 @@ impl Loss {
         }
     }
 
-    /// Of the sum of a block's values by weight. Values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights
-    /// `Σ w²` is bounded by `max w·Σ w`, so that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    /// Of the sum of a block's values by weight.
+    ///
+    /// Words: values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights `Σ w²` is bounded by `max w·Σ w`, so
+    /// that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    ///
+    /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts are far above that
+    /// or nothing. An instruction adds two products to a number, each of which may vanish; four do so for a product.
     fn of_block(self, weights: &[f64], values: impl Iterator<Item = f64> + Clone) -> f64 {
-        let Loss::Words = self else { return 0.0 };
-        let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
-        let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
-        (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
+        match self {
+            Loss::Nothing => 0.0,
+            Loss::Tiles { .. } => {
+                values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>() * f64::from(f32::MIN_POSITIVE)
+            }
+            Loss::Words => {
+                let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
+                let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
+                (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
+            }
+        }
     }
 }
 
@@ -739,6 +763,23 @@ proptest! {
         seed: u64,
     ) {
         let case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), softcap, seed);
+        for arch in Arch::available() {
+            for half in [false, true] {
+                case.check(arch, half);
+            }
+        }
+    }
+
+    #[test]
+    fn alibi_takes_from_scores_what_keys_are_behind(
+        dims in (head_dim(), head_dim()),
+        n_kv in prop_oneof![4 => 1usize..300, 1 => KV_SPAN - 100..KV_SPAN + 100],
+        n_q in prop_oneof![3 => 1usize..9, 1 => 9usize..70],
+        slope in prop::sample::select(vec![0.5f32, 0.0625, 0.00390625]),
+        seed: u64,
+    ) {
+        let mut case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), 0.0, seed);
+        (case.p.slope, case.p.exact) = (slope, true);
         for arch in Arch::available() {
             for half in [false, true] {
                 case.check(arch, half);
@@ -858,7 +899,7 @@ fn spans_are_merged_in_one_order() {
 #[test]
 fn spans_that_are_not_seen_change_nothing() {
     for arch in Arch::available() {
-        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, slope: 0.0, exact: false };
         let (k, v, q) = (noise(KV_BLOCK * 16, 1), noise(KV_BLOCK * 16, 2), noise(2 * 16, 3));
         let blocks = [KvBlock { k: &k[..], v: &v }];
         let span = |first| KvSpan { first, blocks: &blocks };
@@ -972,7 +1013,7 @@ proptest! {
 fn attention_of_known_results() {
     for arch in Arch::available() {
         let n = 200;
-        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
         let v: Vec<f32> = (0..3 * n).map(|i| (i / 3) as f32).collect();
         let attention = |q: &[f32], k: &[f32], range| attend(arch, q, (k, &v), &[range], &p, |x| x, false);
         assert_eq!(attention(&[0.0; 8], &vec![1.0; 8 * n], (0, n as u32)), [99.5; 3], "{arch:?}");
@@ -990,7 +1031,8 @@ fn attention_of_known_results() {
 #[test]
 #[should_panic(expected = "attention: heads at most")]
 fn wider_heads_are_refused() {
-    let p = AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, exact: false };
+    let p =
+        AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
     let q = vec![0.0; MAX_HEAD_DIM + 1];
     attend(Arch::scalar(), &q, (&q, &[1.0]), &[(0, 1)], &p, |x| x, false);
 }

@@ -3,8 +3,8 @@
 use crate::common::emulated;
 use crate::run::{level, open};
 use ruvllm::exec::{
-    Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions, Scheduler,
-    SessionOptions, Stream,
+    CacheMode, Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions,
+    Scheduler, SessionOptions, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
@@ -269,9 +269,12 @@ fn who_was_preempted_answers_the_same() {
     let n = if emulated() { 6 } else { 24 };
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
-    for (budget, n_batch) in [(page_bytes(longest), 512), (page_bytes(longest), 9), (2 * page_bytes(longest), 64)] {
+    let cases = [(1, 512, CacheMode::Off), (1, 9, CacheMode::Off), (2, 64, CacheMode::Off), (2, 32, CacheMode::On)];
+    for (n_longest, n_batch, cache) in cases {
+        let budget = n_longest * page_bytes(longest);
         let (engine, log) = (engine(2, Some(budget)), Log::default());
-        let options = ScheduleOptions { session: session_options(600, n_batch), n_pieces: 1000, ..Default::default() };
+        let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
+        let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut streams = Vec::new();
         for i in 0..n {
@@ -280,7 +283,10 @@ fn who_was_preempted_answers_the_same() {
             steps(&mut schedule, 3);
         }
         while schedule.step() {}
-        all_are(&expected, &mut streams, &format!("pool of {budget} bytes"));
+        all_are(&expected, &mut streams, &format!("pool of {budget} bytes, {cache:?}"));
+        let hits = engine.pool().prefixes().hits;
+        assert_eq!(hits > 0, cache == CacheMode::On, "{hits}");
+        engine.pool().clear_prefixes();
         assert_eq!(engine.pool().stats().n_pages, 0);
         assert!(log.count(Event::Preempted) > n / 6, "{} of {n}", log.count(Event::Preempted));
     }
