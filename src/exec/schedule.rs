@@ -74,6 +74,7 @@ pub struct Request {
     priority: i32,
     deadline: Option<Duration>,
     adapters: Vec<(Arc<Adapter>, f32)>,
+    salt: Option<String>,
 }
 
 impl Request {
@@ -89,6 +90,7 @@ impl Request {
             priority: 0,
             deadline: None,
             adapters: Vec::new(),
+            salt: None,
         }
     }
 
@@ -133,6 +135,14 @@ impl Request {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Request {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Shares cached prefixes with requests of the same salt alone, instead of those of the schedule's
+    /// [`PrefixOptions::salt`](super::PrefixOptions::salt): one for each tenant.
+    #[must_use]
+    pub fn salt(mut self, salt: impl Into<String>) -> Request {
+        self.salt = Some(salt.into());
         self
     }
 
@@ -231,14 +241,15 @@ impl Terms {
 
     /// Refuses what could never be computed.
     fn judge(&self, request: Request, wake: &Arc<Wake>) -> Result<(Box<Live>, Stream), ScheduleError> {
-        let Request { tokens, sampler, max_tokens, stop, logprobs, special, priority, deadline, adapters } = request;
+        let Request { tokens, sampler, max_tokens, stop, logprobs, special, priority, deadline, adapters, salt } =
+            request;
         let place = self.place()?;
         let mut writer = Writer::new(self.engine.model(), special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }
         self.engine.check(&self.empty, &tokens)?;
-        self.sequence(&adapters)?;
+        self.sequence(&adapters, salt.as_deref())?;
         let (need, budget) = (self.bytes(tokens.len()), self.engine.pool().stats().budget);
         if need > budget {
             return Err(ScheduleError::PoolTooSmall { need, budget });
@@ -255,6 +266,7 @@ impl Terms {
             sampler,
             writer,
             adapters,
+            salt,
             sender,
             n_prompt: tokens.len(),
             kinds: Vec::new(),
@@ -273,8 +285,11 @@ impl Terms {
         Ok((Box::new(live), stream))
     }
 
-    fn sequence(&self, adapters: &[(Arc<Adapter>, f32)]) -> Result<Sequence, ScheduleError> {
+    fn sequence(&self, adapters: &[(Arc<Adapter>, f32)], salt: Option<&str>) -> Result<Sequence, ScheduleError> {
         let mut seq = self.empty.fork()?;
+        if let Some(salt) = salt {
+            seq.prefix.salt = salt.to_owned();
+        }
         for (adapter, scale) in adapters {
             seq.attach(Arc::clone(adapter), *scale)?;
         }
@@ -302,6 +317,7 @@ struct Live {
     sampler: Sampler,
     writer: Writer,
     adapters: Vec<(Arc<Adapter>, f32)>,
+    salt: Option<String>,
     sender: Sender,
     /// The prompt and what was generated; the last ones may not be computed yet.
     tokens: Vec<u32>,
@@ -632,7 +648,7 @@ impl Schedule {
                 continue;
             }
             let Some(mut live) = self.queue.remove(i) else { return };
-            let seq = self.terms.sequence(&live.adapters);
+            let seq = self.terms.sequence(&live.adapters, live.salt.as_deref());
             match seq.and_then(|seq| Ok(live.begin(seq)?)) {
                 Ok(()) => {
                     self.terms.observer.admitted(live.id);

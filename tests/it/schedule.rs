@@ -360,7 +360,10 @@ fn who_is_cancelled_is_gone_within_a_pass() {
         stays.cancel();
         schedule.step();
         assert!(matches!(drain(&mut stays, &mut Vec::new()), Some(Ok(f)) if f.reason == StopReason::Cancelled));
-        assert!(matches!(stays.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)), "an end is an end");
+        assert!(
+            matches!(stays.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)),
+            "an end is an end"
+        );
         assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
     }
 }
@@ -472,7 +475,9 @@ fn one_that_fails_harms_nobody() {
     while schedule.step() {}
     let error = drain(&mut bad, &mut Vec::new()).unwrap().unwrap_err();
     assert!(matches!(error, Error::Sample(SampleError::BiasOutsideVocabulary { .. })), "{error}");
-    assert!(matches!(bad.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)) && bad.finish().is_none());
+    assert!(
+        matches!(bad.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)) && bad.finish().is_none()
+    );
     assert_eq!(answer(&mut good), Case::numbered(2).alone(&session));
 
     // A pool that the answer outgrows, though it held the prompt: that request ends, and the next one has its turn.

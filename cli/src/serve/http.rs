@@ -30,7 +30,8 @@ impl<S: Sync> FromRequest<S> for Whole {
             let message = format!("the body has more than {} MiB", MAX_BODY >> 20);
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
         };
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let length =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > MAX_BODY as u64) {
             return Err(too_large());
         }

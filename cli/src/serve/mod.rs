@@ -34,7 +34,7 @@ use hyper_util::service::TowerToHyperService;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{KvType, ScheduleOptions, Scheduler};
+use ruvllm::exec::{CacheMode, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
@@ -138,7 +138,8 @@ struct App {
 impl App {
     /// The seed of a request that has none.
     fn seed(&self) -> u64 {
-        self.seed.unwrap_or_else(random)
+        // 32 bits are easier to type again.
+        self.seed.unwrap_or_else(|| random() >> 32)
     }
 
     /// Whether a request is for this model; without a name it is.
@@ -206,7 +207,7 @@ fn keys(args: &Args) -> Result<Vec<String>, Failure> {
 }
 
 fn load(args: &Args) -> Result<App, Failure> {
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
     let mut stop = Vec::new();
     let source = match (&args.chat_template_file, model.chat_template()) {
@@ -218,7 +219,8 @@ fn load(args: &Args) -> Result<App, Failure> {
             TRANSCRIPT.to_owned()
         }
     };
-    let options = args.session.options_for(&model, None, KvType::default());
+    let mut options = args.session.options_for(&model, None, KvType::default());
+    options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
     let adapters = args.session.lora.open(&model)?;
     let engine = engine(&model, args.session.threads(), !adapters.is_empty(), &options)?;
     let metrics = Metrics::new(&engine);
@@ -277,20 +279,27 @@ fn router(shared: Shared) -> Router {
     public.merge(protected).with_state(shared)
 }
 
+/// Whose request it is: each key is a tenant of its own, who sees no other's cached prompts.
+#[derive(Clone)]
+struct Tenant(String);
+
 /// Lets requests with a key pass, if there are keys.
-async fn authorize(State(shared): State<Shared>, request: Request, next: Next) -> Response {
-    if shared.keys.is_empty() || has_key(request.headers(), &shared.keys) {
-        return next.run(request).await;
+async fn authorize(State(shared): State<Shared>, mut request: Request, next: Next) -> Response {
+    let key = key_of(request.headers(), &shared.keys);
+    if key.is_none() && !shared.keys.is_empty() {
+        let message = "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
+        return ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).into_response();
     }
-    let message = "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
-    ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).into_response()
+    request.extensions_mut().insert(Tenant(key.map_or_else(String::new, |key| key.to_string())));
+    next.run(request).await
 }
 
-/// Whether one of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
-fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+/// Which of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
+fn key_of(headers: &HeaderMap, keys: &[String]) -> Option<usize> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)).unwrap_or_default();
-    keys.iter().fold(false, |found, key| found | bool::from(key.as_bytes().ct_eq(given)))
+    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
+    let is_it = |key: &String| bool::from(key.as_bytes().ct_eq(given));
+    keys.iter().enumerate().fold(None, |found, (i, key)| if is_it(key) { Some(i) } else { found })
 }
 
 /// Serves connections until `stopped`, then answers what was asked; the second time it ends at once.
@@ -336,11 +345,13 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
 }
 
 /// Does what may take longer than a moment.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
 }
 
-/// 32 bits, which are easy to type again, from the system's source of randomness.
+/// 64 bits that nobody knows before.
 fn random() -> u64 {
-    RandomState::new().build_hasher().finish() >> 32
+    RandomState::new().build_hasher().finish()
 }

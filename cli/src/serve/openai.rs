@@ -5,7 +5,8 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::http::{event, events, json_response};
 use super::params::{Format, Params, mask};
-use super::{App, Shared, blocking};
+use super::{App, Shared, Tenant, blocking};
+use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -40,18 +41,25 @@ struct Call {
     params: Params,
     /// Alternatives to each token that are told.
     logprobs: Option<usize>,
+    tenant: Tenant,
 }
 
 impl Call {
-    fn new(app: Arc<App>, is_chat: bool, params: Params, logprobs: Option<usize>) -> Call {
+    fn new(app: Arc<App>, tenant: Tenant, is_chat: bool, params: Params, logprobs: Option<usize>) -> Call {
         let id = format!("{}-{:016x}", if is_chat { "chatcmpl" } else { "cmpl" }, super::random());
-        Call { app, id, created: now(), is_chat, params, logprobs }
+        Call { app, id, created: now(), is_chat, params, logprobs, tenant }
     }
 
     /// A request for `tokens`, with what all have in common.
-    fn request(&self, tokens: Vec<u32>, i: usize, mask: Option<Box<dyn ruvllm::sample::TokenMask>>) -> Result<Request, ApiError> {
+    fn request(
+        &self,
+        tokens: Vec<u32>,
+        i: usize,
+        mask: Option<Box<dyn ruvllm::sample::TokenMask>>,
+    ) -> Result<Request, ApiError> {
         let request = Request::new(tokens, self.params.sampler(i, mask)?);
         let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
+        request = request.salt(&self.tenant.0);
         if let Some(n) = self.params.max_tokens {
             request = request.max_tokens(n);
         }
@@ -251,7 +259,8 @@ impl Call {
             return Some(text.into());
         }
         let mut delta = Map::new();
-        let mut add = |name: &str, is_there: bool, value: Value| drop(is_there.then(|| delta.insert(name.into(), value)));
+        let mut add =
+            |name: &str, is_there: bool, value: Value| drop(is_there.then(|| delta.insert(name.into(), value)));
         add("content", !text.is_empty(), text.clone().into());
         add("reasoning_content", !reasoning.is_empty(), reasoning.clone().into());
         add("tool_calls", !calls.is_empty(), calls.into());
@@ -295,7 +304,8 @@ impl Collected {
             return choice;
         }
         let only_calls = self.text.is_empty() && !self.calls.is_empty();
-        let mut message = json!({"role": "assistant", "content": if only_calls { Value::Null } else { self.text.into() }});
+        let mut message =
+            json!({"role": "assistant", "content": if only_calls { Value::Null } else { self.text.into() }});
         if !self.reasoning.is_empty() {
             message["reasoning_content"] = self.reasoning.into();
         }
@@ -307,7 +317,11 @@ impl Collected {
     }
 }
 
-pub(super) async fn completions(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(super) async fn completions(
+    State(shared): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     app.check_model(&mut fields)?;
     let prompts = prompts(&app, fields.need("prompt")?)?;
@@ -322,7 +336,7 @@ pub(super) async fn completions(State(shared): State<Shared>, mut fields: Fields
     }
     fields.finish()?;
     // Where the API's default is a limit of 16 tokens, llama-server's, and ours, is none.
-    let call = Call::new(app, false, params, logprobs);
+    let call = Call::new(app, tenant, false, params, logprobs);
     let (call, answers, n_prompts) = blocking(move || {
         let mask = mask(&call.app, &format)?;
         let mut answers = Vec::new();
@@ -368,7 +382,11 @@ fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>, ApiError>
     }
 }
 
-pub(super) async fn chat(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(super) async fn chat(
+    State(shared): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     app.check_model(&mut fields)?;
     let params = Params::of(&app, &mut fields)?;
@@ -388,7 +406,7 @@ pub(super) async fn chat(State(shared): State<Shared>, mut fields: Fields) -> Re
     if !tools.is_empty() && !format.is_text() {
         return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
     }
-    let call = Call::new(app, true, params, logprobs);
+    let call = Call::new(app, tenant, true, params, logprobs);
     let (call, answers) = blocking(move || {
         let app = &call.app;
         let prompt = conversation.render(app)?;
@@ -430,7 +448,11 @@ impl App {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
         }
         Ok(Conversation {
-            messages: messages.into_iter().enumerate().map(|(i, message)| message_for_template(i, message)).collect::<Result<_, _>>()?,
+            messages: messages
+                .into_iter()
+                .enumerate()
+                .map(|(i, message)| message_for_template(i, message))
+                .collect::<Result<_, _>>()?,
             tools: fields.take("tools")?,
             kwargs,
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),

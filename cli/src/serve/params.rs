@@ -61,7 +61,8 @@ impl Params {
         if fields.flag("ignore_eos")? {
             bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
         }
-        let seed = fields.take::<i64>("seed")?.filter(|&seed| seed != -1).map_or_else(|| app.seed(), |seed| seed as u64);
+        let seed =
+            fields.take::<i64>("seed")?.filter(|&seed| seed != -1).map_or_else(|| app.seed(), |seed| seed as u64);
         let sampling = builder.logit_bias(bias);
         // Says what makes no sense before anything else is done.
         sampling.clone().build().map_err(|error| ApiError::wrong(error.to_string()))?;
@@ -88,8 +89,16 @@ impl Params {
             }
         };
         fields.ignore(&[
-            "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt", "id_slot",
-            "timings_per_token", "return_progress",
+            "user",
+            "store",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "cache_prompt",
+            "id_slot",
+            "timings_per_token",
+            "return_progress",
         ]);
         Ok(Params {
             sampling,
@@ -146,7 +155,8 @@ fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> 
         None => Ok(Vec::new()),
         Some(Value::Object(biases)) => {
             let pair = |key: &str, value| Some((id(key.parse().ok()?)?, bias(value)?));
-            let pairs = biases.iter().map(|(key, value)| pair(key, value).ok_or_else(|| wrong(&format!("{key}: {value}"))));
+            let pairs =
+                biases.iter().map(|(key, value)| pair(key, value).ok_or_else(|| wrong(&format!("{key}: {value}"))));
             pairs.collect()
         }
         Some(Value::Array(biases)) => {
@@ -155,7 +165,9 @@ fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> 
                 let Some([token, value]) = pair.as_array().map(Vec::as_slice) else { return Err(wrong(pair)) };
                 let value = bias(value).ok_or_else(|| wrong(pair))?;
                 match token {
-                    Value::String(text) => all.extend(app.tokenizer.encode(text, false, true).into_iter().map(|id| (id, value))),
+                    Value::String(text) => {
+                        all.extend(app.tokenizer.encode(text, false, true).into_iter().map(|id| (id, value)))
+                    }
                     token => all.push((token.as_u64().and_then(id).ok_or_else(|| wrong(pair))?, value)),
                 }
             }
@@ -192,14 +204,20 @@ impl Format {
                 "text" => None,
                 "json_object" => Some(format.take::<Value>("schema")?.unwrap_or_else(|| Map::new().into())),
                 "json_schema" => {
-                    let mut described = format.object("json_schema")?.ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
+                    let mut described =
+                        format.object("json_schema")?.ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
                     // `strict: false` would allow other text; a schema is obeyed here in any case.
                     described.ignore(&["name", "description", "strict"]);
                     let schema = described.need::<Value>("schema")?;
                     described.finish()?;
                     Some(schema)
                 }
-                other => return Err(ApiError::field(NAME, format!("the type {other:?} is none of text, json_object, json_schema"))),
+                other => {
+                    return Err(ApiError::field(
+                        NAME,
+                        format!("the type {other:?} is none of text, json_object, json_schema"),
+                    ));
+                }
             };
             format.finish()?;
             found.extend(schema.map(|schema| (NAME, Syntax::JsonSchema, schema.to_string())));

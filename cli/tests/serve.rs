@@ -1,0 +1,416 @@
+//! `ruvllm serve` as clients call it, over sockets, with the built-in model.
+#![cfg(feature = "serve")]
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// A server on a free port; ended when dropped.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(flags: &[&str]) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+            .args(["serve", "--port", "0", "-t", "2"])
+            .args(flags)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let address = lines.find_map(|line| Some(line.unwrap().split_once("http://")?.1.to_owned()));
+        let address = address.expect("the server says where it is");
+        // It may write more, and must not wait for a reader.
+        std::thread::spawn(move || lines.for_each(drop));
+        Server { child, address }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        stream
+    }
+
+    /// Status and body of a request with these headers.
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let mut stream = self.connect();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {response:?}"));
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        (status, if chunked { unchunk(body) } else { body.to_owned() })
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        self.send("GET", path, "", "")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, body) = self.send("POST", path, "", &body.to_string());
+        (status, serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}")))
+    }
+
+    /// The response to a request that has to work.
+    #[track_caller]
+    fn ask(&self, path: &str, body: &Value) -> Value {
+        let (status, response) = self.post(path, body);
+        assert_eq!(status, 200, "{response}");
+        response
+    }
+
+    /// The events of a stream, which has to end well.
+    #[track_caller]
+    fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = true.into();
+        let (status, events) = self.send("POST", path, "", &body.to_string());
+        assert_eq!(status, 200, "{events}");
+        let mut data: Vec<_> = events.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{events}");
+        data.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// The value of a metric.
+    fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    }
+
+    /// Waits till nothing runs or waits.
+    #[track_caller]
+    fn is_idle_soon(&self) {
+        let begun = Instant::now();
+        while self.metric("llamacpp:requests_processing") + self.metric("llamacpp:requests_deferred") > 0.0 {
+            assert!(begun.elapsed() < Duration::from_secs(30), "requests nobody waits for are still there");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn unchunk(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let n = usize::from_str_radix(size, 16).unwrap();
+        whole.push_str(&rest[..n]);
+        body = rest[n..].strip_prefix("\r\n").unwrap_or_default();
+    }
+    whole
+}
+
+/// One that most tests share.
+static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["-c", "512", "--temp", "0"]));
+
+fn completion(prompt: &str, n: usize) -> Value {
+    json!({"prompt": prompt, "max_tokens": n, "seed": 1})
+}
+
+fn text(response: &Value) -> &str {
+    response["choices"][0]["text"].as_str().unwrap()
+}
+
+#[test]
+fn what_it_is() {
+    let server = &SERVER;
+    assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.into()));
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    assert!(models["data"][0]["id"].as_str().unwrap().ends_with(".gguf"), "{models}");
+    let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
+    assert_eq!(
+        (props["default_generation_settings"]["n_ctx"].as_u64(), props["total_slots"].as_u64()),
+        (Some(512), Some(16))
+    );
+    let tokens = server.ask("/tokenize", &json!({"content": "Ownership is", "add_special": false}));
+    assert!(tokens["tokens"].as_array().unwrap().len() >= 2);
+    assert_eq!(server.ask("/detokenize", &tokens)["content"], "Ownership is");
+    let prompt = server.ask("/apply-template", &json!({"messages": [{"role": "user", "content": "Hello"}]}));
+    assert!(prompt["prompt"].as_str().unwrap().contains("Hello"));
+}
+
+/// The text is that of `ruvllm generate`; streamed, from tokens, and with others beside it, too.
+#[test]
+fn completions() {
+    let server = &SERVER;
+    let output = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["-p", "Ownership is", "-n", "24", "--temp", "0", "-c", "512", "--no-display-prompt"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let expected = String::from_utf8(output.stdout).unwrap();
+    let expected = expected.trim_end_matches('\n');
+    let response = server.ask("/v1/completions", &completion("Ownership is", 24));
+    assert_eq!(text(&response).trim_end_matches('\n'), expected);
+    assert_eq!(
+        (response["choices"][0]["finish_reason"].as_str(), &response["usage"]["completion_tokens"]),
+        (Some("length"), &json!(24))
+    );
+
+    let streamed = server.stream("/v1/completions", completion("Ownership is", 24));
+    let whole: String = streamed.iter().map(text).collect();
+    assert_eq!(whole, text(&response));
+    let tokens = server.ask("/tokenize", &json!({"content": "Ownership is", "add_special": true}));
+    let from_tokens = server.ask("/v1/completions", &json!({"prompt": tokens["tokens"], "max_tokens": 24}));
+    assert_eq!(text(&from_tokens), text(&response));
+
+    let prompts: Vec<_> = (0..12).map(|i| format!("Number {i} of the trait is")).collect();
+    let alone: Vec<_> =
+        prompts.iter().map(|prompt| text(&server.ask("/v1/completions", &completion(prompt, 16))).to_owned()).collect();
+    std::thread::scope(|scope| {
+        let all: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| server.ask("/v1/completions", &completion(prompt, 16))))
+            .collect();
+        for (answer, alone) in all.into_iter().zip(&alone) {
+            assert_eq!(text(&answer.join().unwrap()), alone);
+        }
+    });
+    let several = server.ask("/v1/completions", &json!({"prompt": prompts[..3], "max_tokens": 16}));
+    for (choice, alone) in several["choices"].as_array().unwrap().iter().zip(&alone) {
+        assert_eq!(choice["text"], **alone);
+    }
+}
+
+#[test]
+fn how_answers_are_chosen_and_end() {
+    let server = &SERVER;
+    let drawn = |seed: u64| {
+        server.ask(
+            "/v1/completions",
+            &json!({"prompt": "A trait", "max_tokens": 16, "temperature": 1.5, "seed": seed, "n": 3}),
+        )
+    };
+    let texts = |response: &Value| {
+        response["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect::<Vec<_>>()
+    };
+    let (first, again) = (texts(&drawn(7)), texts(&drawn(7)));
+    assert_eq!(first, again);
+    assert!(first[0] != first[1] && first[1] != first[2], "answers have luck of their own: {first:?}");
+
+    let free = server.ask("/v1/completions", &completion("Ownership is", 24));
+    let word = text(&free).split_whitespace().nth(3).unwrap();
+    let stopped = server.ask("/v1/completions", &json!({"prompt": "Ownership is", "max_tokens": 24, "stop": [word]}));
+    assert!(!text(&stopped).contains(word) && text(&free).starts_with(text(&stopped)));
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+
+    let told = server.ask("/v1/completions", &json!({"prompt": "Ownership is", "max_tokens": 4, "logprobs": 2}));
+    let told = &told["choices"][0]["logprobs"];
+    assert_eq!(told["tokens"].as_array().unwrap().len(), 4);
+    assert!(
+        told["token_logprobs"][0].as_f64().unwrap() <= 0.0 && told["top_logprobs"][0].as_object().unwrap().len() == 2
+    );
+}
+
+#[test]
+fn chats() {
+    let server = &SERVER;
+    let body = json!({
+        "model": "gpt-4o", "max_completion_tokens": 16, "logprobs": true, "top_logprobs": 1,
+        "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "What is a trait?"}]}],
+    });
+    let response = server.ask("/v1/chat/completions", &body);
+    let message = &response["choices"][0]["message"];
+    assert_eq!((message["role"].as_str(), response["object"].as_str()), (Some("assistant"), Some("chat.completion")));
+    let n = response["usage"]["completion_tokens"].as_u64().unwrap();
+    assert_eq!(response["choices"][0]["logprobs"]["content"].as_array().unwrap().len() as u64, n);
+
+    let mut body = body;
+    body["stream_options"] = json!({"include_usage": true});
+    let mut events = server.stream("/v1/chat/completions", body);
+    let usage = events.pop().unwrap();
+    assert_eq!(
+        (usage["choices"].as_array().unwrap().len(), usage["usage"]["completion_tokens"].as_u64()),
+        (0, Some(n))
+    );
+    assert!(
+        usage["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0,
+        "the prompt was computed before: {usage}"
+    );
+    let deltas: Vec<_> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
+    assert_eq!(deltas[0]["role"], "assistant");
+    let streamed: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+    assert_eq!(streamed, message["content"].as_str().unwrap());
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], response["choices"][0]["finish_reason"]);
+}
+
+#[test]
+fn formats_and_tools() {
+    let server = &SERVER;
+    let schema = json!({
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "color": {"enum": ["red", "blue"]}},
+        "required": ["n", "color"], "additionalProperties": false,
+    });
+    let messages = json!([{"role": "user", "content": "Choose."}]);
+    let response = server.ask("/v1/chat/completions", &json!({
+        "messages": messages, "temperature": 1,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "choice", "strict": true, "schema": schema}},
+    }));
+    let value: Value = serde_json::from_str(response["choices"][0]["message"]["content"].as_str().unwrap()).unwrap();
+    assert!(jsonschema::is_valid(&schema, &value), "{value}");
+
+    let tools = json!([{"type": "function", "function": {"name": "choose", "parameters": schema}}]);
+    let body = json!({"messages": messages, "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "temperature": 1});
+    let check = |call: &Value| {
+        assert_eq!((call["type"].as_str(), call["function"]["name"].as_str()), (Some("function"), Some("choose")));
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(jsonschema::is_valid(&schema, &arguments), "{arguments}");
+    };
+    let response = server.ask("/v1/chat/completions", &body);
+    let choice = &response["choices"][0];
+    assert_eq!(
+        (choice["finish_reason"].as_str(), choice["message"]["tool_calls"].as_array().unwrap().len()),
+        (Some("tool_calls"), 1)
+    );
+    check(&choice["message"]["tool_calls"][0]);
+    let events = server.stream("/v1/chat/completions", body);
+    let calls: Vec<_> =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+    assert_eq!((calls.len(), &calls[0]["index"]), (1, &json!(0)));
+    check(calls[0]);
+    // What was called, and what came of it, goes on.
+    let call = &choice["message"]["tool_calls"][0];
+    let more = json!([{"role": "user", "content": "Choose."}, {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "done"}]);
+    server.ask("/v1/chat/completions", &json!({"messages": more, "tools": tools, "max_tokens": 4}));
+}
+
+#[test]
+fn bad_requests() {
+    let server = &SERVER;
+    let refused = |body: Value, status: u16, text: &str| {
+        let (found, response) = server.post("/v1/completions", &body);
+        let message = response["error"]["message"].as_str().unwrap();
+        assert!(found == status && message.contains(text), "{found} {response}");
+    };
+    refused(json!({"prompt": "a", "temprature": 1}), 400, "temprature: this server does not know the field");
+    refused(json!({}), 400, "prompt");
+    refused(json!({"prompt": 1}), 400, "prompt");
+    refused(json!({"prompt": "a", "temperature": -1}), 400, "temperature");
+    refused(json!({"prompt": "a", "temperature": 1e300}), 400, "temperature");
+    refused(json!({"prompt": "a", "n": 0}), 400, "n:");
+    refused(json!({"prompt": "a", "n": 100_000}), 400, "n:");
+    refused(json!({"prompt": "a", "max_tokens": -7}), 400, "max_tokens");
+    refused(json!({"prompt": "a", "logit_bias": {"99999999": 1}}), 400, "logit_bias");
+    refused(json!({"prompt": [4_000_000_000u32]}), 400, "vocabulary");
+    refused(json!({"prompt": vec![5; 600]}), 400, "context");
+    refused(json!({"prompt": "a", "grammar": "root ::= ("}), 400, "grammar");
+    refused(json!({"prompt": "a", "echo": true}), 400, "echo");
+    refused(json!({"prompt": []}), 400, "");
+    let chat = server
+        .post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}));
+    assert!(chat.0 == 400 && chat.1["error"]["message"].as_str().unwrap().contains("messages[0]"), "{chat:?}");
+    for (method, path, body, status) in [
+        ("POST", "/v1/completions", "{", 400),
+        ("POST", "/v1/completions", "[]", 400),
+        ("POST", "/v1/completions", &"[".repeat(100_000), 400),
+        ("GET", "/v1/completions", "", 405),
+        ("GET", "/v2", "", 404),
+    ] {
+        let (found, response) = server.send(method, path, "", body);
+        assert_eq!(found, status, "{method} {path}: {response}");
+        assert!(serde_json::from_str::<Value>(&response).unwrap()["error"]["message"].is_string(), "{response}");
+    }
+    // A body that is too large is refused before it is read.
+    let mut stream = server.connect();
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000000\r\n\r\n").unwrap();
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 413");
+}
+
+/// Clients that go away in any phase leave nothing behind.
+#[test]
+fn clients_that_go_away() {
+    let server = Server::start(&["-c", "512", "-np", "2", "--temp", "0"]);
+    let body = json!({"prompt": "Ownership is", "max_tokens": 400, "ignore_eos": true, "stream": true}).to_string();
+    for i in 0..24 {
+        let mut stream = server.connect();
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+            .unwrap();
+        match i % 3 {
+            0 => stream.shutdown(Shutdown::Both).unwrap(),
+            1 => drop(stream.read(&mut [0; 600]).unwrap()),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    server.is_idle_soon();
+    let response = server.ask("/v1/completions", &completion("Ownership is", 24));
+    assert_eq!(text(&response), text(&SERVER.ask("/v1/completions", &completion("Ownership is", 24))));
+}
+
+/// Keys are needed, but for `/health`; each sees its own cached prompts alone.
+#[test]
+fn keys() {
+    let server = Server::start(&["-c", "512", "--api-key", "one,other", "--temp", "0"]);
+    let body = completion(&"A prompt that is long enough to be found again. ".repeat(8), 1).to_string();
+    let status = |headers: &str| server.send("POST", "/v1/completions", headers, &body).0;
+    assert_eq!(server.get("/health").0, 200);
+    assert_eq!(
+        (status(""), status("authorization: Bearer on\r\n"), status("authorization: Bearer one2\r\n")),
+        (401, 401, 401)
+    );
+    let cached = |headers: &str| {
+        let (status, response) = server.send("POST", "/v1/completions", headers, &body);
+        assert_eq!(status, 200);
+        let response: Value = serde_json::from_str(&response).unwrap();
+        response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached("authorization: Bearer one\r\n"), 0);
+    assert!(cached("authorization: Bearer one\r\n") > 0);
+    assert_eq!(cached("x-api-key: other\r\n"), 0);
+}
+
+/// What was asked before SIGTERM is answered.
+#[cfg(unix)]
+#[test]
+fn drains() {
+    let mut server = Server::start(&["-c", "512", "--temp", "0"]);
+    let mut stream = server.connect();
+    let body = json!({"prompt": "Ownership is", "max_tokens": 300, "ignore_eos": true, "stream": true}).to_string();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    let kill = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+/// More than there is room for is refused, and told when to come again.
+#[test]
+fn a_full_queue() {
+    let server = Server::start(&["-c", "512", "-np", "1", "--max-requests", "2", "--temp", "0"]);
+    let body = json!({"prompt": "Ownership is", "max_tokens": 400, "ignore_eos": true}).to_string();
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8).map(|_| scope.spawn(|| server.send("POST", "/v1/completions", "", &body).0)).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    server.is_idle_soon();
+}
