@@ -19,7 +19,7 @@ pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, PrefixKey};
 pub use sequence::PagePlace;
-pub(crate) use sequence::SeqKv;
+pub(crate) use sequence::{KvState, SeqKv};
 
 pub use crate::arch::KvType;
 

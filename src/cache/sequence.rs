@@ -1,5 +1,7 @@
 //! Keys and values of one sequence of tokens.
 
+mod state;
+
 use super::layout::{Form, Group, KvLayout, LayerAt, N_MARKED, sparse};
 use super::pool::{KvPool, Page};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
@@ -14,6 +16,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) use state::KvState;
 
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
 pub(super) type BlockTable = Vec<Option<Arc<Page>>>;

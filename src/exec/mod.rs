@@ -17,6 +17,7 @@ mod prefix;
 mod probe;
 mod sequence;
 mod session;
+mod state;
 
 use crate::arch::KV_SPAN;
 use crate::cache::{KvLayout, LayerShape};

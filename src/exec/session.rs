@@ -51,7 +51,7 @@ pub struct Session {
     pub(super) outputs: Outputs,
     pub(super) saved: Saved,
     /// Whether the last token was generated and never computed: the next pass begins with it.
-    ahead: bool,
+    pub(super) ahead: bool,
     n_batch: usize,
     /// Of the last prompt.
     pub(super) cached: CachedTokens,

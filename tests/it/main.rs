@@ -38,6 +38,7 @@ mod run;
 mod sample;
 #[cfg(feature = "grammar")]
 mod schemas;
+mod state;
 mod tiny;
 mod tokenizer;
 #[cfg(feature = "chat")]
