@@ -807,6 +807,14 @@ pub enum SessionError {
         /// What the system said.
         error: String,
     },
+    /// The folder of the prefix cache cannot be used.
+    #[error("{}: {error}; the prefix cache needs a folder it can read and write", path.display())]
+    PrefixFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        error: String,
+    },
     /// A sequence was given to the engine of another model.
     #[error("the sequence belongs to another model than the engine")]
     OtherModel,

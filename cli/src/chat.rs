@@ -381,7 +381,10 @@ impl Chat<'_> {
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
         let ids = self.prompt()?;
-        let kept = self.session.keep(&ids);
+        let kept = match self.session.keep(&ids) {
+            0 => self.session.reuse(&ids)?.total(),
+            kept => kept,
+        };
         // Each answer begins the grammar anew.
         if let Some(mask) = self.sampler.mask_mut() {
             mask.reset();

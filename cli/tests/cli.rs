@@ -800,6 +800,34 @@ fn conversations_last() {
     assert_eq!(list(), json!([]));
 }
 
+/// A second run begins with what the first one left; a damaged folder only takes longer.
+#[test]
+fn prompts_are_cached_in_a_folder() {
+    let folder = Folder::new();
+    let cache = folder.name("cache");
+    let prompt = "A lifetime says how long a reference is valid. ".repeat(12);
+    let flags = ["-p", &prompt, "-n", "8", "--temp", "0", "--json"];
+    let with = [&flags[..], &["--prompt-cache", &cache]].concat();
+    let (cold, first) = (parsed(&run(&flags)), parsed(&run(&with)));
+    let blocks: Vec<_> = std::fs::read_dir(&cache).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(blocks.len() > 1, "{blocks:?}");
+    let second = parsed(&run(&with));
+    let n = |run: &serde_json::Value, key: &str| run["timings"][key].as_u64().unwrap();
+    for run in [&first, &second] {
+        assert_eq!((&run["ids"], n(run, "prompt_n") + n(run, "cache_n")), (&cold["ids"], n(&cold, "prompt_n")));
+    }
+    assert_eq!((n(&first, "cache_n"), n(&second, "cache_n") % 64), (0, 0));
+    assert!(n(&second, "cache_n") >= 64);
+    for block in blocks {
+        std::fs::write(block, "torn").unwrap();
+    }
+    let third = parsed(&run(&with));
+    assert_eq!((&third["ids"], n(&third, "cache_n")), (&cold["ids"], 0));
+    fails(&["-p", "x", "--prompt-cache-size", "9"], 2, &["--prompt-cache <DIR>"]);
+    let file = folder.file("file", "");
+    fails(&["-p", "x", "--prompt-cache", &file], 1, &["file", "folder"]);
+}
+
 #[test]
 fn adapters() {
     let folder = Folder::new();

@@ -6,7 +6,7 @@
 
 use super::{Sequence, Session, TokenKind};
 use crate::arch::ARITHMETIC_VERSION;
-use crate::cache::KvState;
+use crate::cache::{KvCheckpoint, KvState, SEED, mix};
 use crate::error::{SessionError, StateError};
 use crate::gguf::{Gguf, Writer};
 use crate::quant::DType;
@@ -74,7 +74,7 @@ impl Session {
         let tables: Vec<u32> =
             kv.tables.iter().flat_map(|table| [&[table.len() as u32], &table[..]].concat()).collect();
         let mut checkpoints = Vec::new();
-        for (pos, marked, pages) in &kv.checkpoints {
+        for KvCheckpoint { pos, marked, pages } in &kv.checkpoints {
             checkpoints.extend([*pos as u32, u32::from(*marked), pages.len() as u32]);
             checkpoints.extend(pages.iter().flatten());
         }
@@ -183,7 +183,7 @@ impl Session {
 }
 
 /// What the bits depend on: key, name, value.
-fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, String)> {
+pub(super) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, String)> {
     let hash = |x: u64| format!("{x:016x}");
     vec![
         ("session.model", "model", hash(seq.model().fingerprint())),
@@ -241,27 +241,15 @@ fn read_tables(mut rest: &[u32]) -> Option<Vec<Vec<u32>>> {
     Some(tables)
 }
 
-fn read_checkpoints(mut rest: &[u32]) -> Option<Vec<(u64, bool, Vec<[u32; 3]>)>> {
+fn read_checkpoints(mut rest: &[u32]) -> Option<Vec<KvCheckpoint>> {
     let mut checkpoints = Vec::new();
     while let Some((&[pos, marked, n], pages)) = rest.split_first_chunk::<3>() {
         let (listed, after) = pages.split_at_checked((n as usize).checked_mul(3)?)?;
-        checkpoints.push((u64::from(pos), marked == 1, listed.chunks_exact(3).map(|p| [p[0], p[1], p[2]]).collect()));
+        let pages = listed.chunks_exact(3).map(|p| [p[0], p[1], p[2]]).collect();
+        checkpoints.push(KvCheckpoint { pos: pos as usize, marked: marked == 1, pages });
         rest = after;
     }
     rest.is_empty().then_some(checkpoints)
-}
-
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// Goes on with a hash: FNV-1a over words instead of bytes, which is as fast as memory. Each step is one to one, so that
-/// no change of a single word goes unseen.
-fn mix(hash: u64, bytes: &[u8]) -> u64 {
-    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
-    let (words, rest) = bytes.as_chunks::<8>();
-    let hash = words.iter().fold(hash, |hash, word| step(hash, u64::from_le_bytes(*word)));
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    step(step(hash, u64::from_le_bytes(last)), bytes.len() as u64)
 }
 
 /// Goes on with the hash of a named tensor.

@@ -13,8 +13,17 @@ pub(crate) struct KvState<'a> {
     pub(crate) pages: Vec<&'a [u8]>,
     /// Numbers of pages, or [`NO_PAGE`], one table after another.
     pub(crate) tables: Vec<Vec<u32>>,
-    /// Position; whether it is the end of a message; table, number in it, and number of the page.
-    pub(crate) checkpoints: Vec<(u64, bool, Vec<[u32; 3]>)>,
+    pub(crate) checkpoints: Vec<KvCheckpoint>,
+}
+
+/// A checkpoint with numbers of pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KvCheckpoint {
+    pub(crate) pos: usize,
+    /// Whether it is the end of a message.
+    pub(crate) marked: bool,
+    /// Table, number in it, and number of the page.
+    pub(crate) pages: Vec<[u32; 3]>,
 }
 
 /// A window has left the page, or it has no such form.
@@ -38,8 +47,8 @@ impl SeqKv {
         }
         let mut checkpoints = Vec::new();
         for Checkpoint { pos, marked, pages } in &self.checkpoints {
-            let listed = pages.iter().map(|(table, i, page)| [*table as u32, *i as u32, number(page)]).collect();
-            checkpoints.push((*pos as u64, *marked, listed));
+            let pages = pages.iter().map(|(table, i, page)| [*table as u32, *i as u32, number(page)]).collect();
+            checkpoints.push(KvCheckpoint { pos: *pos, marked: *marked, pages });
         }
         KvState { len: self.len, pages, tables, checkpoints }
     }
@@ -87,13 +96,13 @@ impl SeqKv {
             }
             seq.tables[t] = table;
         }
-        for (pos, marked, listed) in &state.checkpoints {
+        for KvCheckpoint { pos, marked, pages: listed } in &state.checkpoints {
             let mut pages = Vec::new();
             for &[table, i, number] in listed {
                 let Some(page) = page(table as usize, number)? else { return Ok(Err("a page that is not there")) };
                 pages.push((table as usize, i as usize, page));
             }
-            seq.checkpoints.push(Checkpoint { pos: *pos as usize, marked: *marked, pages });
+            seq.checkpoints.push(Checkpoint { pos: *pos, marked: *marked, pages });
         }
         Ok(seq.check().map(|()| seq))
     }
