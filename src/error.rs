@@ -28,6 +28,9 @@ pub enum Error {
     /// A session could not do what was asked.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// A request to a scheduler was refused, or lost.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// An adapter was refused.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -821,6 +824,17 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+    /// The model's tokens see later ones, so that it cannot go on with a text.
+    #[error(
+        "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
+    )]
+    Encoder,
+    /// Gradients do not go back through something that the model has.
+    #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
+    NoGradient {
+        /// What it is.
+        what: &'static str,
+    },
     /// The device that computes the engine's passes cannot do this.
     #[error("{device} does without {what}; open the model with Device::Cpu")]
     NotOnDevice {
@@ -887,6 +901,44 @@ pub enum StateError {
         /// What is wrong.
         what: &'static str,
     },
+}
+
+/// Why a scheduler refused a request, or lost it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The request makes no sense to a session either.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// Its adapters cannot be attached.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// There are too many requests.
+    #[error("{max} requests are waiting or running already; try again later, or raise max_requests")]
+    QueueFull {
+        /// Most that there may be.
+        max: usize,
+    },
+    /// The prompt would not fit, were it alone.
+    #[error(
+        "keys and values of the prompt take {need} bytes, the pool has {budget}: use a shorter prompt, a larger pool, \
+         or less precision"
+    )]
+    PoolTooSmall {
+        /// Bytes of its pages.
+        need: u64,
+        /// Bytes of the pool.
+        budget: u64,
+    },
+    /// The system gave no thread for the scheduler.
+    #[error("cannot start the scheduler's thread: {error}")]
+    Thread {
+        /// What the system said.
+        error: String,
+    },
+    /// The scheduler ended before the request did.
+    #[error("the scheduler has ended")]
+    Ended,
 }
 
 /// Why learning, or a file of what was learnt, was refused.
