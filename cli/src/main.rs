@@ -31,6 +31,8 @@ mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "chat")]
+mod sessions;
+#[cfg(feature = "chat")]
 mod template;
 mod tokenize;
 
@@ -72,6 +74,9 @@ enum Command {
     #[cfg(feature = "serve")]
     /// Serve a model over HTTP, as the OpenAI API and llama-server do
     Serve(Box<serve::Args>),
+    #[cfg(feature = "chat")]
+    /// List, rename and delete conversations that were kept
+    Sessions(sessions::Args),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -135,6 +140,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
+        #[cfg(feature = "chat")]
+        Command::Sessions(args) => sessions::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),

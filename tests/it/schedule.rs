@@ -292,6 +292,23 @@ fn who_was_preempted_answers_the_same() {
     }
 }
 
+/// Cached prompts are found by who has the same salt.
+#[test]
+fn tenants_do_not_see_each_other() {
+    let session = SessionOptions { prefix: CacheMode::On.into(), ..session_options(600, 512) };
+    let options = ScheduleOptions { session, ..Default::default() };
+    let mut schedule = Schedule::new(&engine(1, None), &options).unwrap();
+    let mut cached = |salt: &str| {
+        let request = Request::new(tokens("What one tenant asks is no other's business"), greedy()).max_tokens(4);
+        let mut stream = schedule.submit(request.salt(salt)).unwrap();
+        while schedule.step() {}
+        stream.by_ref().for_each(|piece| drop(piece.unwrap()));
+        stream.finish().unwrap().n_cached.total()
+    };
+    assert_eq!((cached("one"), cached("other"), cached("")), (0, 0, 0));
+    assert!(cached("one") > 0 && cached("") > 0);
+}
+
 /// One row for each that decodes, and prompts in chunks beside them: nobody waits for a whole prompt.
 #[test]
 fn prompts_do_not_stop_who_decodes() {
