@@ -41,7 +41,8 @@ fn decode<T: KvElement>(
     narrow: fn(f32) -> T,
 ) {
     let arch = arch();
-    let p = AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, exact: false };
+    let p =
+        AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, slope: 0.0, exact: false };
     let (n_q, n_head) = (n_group * HEAD_DIM, n_kv * HEAD_DIM);
     let cache: Vec<T> = noise(n_head_kv * n_head).into_iter().map(narrow).collect();
     let (k, v) = (cache.clone(), cache);
@@ -78,7 +79,7 @@ fn prefill(c: &mut Criterion) {
     let arch = arch();
     let (rows, n) = (64, 4096);
     for dim in [64, 128, 256] {
-        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0, slope: 0.0, exact: false };
         let kv: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
         let q = noise(rows * dim);
         let mut out = vec![0.0; q.len()];

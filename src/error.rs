@@ -813,6 +813,17 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+    /// The model's tokens see later ones, so that it cannot go on with a text.
+    #[error(
+        "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
+    )]
+    Encoder,
+    /// Gradients do not go back through something that the model has.
+    #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
+    NoGradient {
+        /// What it is.
+        what: &'static str,
+    },
     /// The device that computes the engine's passes cannot do this.
     #[error("{device} does without {what}; open the model with Device::Cpu")]
     NotOnDevice {

@@ -202,10 +202,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = Printer { format: args.output, n_rows: 0 };
     for path in &args.model {
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        bench(args, &open(Gguf::open(path)?, args.residence, &name)?, &name, &tests, &threads, &mut printer)?;
+        bench(args, &open(Gguf::open(path)?, &args.residence, &name)?, &name, &tests, &threads, &mut printer)?;
     }
     for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
-        let model = open(synthetic(shape, file_type)?, args.residence, name)?;
+        let model = open(synthetic(shape, file_type)?, &args.residence, name)?;
         bench(args, &model, name, &tests, &threads, &mut printer)?;
     }
     printer.end()

@@ -36,7 +36,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?;
     let options = args.session.options(None, KvType::default());
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
     let (folder, learner) = Folder::open(&args.output, &model)?;

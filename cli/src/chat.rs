@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
         (None, None) => None,
     };
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut stop = args.text.reverse_prompt.clone();

@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.text.session.options(None, KvType::default());
 
     let start = Instant::now();
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;

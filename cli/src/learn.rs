@@ -64,7 +64,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let tokens = |text: &str| tokenizer.encode(text, true, false);
     let options = LearningOptions {

@@ -51,7 +51,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32);
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let mut session = session(&model, &args.session, &options, args.last.map_or(tokens.len(), |last| last as usize))?;
     if tokens.len() > session.n_ctx() {
         return Err(Failure::Work(format!(

@@ -15,6 +15,7 @@ mod calibrate;
 mod chat;
 mod detokenize;
 mod doctor;
+mod embed;
 mod generate;
 #[cfg(feature = "grammar")]
 mod grammar;
@@ -76,6 +77,8 @@ enum Command {
     Detokenize(detokenize::Args),
     /// Write the logits that follow given tokens
     Logits(logits::Args),
+    /// Turn texts into vectors
+    Embed(embed::Args),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
     /// Tell a learner what it must not forget
@@ -135,6 +138,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Embed(args) => embed::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),

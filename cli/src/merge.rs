@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let n_threads = usize::try_from(args.threads).unwrap_or(0);
     rayon::ThreadPoolBuilder::new().num_threads(n_threads).build_global()?;
-    let model = args.model.open(ResidenceArgs::default())?;
+    let model = args.model.open(&ResidenceArgs::default())?;
     let adapters = args.lora.open(&model)?;
     if adapters.is_empty() {
         return Err(Failure::Usage("no adapter: give --lora FILE or --lora-scaled FILE:SCALE".into()));

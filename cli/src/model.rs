@@ -6,7 +6,7 @@ use clap::builder::BoolishValueParser;
 use ruvllm::AdapterError;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{Engine, EngineOptions, KvPolicy, KvTiers, KvType, MemoryEstimate, Session, SessionOptions};
-use ruvllm::gguf::{Gguf, Header};
+use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
 use ruvllm::tokenizer::Tokenizer;
@@ -99,15 +99,17 @@ impl ModelArgs {
     }
 
     /// The model, ready to run.
-    pub(super) fn open(&self, residence: ResidenceArgs) -> Result<Model, Failure> {
+    pub(super) fn open(&self, residence: &ResidenceArgs) -> Result<Model, Failure> {
         open(self.gguf()?, residence, &self.label())
     }
 }
 
 /// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with progress.
-pub(super) fn open(gguf: Gguf, residence: ResidenceArgs, label: &str) -> Result<Model, Failure> {
+pub(super) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result<Model, Failure> {
     let mut bar: Option<(OpenStage, Progress)> = None;
     let options = OpenOptions::new().arch(level()?).residence(residence.residence());
+    let overrides = residence.override_kv.iter().cloned();
+    let options = overrides.fold(options, |options, (key, value)| options.override_kv(key, value));
     let options = options.device(residence.device.device()).progress(|stage, share| {
         if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
             bar = None; // clears the line before the next bar is drawn
@@ -163,7 +165,7 @@ impl DeviceArgs {
 }
 
 /// Where weights are read from, and what computes.
-#[derive(Args, Clone, Copy, Default)]
+#[derive(Args, Default)]
 pub(super) struct ResidenceArgs {
     #[command(flatten)]
     device: DeviceArgs,
@@ -174,10 +176,31 @@ pub(super) struct ResidenceArgs {
     /// Copy weights to huge pages before starting
     #[arg(long, env = "LLAMA_ARG_NO_MMAP", value_parser = BoolishValueParser::new())]
     no_mmap: bool,
+    /// Give a metadata key another value than the file does, for instance llama.rope.freq_base=float:1e6; types are int,
+    /// float, bool and str; may be given more than once
+    #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = override_kv)]
+    override_kv: Vec<(String, MetadataValue)>,
+}
+
+/// `KEY=TYPE:VALUE`.
+fn override_kv(text: &str) -> Result<(String, MetadataValue), String> {
+    let parts = text.split_once('=').and_then(|(key, rest)| Some((key, rest.split_once(':')?)));
+    let Some((key, (kind, value))) = parts.filter(|(key, _)| !key.is_empty()) else {
+        return Err("expected KEY=TYPE:VALUE".into());
+    };
+    let wrong = |what: &str| format!("{value:?} is not {what}");
+    let value = match kind {
+        "int" => MetadataValue::I64(value.parse().map_err(|_| wrong("an integer"))?),
+        "float" => MetadataValue::F32(value.parse().map_err(|_| wrong("a number"))?),
+        "bool" => MetadataValue::Bool(value.parse().map_err(|_| wrong("true or false"))?),
+        "str" => MetadataValue::String(value.into()),
+        _ => return Err(format!("{kind:?} is none of the types int, float, bool and str")),
+    };
+    Ok((key.to_owned(), value))
 }
 
 impl ResidenceArgs {
-    fn residence(self) -> Residence {
+    fn residence(&self) -> Residence {
         match (self.mmap, self.no_mmap) {
             (true, _) => Residence::Mapped,
             (_, true) => Residence::Copied,

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if options.n_ctx.is_some_and(|n| (1..LEAST_CTX).contains(&n)) {
         return Err(Failure::Usage(format!("-c: at least {LEAST_CTX} tokens, of which the second half is scored")));
     }
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
 

@@ -30,12 +30,16 @@ const TEXTS: [&str; 8] = ["none", "linear", "yarn", "longrope", "llama3", "", "\
 // One change per 6 bytes: what, where, and a number.
 fuzz_target!(|bytes: &[u8]| {
     let [shape, dtype, changes @ ..] = bytes else { return };
-    let tiny = Tiny::SHAPES[usize::from(*shape) % Tiny::SHAPES.len()];
-    let mut parts = tiny.parts([DType::F32, DType::F16, DType::Q8_0, DType::Q4_0][usize::from(*dtype) % 4]);
+    let dtype = [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0][usize::from(*dtype) % 4];
+    let (arch, mut parts) = match usize::from(*shape) % (Tiny::SHAPES.len() + 2) {
+        0 => ("granite_swa", Tiny::granite_swa()),
+        1 => ("gpt2", Tiny::gpt2()),
+        i => (Tiny::SHAPES[i - 2].name(), Tiny::SHAPES[i - 2].parts(dtype)),
+    };
     let mut flips = Vec::new();
     for change in changes.chunks_exact(6).take(8) {
         let number = u32::from_le_bytes(change[2..].try_into().unwrap());
-        let key = format!("{}.{}", tiny.name(), KEYS[usize::from(change[1]) % KEYS.len()]);
+        let key = format!("{arch}.{}", KEYS[usize::from(change[1]) % KEYS.len()]);
         match change[0] % 8 {
             0 | 1 => parts.set(&key, number),
             // Numbers of the order that files have.

@@ -26,6 +26,9 @@ pub struct AttnParams {
     pub scale: f32,
     /// `c·tanh(s/c)` on the scaled scores; 0 means none.
     pub softcap: f32,
+    /// Taken from a score for every position that its key is behind the last one that the row sees (ALiBi, arXiv
+    /// 2108.12409); 0 means none.
+    pub slope: f32,
     /// Whether all is computed as it is for generated tokens, in `f32`. Without, a level may round the keys and values
     /// of blocks that end before a row's own position (`attention_i16.rs`).
     pub exact: bool,
@@ -196,6 +199,7 @@ fn check<T>(
 ) {
     assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
     assert!(q.len() == ranges.len() * p.head_dim, "attention: queries");
+    assert!(p.slope == 0.0 || p.exact && p.softcap == 0.0, "attention: ALiBi is computed in f32, without a cap");
     to.check(ranges.len(), p.head_dim_v);
     let whole = |b: &KvBlock<'_, T>| [b.k.len(), b.v.len()] == lens;
     assert!(span.blocks.iter().all(whole), "attention: keys and values");

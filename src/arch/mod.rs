@@ -239,7 +239,7 @@ impl TransposedProduct {
 }
 
 /// Widest attention head the kernels take; wider models are refused when opened.
-pub const MAX_HEAD_DIM: usize = 512;
+pub const MAX_HEAD_DIM: usize = 576;
 
 /// The kernels of one level.
 pub(crate) struct Kernels {

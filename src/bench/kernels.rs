@@ -103,7 +103,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     }
 
     let (head_dim, n_kv, group) = (128, 4096, 4);
-    let p = AttnParams { head_dim, head_dim_v: head_dim, scale: 0.088, softcap: 0.0, exact: false };
+    let p = AttnParams { head_dim, head_dim_v: head_dim, scale: 0.088, softcap: 0.0, slope: 0.0, exact: false };
     let kv = &noise[..n_kv * head_dim];
     let kv_half: Vec<f16> = kv.iter().map(|&x| f16::from_f32(x)).collect();
     for (name, n_q) in [("one token", group), ("64 tokens", 64 * group)] {

@@ -7,10 +7,10 @@
 //!
 //! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
 
+use super::activation::squared_relu;
 use super::arena::{Arena, Frame, counted};
 use super::forward::{
     MAX_GROUP, RopeTables, Rotation, attn_params, attn_tiles, choose_experts, divisor, head_norms, norm, sigmoid,
-    squared_relu,
 };
 use super::linear::{Ctx, Product, RowAdapters, Scratch, ScratchBackward, Wanted, linear, linear_backward};
 use super::probe::{Probe, Tap};
@@ -539,7 +539,7 @@ fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: 
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
             (Some(norm), NormKind::Rms) => ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps),
-            (Some(norm), NormKind::Layer | NormKind::LayerNoBias) => {
+            (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {
                 ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
             }
         }
@@ -587,7 +587,7 @@ fn attention_backward(
     let rotate = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[there, _]| there.apply(token, x));
     let rotate_back = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[_, back]| back.apply(token, x));
     let (q_norm, k_norm) = head_norms(spec, w);
-    let params = attn_params(spec, true);
+    let params = attn_params(spec, 0, true);
 
     // Queries again, if they are not kept; of the keys only what a norm needs, as they are in the cache.
     if !saved.keeps_products {
@@ -755,6 +755,7 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul(inner, up),
             Activation::Gelu => arch.gelu(inner),
             Activation::SquaredRelu => squared_relu(inner),
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     if let Some(y) = b.y {
@@ -769,6 +770,7 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul_backward(gate, up, dinner),
             Activation::Gelu => arch.gelu_backward(up, dinner),
             Activation::SquaredRelu => up.iter_mut().zip(dinner).for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
         }
     });
     match &ffn.gate {
@@ -777,13 +779,18 @@ fn feed_forward_backward(
     }
 }
 
+/// What [`Hparams::forward_only`] names does not come here.
+fn refused() {
+    unreachable!("Session::gradient refuses this model");
+}
+
 /// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.
 /// Which experts are chosen is a constant.
 fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     let x = &moe.spec;
     let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
     let e = &mut b.moe;
-    tape.linear(b.normed, m, &mut [Product::of_weight(&moe.router, e.router, m)]);
+    tape.linear(b.normed, m, &mut [Product::of(&moe.router, e.router, m)]);
     choose_experts(tape.ctx, moe, e.router, e.chosen, e.weights);
     b.dnormed.fill(0.0);
     for index in 0..x.n_expert {
@@ -820,7 +827,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
             &mut e.drouter[token * x.n_expert..][..x.n_expert],
         );
     }
-    tape.linear_backward(b.normed, m, &[(&moe.router, e.drouter)], Some(e.dx));
+    tape.linear_backward(b.normed, m, &[(&moe.router.w, e.drouter)], Some(e.dx));
     arch.add(b.dnormed, e.dx);
 
     let Some(shared) = &moe.shared else { return };

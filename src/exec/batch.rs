@@ -93,6 +93,17 @@ impl SlotAdapters for Adapters<'_, '_> {
     }
 }
 
+/// What a pass leaves of the rows with outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Logits.
+    Logits,
+    /// The head's products in place of logits, and the hidden states that it read.
+    Raw,
+    /// These states alone.
+    States,
+}
+
 /// What a pass computed, by slot; its memory serves for the next one.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
@@ -146,19 +157,20 @@ impl Outputs {
         reserve(&mut self.states, n.saturating_mul(n_embd), STATES)
     }
 
-    /// Rows for the outputs of `slots`, with states if they are `raw`.
+    /// Rows for the outputs of `slots`.
     pub(super) fn prepare(
         &mut self,
         slots: &[Slot<'_>],
         (n_vocab, n_embd): (usize, usize),
-        raw: bool,
+        wanted: Wanted,
     ) -> Result<(), SessionError> {
+        let n_vocab = if wanted == Wanted::States { 0 } else { n_vocab };
         self.n_vocab = n_vocab;
         self.rows.clear();
         self.rows.resize(slots.len(), 0..0);
         slots.iter().for_each(|slot| self.rows[slot.index] = Rows::Outputs.range(slot));
         let n = slots.iter().map(Slot::n_outputs).sum::<usize>();
-        self.reserve(n, n_vocab, if raw { n_embd } else { 0 })?;
+        self.reserve(n, n_vocab, if wanted == Wanted::Logits { 0 } else { n_embd })?;
         self.logits.resize(n * n_vocab, 0.0);
         self.states.clear();
         Ok(())

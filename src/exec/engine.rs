@@ -1,7 +1,7 @@
 //! What the sessions of a model share: threads, the memory of a pass, and whose turn it is.
 
 use super::arena::Arena;
-use super::batch::{Outputs, Rows, Slot};
+use super::batch::{Outputs, Rows, Slot, Wanted};
 use super::forward::{Pass, forward};
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
@@ -178,6 +178,10 @@ impl Engine {
         if n_ctx == 0 || n_ctx > u32::MAX as usize / 2 {
             return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
         }
+        if h.learned_positions && n_ctx > h.n_ctx_train {
+            let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
+            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
+        }
         let policy = options.kv_policy();
         if policy != KvPolicy::default() {
             self.cpu_only("keys and values that are not f16")?;
@@ -226,6 +230,9 @@ impl Engine {
             outputs.clear();
             return Ok(());
         }
+        if self.model.hparams().attention().any(|attn| !attn.causal) {
+            return Err(SessionError::Encoder);
+        }
         for slot in &mut *slots {
             self.check(slot.seq, slot.tokens)?;
             slot.seq.reserve(slot.tokens.len())?;
@@ -234,7 +241,8 @@ impl Engine {
             self.compute_missing(slot.seq, outputs, cancel)?;
         }
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
-        let outcome = self.compute(slots, outputs, raw || has_hooks, cancel, probe);
+        let wanted = if raw || has_hooks { Wanted::Raw } else { Wanted::Logits };
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe);
         if outcome.is_err() {
             outputs.clear();
             return outcome;
@@ -301,24 +309,37 @@ impl Engine {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                self.compute(&mut slot, outputs, false, cancel, &mut NoProbe)?;
+                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe)?;
                 seq.kv.commit(tokens.len());
             }
         }
         Ok(())
     }
 
+    /// Computes the hidden states of the slots' rows with outputs, and no logits; sequences are as before.
+    pub(super) fn states(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        for slot in &mut *slots {
+            self.check(slot.seq, slot.tokens)?;
+        }
+        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe)
+    }
+
     fn compute(
         &self,
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,
-        raw: bool,
+        wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
-        let outcome = self.compute_sorted(slots, outputs, raw, cancel, probe);
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe);
         slots.sort_unstable_by_key(|slot| slot.index);
         outcome
     }
@@ -328,7 +349,7 @@ impl Engine {
         &self,
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,
-        raw: bool,
+        wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
@@ -349,14 +370,14 @@ impl Engine {
             output += slot.n_outputs();
             slot.seq.kv.reserve(slot.tokens.len())?;
         }
-        outputs.prepare(slots, (h.n_vocab, h.n_embd), raw)?;
+        outputs.prepare(slots, (h.n_vocab, h.n_embd), wanted)?;
         let cancelled = || cancel.is_cancelled();
         let adapter_nanos = AtomicU64::new(0);
         let pass = Pass {
             model: &self.model,
             slots: &mut *slots,
             outputs,
-            raw,
+            wanted,
             cancelled: &cancelled,
             adapter_nanos: &adapter_nanos,
             first_layers: None,

@@ -4,8 +4,10 @@
 //! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
 //! sequence (its positions, keys and values, adapters) goes slot by slot.
 
+use super::activation::{gelu_erf, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
-use super::batch::{Adapters, Outputs, Rows, Slot};
+use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
+use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
 use super::probe::{Probe, Tap};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
@@ -13,7 +15,7 @@ use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, MAX_EXPERT, Mixer, Model, Moe, MoeSpec, Norm,
-    NormKind, Norms, QkNorm, RopeId, RopeOrder, Weight,
+    NormKind, Norms, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -148,8 +150,8 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) slots: &'a mut [Slot<'s>],
     /// Has room for the rows with logits.
     pub(crate) outputs: &'a mut Outputs,
-    /// Whether logits are left as the head's products, and the normed states that it read are kept.
-    pub(crate) raw: bool,
+    /// What is left of rows with outputs.
+    pub(crate) wanted: Wanted,
     /// Asked before every layer; `true` ends the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
@@ -211,6 +213,8 @@ struct AttnBuffers<'a> {
     q_by_head: &'a mut [f32],
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
+    gate: &'a mut [f32],
+    latent: LatentBuffers<'a>,
     /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv, n_pieces)`.
     partials: &'a mut [f32],
 }
@@ -250,6 +254,8 @@ impl<'a> AttnBuffers<'a> {
             q_by_head: frame.take(m_padded * n_q),
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
+            gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            latent: LatentBuffers::take(frame, spec, m_kv, m),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
     }
@@ -370,7 +376,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, raw, cancelled, adapter_nanos, mut first_layers } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, mut first_layers } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -381,7 +387,7 @@ pub(crate) fn forward(
         slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
     }
 
-    embed(base, h, &w.token_embd, slots, b.x);
+    embed(base, h, w, slots, b.x, b.normed);
     probe.tensor(Tap::InpEmbd, 0, b.x);
 
     // Which rows are left; once only those with logits are, all of them.
@@ -412,14 +418,24 @@ pub(crate) fn forward(
             gather(slots, b.x, h.n_embd);
             b.keep_rows(n_outputs, h.n_embd);
         }
+        let n_rows = b.x.len() / h.n_embd;
+        if let FeedForward::Moe(moe) = &layer.ffn
+            && moe.spec.routes_early
+        {
+            let n_generated = n_generated(is_last, rows, slots);
+            let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+            route(base, moe, (n_generated, n_rows), &Adapters(slots), ends, b.x, (&mut b.moe, &mut b.scratch));
+        }
+        if spec.norms == Norms::Parallel {
+            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+        }
         add_branch(ctx, h, spec.residual_scale, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor(Tap::FfnInp, i, b.x);
 
-        if spec.norms != Norms::Shared {
+        if !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
             probe.tensor(Tap::FfnNorm, i, b.normed);
         }
-        let n_rows = b.x.len() / h.n_embd;
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
                 let show = |tap: Tap, values: &[f32]| probe.tensor(tap, i, values);
@@ -448,11 +464,15 @@ pub(crate) fn forward(
         let ctx = base.with(row_adapters(&slots, b.output_ends), n_outputs);
         norm(ctx, h, Some(&w.output_norm), x, normed);
         probe.tensor(Tap::ResultNorm, 0, normed);
+        if wanted != Wanted::Logits {
+            outputs.states.extend_from_slice(normed);
+        }
+        if wanted == Wanted::States {
+            return Ok(());
+        }
         let logits = &mut *outputs.logits;
         linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
-        if raw {
-            outputs.states.extend_from_slice(normed);
-        } else {
+        if wanted == Wanted::Logits {
             let (finish, capped) = (h.logit_finish(), h.final_softcap.is_some());
             ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
         }
@@ -467,13 +487,17 @@ fn n_generated(is_last: bool, rows: Rows, slots: &[Slot<'_>]) -> usize {
     if is_last { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
 }
 
-/// Looks up and scales the embeddings of all tokens.
-fn embed(base: Base<'_>, h: &Hparams, table: &Weight, slots: &[Slot<'_>], x: &mut [f32]) {
-    let (arch, data, row_bytes) = (base.arch, table.data(base.gguf), table.row_bytes());
-    base.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |row, x| {
+/// Looks up and scales the embeddings of all tokens, and adds those of positions.
+fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [f32], buffer: &mut [f32]) {
+    let (arch, table) = (base.arch, &w.token_embd);
+    let look_up = |table: &Weight, i: usize, x: &mut [f32]| {
+        let bytes = table.row_bytes();
+        arch.dequantize(table.dtype, &table.data(base.gguf)[i * bytes..][..bytes], x);
+    };
+    base.crew.when(x.len() > h.n_embd).for_chunk_pairs(x, h.n_embd, buffer, h.n_embd, |row, x, buffer| {
         let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
         let token = slot.tokens[row - slot.row] as usize;
-        arch.dequantize(table.dtype, &data[token * row_bytes..][..row_bytes], x);
+        look_up(table, token, x);
         // A product with a vector that is one at the token: of `A·x` one column is left.
         for (term, factor) in slot.seq.adapters.attached.iter().filter_map(|a| a.term(table.site)) {
             for (a, b) in term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd)) {
@@ -483,6 +507,14 @@ fn embed(base: Base<'_>, h: &Hparams, table: &Weight, slots: &[Slot<'_>], x: &mu
         if h.embd_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= h.embd_scale);
         }
+        if let Some(table) = &w.position_embd {
+            look_up(table, slot.pos() + row - slot.row, buffer);
+            arch.add(x, buffer);
+        }
+        if let Some(norm) = &w.embd_norm {
+            buffer.copy_from_slice(x);
+            norm_row(arch, h, norm, buffer, x);
+        }
     });
 }
 
@@ -490,12 +522,17 @@ fn embed(base: Base<'_>, h: &Hparams, table: &Weight, slots: &[Slot<'_>], x: &mu
 pub(super) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
     let Some(norm) = norm else { return y.copy_from_slice(x) };
     ctx.crew.when(y.len() > h.n_embd).for_chunks(y, h.n_embd, |i, y| {
-        let x = &x[i * h.n_embd..][..h.n_embd];
-        match h.norm {
-            NormKind::Rms => ctx.arch.rms_norm(y, x, &norm.w, h.norm_eps),
-            NormKind::Layer | NormKind::LayerNoBias => ctx.arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps),
-        }
+        norm_row(ctx.arch, h, norm, &x[i * h.n_embd..][..h.n_embd], y);
     });
+}
+
+fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
+    match h.norm {
+        NormKind::Rms => arch.rms_norm(y, x, &norm.w, h.norm_eps),
+        NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
+            arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps)
+        }
+    }
 }
 
 /// `x += scale · norm(branch)`.
@@ -539,29 +576,49 @@ fn attention(
     let Base { arch, crew, .. } = base;
     let sizes = AttnSizes::of(spec, slots, rows);
     let AttnSizes { m_kv, m, .. } = sizes;
+    let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
     let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, partials } =
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, mut latent, partials } =
         AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
-        let of_q = Product::of(&w.wq, q, m);
-        let [of_k, of_v] = [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
-        if (m, n_generated) == (m_kv, n_generated_kv) {
-            linear(ctx, &mut b.scratch, b.normed, m, &mut [of_q, of_k, of_v]);
+        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none();
+        if at_once {
+            let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
+            linear(ctx, &mut b.scratch, b.normed, m, products);
         } else {
-            linear(ctx, &mut b.scratch, b.normed, m_kv, &mut [of_k, of_v]);
+            if let Some((of, weights)) = latent_spec {
+                let (ctx, x) = ((ctx, &mut b.scratch), (&*b.normed, m_kv));
+                latent.keys_values(ctx, (spec, of, w, weights), h.norm_eps, x, k, v);
+            } else {
+                let products = &mut [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
+                linear(ctx, &mut b.scratch, b.normed, m_kv, products);
+            }
             if rows == Rows::Outputs {
                 gather(slots.0, b.normed, h.n_embd);
             }
             if m > 0 {
-                let ctx = base.with(row_adapters(&slots, ends), n_generated);
-                linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [of_q]);
+                let (ctx, x) = (base.with(row_adapters(&slots, ends), n_generated), &b.normed[..m * h.n_embd]);
+                match latent_spec {
+                    Some((of, weights)) => {
+                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), q);
+                    }
+                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, q, m)]),
+                }
             }
         }
     }
     probe.tensor(Tap::Qcur, i, q);
+    if let Some(clip) = spec.clip {
+        for x in [&mut *q, k, v] {
+            x.iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
+        }
+    }
+    if spec.value_scale != 1.0 {
+        v.iter_mut().for_each(|v| *v *= spec.value_scale);
+    }
     if spec.qk_norm == Some(QkNorm::Full) {
         for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
             let Some(norm) = norm else { continue };
@@ -578,18 +635,33 @@ fn attention(
     let (q_norm, k_norm) = head_norms(spec, w);
     // Which dimensions pair is up to the model; a session's angles are in `cos` and `sin` already.
     let rotation = spec.rope.map(|id| slots[0].seq.rope.rotation(arch, id, m_kv, b.cos, b.sin));
-    let rotate = |row: usize, x: &mut [f32]| rotation.iter().for_each(|rotation| rotation.apply(row, x));
-    let place = |from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
-        Some(w) => arch.rms_norm(to, from, w, h.norm_eps),
-        None => to.copy_from_slice(from),
+    let first_rotated = spec.latent.map_or(0, |latent| spec.head_dim - latent.n_rot);
+    let rotate =
+        |row: usize, x: &mut [f32]| rotation.iter().for_each(|rotation| rotation.apply(row, &mut x[first_rotated..]));
+    let norm_last = matches!(spec.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated));
+    let place = |row: usize, from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
+        Some(w) if norm_last => {
+            let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+            let buffer = &mut buffer[..from.len()];
+            buffer.copy_from_slice(from);
+            rotate(row, buffer);
+            arch.rms_norm(to, buffer, w, h.norm_eps);
+        }
+        Some(w) => {
+            arch.rms_norm(to, from, w, h.norm_eps);
+            rotate(row, to);
+        }
+        None => {
+            to.copy_from_slice(from);
+            rotate(row, to);
+        }
     };
     let d = spec.head_dim;
     let workers = crew.when(m_kv > 1);
     workers.for_chunks(k, spec.n_k(), |row, k| {
         let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
         for k in k.chunks_exact_mut(d) {
-            place(k, k_norm, &mut buffer[..d]);
-            rotate(row, &mut buffer[..d]);
+            place(row, k, k_norm, &mut buffer[..d]);
             k.copy_from_slice(&buffer[..d]);
         }
     });
@@ -607,8 +679,8 @@ fn attention(
 
     // Slots with one row are taken together, each of the others alone.
     let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
-    let q = Queries { values: q, norm: q_norm, place: &place, rotate: &rotate };
-    let layer = AttnLayer { arch, crew, spec, i, rows };
+    let q = Queries { values: q, norm: q_norm, place: &place, temperature: spec.temperature };
+    let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i, rows };
     let mut rest = &*slots;
     while let Some(first) = rest.first() {
         let n_rows = rows.of(first).2;
@@ -653,22 +725,45 @@ fn attention(
     let branch = &mut b.branch[..m * h.n_embd];
     let slots = Adapters(slots);
     let ctx = base.with(row_adapters(&slots, ends), n_generated);
+    let attn = match &w.gate {
+        Some(w) => {
+            linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [Product::of(w, gate, m)]);
+            gate.iter_mut().zip(attn).for_each(|(gate, attn)| *gate = sigmoid(*gate) * attn);
+            &*gate
+        }
+        None => attn,
+    };
+    let attn = match &spec.latent {
+        Some(of) if of.absorbed => latent.values((ctx, &mut b.scratch), (spec, of, w), m, attn),
+        _ => attn,
+    };
     linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&w.wo, branch, m)]);
     probe.tensor(Tap::AttnOut, i, branch);
     Ok(())
 }
 
-type Place<'a> = dyn Fn(&[f32], Option<&Vec<f32>>, &mut [f32]) + Sync + 'a;
+type Place<'a> = dyn Fn(usize, &[f32], Option<&Vec<f32>>, &mut [f32]) + Sync + 'a;
 
 /// Queries of a layer, and how they get their norm and rotation.
 struct Queries<'a> {
     /// `(m, n_head·head_dim)`.
     values: &'a [f32],
     norm: Option<&'a Vec<f32>>,
-    /// Writes a head, normed.
+    /// Writes a head of a row among all rows of the pass, normed and rotated.
     place: &'a Place<'a>,
-    /// Rotates a head of a row among all rows of the pass.
-    rotate: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+    temperature: Option<Temperature>,
+}
+
+impl Queries<'_> {
+    /// Writes head `head` of row `row` of the values, which is row `pass_row` of the pass and lies at `position`.
+    fn write(&self, (row, pass_row, position): (usize, usize, usize), head: usize, spec: &AttnSpec, to: &mut [f32]) {
+        let from = &self.values[row * spec.n_q() + head * spec.head_dim..][..spec.head_dim];
+        (self.place)(pass_row, from, self.norm, to);
+        if let Some(temperature) = self.temperature {
+            let factor = temperature.at(position);
+            to.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
 }
 
 /// Attention of one layer, slot by slot.
@@ -676,6 +771,8 @@ struct AttnLayer<'a> {
     arch: Arch,
     crew: &'a Crew<'a>,
     spec: &'a AttnSpec,
+    /// Of each query head.
+    sinks: Option<&'a [f32]>,
     i: usize,
     rows: Rows,
 }
@@ -684,7 +781,29 @@ impl AttnLayer<'_> {
     /// Positions that the slot's row `j` of [`AttnLayer::rows`] sees.
     fn range(&self, slot: &Slot<'_>, j: usize) -> (u32, u32) {
         let end = slot.pos() + self.rows.of(slot).0 + j + 1;
-        (self.spec.window.map_or(0, |size| end.saturating_sub(size)) as u32, end as u32)
+        if !self.spec.causal {
+            let (half, n) = (self.spec.window.map(|size| size / 2), slot.pos() + slot.tokens.len());
+            let range = half.map_or((0, n), |half| ((end - 1).saturating_sub(half), n.min(end.saturating_add(half))));
+            return (range.0 as u32, range.1 as u32);
+        }
+        let start = match self.spec.window {
+            Some(size) if self.spec.chunked => (end - 1) / size * size,
+            Some(size) => end.saturating_sub(size),
+            None => 0,
+        };
+        (start as u32, end as u32)
+    }
+
+    /// Forgets all keys of rows of KV head `head`, whose query heads take turns, but for the sinks: keys before all
+    /// others whose values are 0.
+    fn begin(&self, partial: &mut AttnPartial<'_>, head: usize) {
+        partial.clear();
+        if let Some(sinks) = self.sinks {
+            let n_group = self.spec.n_group();
+            let sinks = sinks[head * n_group..][..n_group].iter().cycle();
+            partial.max.iter_mut().zip(sinks).for_each(|(max, sink)| *max = *sink);
+            partial.sum.fill(1.0);
+        }
     }
 
     /// Slots with one row each, which lie one after the other. A task takes a head of one of them and a piece of its
@@ -697,14 +816,13 @@ impl AttnLayer<'_> {
         out: &mut [f32],
         partials: &'p mut [f32],
     ) -> &'p mut [f32] {
-        let AttnLayer { arch, crew, spec, i, rows } = *self;
+        let AttnLayer { arch, crew, spec, i, rows, .. } = *self;
         let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
         let crew_of = crew.when(slots.len() > 1);
         crew_of.for_chunks(q_by_head, spec.n_q(), |s, to| {
             let (first, row, _) = rows.of(&slots[s]);
             for (j, to) in to.chunks_exact_mut(d).enumerate() {
-                (q.place)(&q.values[row * spec.n_q() + j * d..][..d], q.norm, to);
-                (q.rotate)(slots[s].row + first, to);
+                q.write((row, slots[s].row + first, slots[s].pos() + first), j, spec, to);
                 slots[s].seq.kv.transform_query(arch, i, to);
             }
         });
@@ -717,12 +835,16 @@ impl AttnLayer<'_> {
             let (row, piece) = (task / n_pieces, task % n_pieces);
             let (s, head) = (row / spec.n_head_kv, row % spec.n_head_kv);
             let mut partial = AttnPartial::of(values, n_group);
-            partial.clear();
+            if piece == 0 {
+                self.begin(&mut partial, head);
+            } else {
+                partial.clear();
+            }
             if let Some(piece) = pieces(s).nth(piece) {
                 let ranges = [self.range(&slots[s], 0); MAX_GROUP];
                 let q = &q_by_head[row * n_group * d..][..n_group * d];
                 let kv = &slots[s].seq.kv;
-                let params = attn_params(spec, slots[s].is_generated());
+                let params = attn_params(spec, head, slots[s].is_generated());
                 kv.attention(arch, (i, head), piece, &mut partial, q, &ranges[..n_group], &params);
             }
         });
@@ -730,7 +852,7 @@ impl AttnLayer<'_> {
         workers.for_chunk_pairs(out, n_group * d_v, partials, n_pieces * len, |row, out, partials| {
             let (total, rest) = partials.split_at_mut(len);
             let mut total = AttnPartial::of(total, n_group);
-            let params = attn_params(spec, true);
+            let params = attn_params(spec, 0, true);
             let n = pieces(row / spec.n_head_kv).count();
             for partial in rest.chunks_exact_mut(len).take(n - 1) {
                 arch.attention_merge(&mut total, &AttnPartial::of(partial, n_group), &params);
@@ -743,19 +865,19 @@ impl AttnLayer<'_> {
 
     /// A slot with several rows. A task takes a head and a tile of rows through all pieces of keys.
     fn many_rows(&self, slot: &Slot<'_>, q: &Queries<'_>, q_by_head: &mut [f32], out: &mut [f32]) {
-        let AttnLayer { arch, crew, spec, i, rows } = *self;
+        let AttnLayer { arch, crew, spec, i, rows, .. } = *self;
         let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
         let (first, row, m) = rows.of(slot);
         let (tile, m_padded) = attn_tiles(spec, m);
         crew.for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
             for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
                 let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-                (q.place)(&q.values[((row + token) * spec.n_head + q_head) * d..][..d], q.norm, to);
-                (q.rotate)(slot.row + first + token, to);
+                let at = first + token;
+                q.write((row + token, slot.row + at, slot.pos() + at), q_head, spec, to);
                 slot.seq.kv.transform_query(arch, i, to);
             }
         });
-        let (q_by_head, params) = (&*q_by_head, attn_params(spec, slot.is_generated()));
+        let q_by_head = &*q_by_head;
         let n_tiles = m_padded / tile;
         crew.for_chunks(out, tile * n_group * d_v, |task, out| {
             let (head, token) = (task / n_tiles, task % n_tiles * tile);
@@ -766,7 +888,7 @@ impl AttnLayer<'_> {
             }
             let ranges = &ranges[..n_rows];
             let q = &q_by_head[(head * m_padded + token) * n_group * d..][..n_rows * d];
-            let kv = &slot.seq.kv;
+            let (kv, params) = (&slot.seq.kv, attn_params(spec, head, slot.is_generated()));
             let mut next = 0;
             while next < n_rows {
                 // Where precision depends on age, the rows of a page are taken together.
@@ -777,7 +899,7 @@ impl AttnLayer<'_> {
                 let (q, ranges) = (&q[rows.start * d..rows.end * d], &ranges[rows.clone()]);
                 let out = &mut out[rows.start * d_v..rows.end * d_v];
                 let mut total = AttnPartial { out, max: &mut max[rows.clone()], sum: &mut sum[rows] };
-                total.clear();
+                self.begin(&mut total, head);
                 for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
                     kv.attention(arch, (i, head), piece, &mut total, q, ranges, &params);
                 }
@@ -800,14 +922,16 @@ impl AttnLayer<'_> {
 
 /// Norms of single query and key heads.
 pub(super) fn head_norms<'a>(spec: &AttnSpec, w: &'a Attn) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
-    let per_head = spec.qk_norm == Some(QkNorm::PerHead);
+    let per_head = spec.qk_norm.is_some_and(|norm| norm != QkNorm::Full);
     (w.q_norm.as_ref().filter(|_| per_head), w.k_norm.as_ref().filter(|_| per_head))
 }
 
-/// What attention kernels need to know.
-pub(super) fn attn_params(spec: &AttnSpec, exact: bool) -> AttnParams {
+/// What attention kernels need to know of the query heads of KV head `head`.
+pub(super) fn attn_params(spec: &AttnSpec, head: usize, exact: bool) -> AttnParams {
     let &AttnSpec { head_dim, head_dim_v, scale, softcap, .. } = spec;
-    AttnParams { head_dim, head_dim_v, scale, softcap: softcap.unwrap_or(0.0), exact }
+    // With a slope there is one query head, and all is computed in `f32`.
+    let slope = spec.slope(head);
+    AttnParams { head_dim, head_dim_v, scale, softcap: softcap.unwrap_or(0.0), slope, exact: exact || slope != 0.0 }
 }
 
 /// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
@@ -840,13 +964,29 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
         Activation::GeGlu => workers.for_chunks(gate, n_ff, |i, gate| arch.gelu_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::Gelu => workers.for_chunks(up, n_ff, |_, up| arch.gelu(up)),
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
+        Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| relu_mul(gate, &up[i * n_ff..][..n_ff])),
+        Activation::SwiGluOai => workers.for_chunks(gate, n_ff, |i, gate| swiglu_oai(gate, &up[i * n_ff..][..n_ff])),
+        Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| gelu_erf(up)),
+        Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
+            workers.for_chunks(up, n_ff, |_, up| xielu(up, (alpha_p, alpha_n, beta, eps)));
+        }
     }
     if ffn.activation.is_gated() { gate } else { up }
 }
 
-/// `max(x, 0)²`.
-pub(super) fn squared_relu(x: &mut [f32]) {
-    x.iter_mut().for_each(|x| *x *= x.max(0.0));
+/// Leaves the outputs of a mixture's router, of `m` rows of `x`, in `moe`.
+fn route(
+    base: Base<'_>,
+    moe: &Moe,
+    (n_generated, m): (usize, usize),
+    slots: &Adapters<'_, '_>,
+    ends: &[u32],
+    x: &[f32],
+    (to, scratch): (&mut MoeBuffers<'_>, &mut Scratch<'_>),
+) {
+    let ctx = base.with(row_adapters(slots, ends), n_generated);
+    let router = &mut to.router[..m * moe.spec.n_expert];
+    linear(ctx, scratch, x, m, &mut [Product::of(&moe.router, router, m)]);
 }
 
 /// Mixture of experts on `b.normed`, `m` rows of `n`; leaves its output in `b.branch`. Experts are taken in their
@@ -864,12 +1004,15 @@ fn experts(
     let crew = base.crew.when(m > 1);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
     let ctx = base.with(row_adapters(slots, ends), n_generated);
+    if !moe.spec.routes_early {
+        route(base, moe, (n_generated, m), slots, ends, b.normed, (&mut b.moe, &mut b.scratch));
+    }
     let router = &mut b.moe.router[..m * n_expert];
     let (chosen, weights) = (&mut b.moe.chosen[..m * n_used], &mut b.moe.weights[..m * n_used]);
-    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(&moe.router, router, m)]);
     choose_experts(ctx, moe, router, chosen, weights);
     b.branch.fill(0.0);
-    if m == 1 && n_generated == 1 {
+    let weighs_inputs = moe.spec.weighs_inputs;
+    if m == 1 && n_generated == 1 && !weighs_inputs {
         let slot = slots.0.iter().find(|slot| rows.of(slot).2 == 1);
         let adapters = slot.map_or(&[][..], |slot| &slot.seq.adapters.attached);
         experts_of_one(base.with(RowAdapters::All(adapters), 1), n, moe, b);
@@ -894,7 +1037,18 @@ fn experts(
             let ctx = base.with(row_adapters(slots, b.expert_ends), of_expert);
             let (x, y) = (&mut b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
             let workers = ctx.crew.when(n_rows > 1);
-            workers.for_chunks(x, n, |i, x| x.copy_from_slice(&normed[rows[i] as usize * n..][..n]));
+            // Every expert is chosen once by a token.
+            let weight = |token: usize| {
+                let slots = token * n_used..(token + 1) * n_used;
+                slots.filter(|&slot| chosen[slot] == e).map(|slot| weights[slot]).sum::<f32>()
+            };
+            workers.for_chunks(x, n, |i, x| {
+                x.copy_from_slice(&normed[rows[i] as usize * n..][..n]);
+                if weighs_inputs {
+                    let weight = weight(rows[i] as usize);
+                    x.iter_mut().for_each(|x| *x *= weight);
+                }
+            });
             let expert = moe.expert(e as usize);
             let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
             feed_forward(ctx, &mut b.scratch, &expert, x, n_rows, inner, y, |_, _| ());
@@ -908,9 +1062,7 @@ fn experts(
                         break;
                     }
                     let branch = &mut branch[(token - tokens.start) * n..][..n];
-                    for slot in (token * n_used..(token + 1) * n_used).filter(|&slot| chosen[slot] == e) {
-                        ctx.arch.add_scaled(branch, y, weights[slot]);
-                    }
+                    ctx.arch.add_scaled(branch, y, if weighs_inputs { 1.0 } else { weight(token) });
                 }
             });
         }
@@ -984,7 +1136,7 @@ pub(super) fn choose_experts(ctx: Ctx<'_>, moe: &Moe, router: &mut [f32], chosen
     workers.for_chunks(router, n_expert, |_, scores| match spec.gating {
         Gating::Softmax => arch.softmax(scores),
         Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
-        Gating::SoftmaxAfterTopK => {}
+        Gating::SoftmaxAfterTopK | Gating::SparseMixer => {}
     });
     let router = &*router;
     workers.for_chunk_pairs(chosen, spec.n_used, weights, spec.n_used, |token, chosen, weights| {
@@ -997,8 +1149,10 @@ pub(super) fn choose_experts(ctx: Ctx<'_>, moe: &Moe, router: &mut [f32], chosen
 /// The weights of the chosen experts.
 fn weigh(arch: Arch, spec: &MoeSpec, scores: &[f32], chosen: &[u32], weights: &mut [f32]) {
     chosen.iter().zip(&mut *weights).for_each(|(&e, weight)| *weight = scores[e as usize]);
-    if spec.gating == Gating::SoftmaxAfterTopK {
-        arch.softmax(weights);
+    match spec.gating {
+        Gating::SoftmaxAfterTopK => arch.softmax(weights),
+        Gating::SparseMixer => sparse_mixer(scores, chosen, weights),
+        Gating::Softmax | Gating::Sigmoid => {}
     }
     if spec.normalise {
         let sum = divisor(weights.iter().sum());
@@ -1006,6 +1160,18 @@ fn weigh(arch: Arch, spec: &MoeSpec, scores: &[f32], chosen: &[u32], weights: &m
     }
     if spec.scale != 1.0 {
         weights.iter_mut().for_each(|w| *w *= spec.scale);
+    }
+}
+
+/// The weight of each pick among the experts that were not picked before it and whose scores are close to its own.
+fn sparse_mixer(scores: &[f32], chosen: &[u32], weights: &mut [f32]) {
+    /// `2·router_jitter_noise` of Phi 3.5 MoE, which its files do not hold.
+    const DISTANCE: f32 = 0.02;
+    for (i, weight) in weights.iter_mut().enumerate() {
+        let best = scores[chosen[i] as usize];
+        let left = (0..scores.len()).filter(|&e| !chosen[..i].contains(&(e as u32))).map(|e| scores[e]);
+        let close = left.filter(|score| best - score <= DISTANCE * score.abs().max(best));
+        *weight = 1.0 / close.map(|score| (score - best).exp()).sum::<f32>();
     }
 }
 
@@ -1074,6 +1240,9 @@ mod tests {
             groups: groups.map(|(n_group, n_used)| ExpertGroups { n_group, n_used }),
             normalise: true,
             scale: 3.0,
+            routes_early: false,
+            weighs_inputs: false,
+            fused: false,
             shared: None,
         }
     }

@@ -45,7 +45,8 @@ impl Session {
     /// a gradient on, and at most 144 MiB that save time; the session keeps it.
     ///
     /// # Errors
-    /// As [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
+    /// [`SessionError::NoGradient`] if the model has something that gradients do not go through; as
+    /// [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
     /// fails on its way back, the tokens are in the session and `gradients` hold a part.
     pub fn gradient(
         &mut self,
@@ -55,6 +56,9 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
+        if let Some(what) = self.model().hparams().forward_only() {
+            return Err(SessionError::NoGradient { what }.into());
+        }
         let target = self.seq.adapters.index(id)?;
         gradients.check(&self.seq.adapters.attached[target].adapter)?;
         let mut saved = std::mem::take(&mut self.saved);

@@ -1,15 +1,18 @@
 //! Running a model: sessions, and the forward pass behind them.
 
+mod activation;
 mod adapters;
 mod arena;
 mod backward;
 mod batch;
 mod cores;
+mod embed;
 mod engine;
 mod forward;
 mod generate;
 mod gradient;
 mod hook;
+mod latent;
 mod linear;
 mod memory;
 mod offload;
@@ -30,6 +33,7 @@ pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, Pr
 pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
+pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
 pub use gradient::cross_entropy;
@@ -156,7 +160,11 @@ impl MemoryEstimate {
 /// Bytes, roughly, of the buffers of a pass of `m` rows up to position `n_ctx`.
 fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let most = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0);
-    let attention = most(&mut h.attention().map(|a| (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)));
+    let attention = most(
+        &mut h
+            .attention()
+            .map(|a| (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v) + if a.gated { a.n_out() } else { 0 }),
+    );
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
     let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));
     // What enters a product is kept in a second form, of at most 32 bits.

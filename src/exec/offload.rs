@@ -1,7 +1,7 @@
 //! Passes that a GPU computes, all their layers or the last ones.
 
 use super::arena::Arena;
-use super::batch::{Rows, reserve};
+use super::batch::{Rows, Wanted, reserve};
 use super::forward::{Pass, RopeTables, forward};
 use super::probe::{NoProbe, Probe};
 use crate::error::SessionError;
@@ -44,7 +44,7 @@ pub(super) fn offload(
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
     }
-    let Pass { model, slots, outputs, raw, cancelled, adapter_nanos, first_layers: _ } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, first_layers: _ } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
     let mut hidden = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn offload(
         hidden.resize(m * h.n_embd, 0.0);
         let first_layers = Some((runner.first_layer(), &mut hidden[..]));
         let outputs = &mut *outputs;
-        let pass = Pass { model, slots: &mut *slots, outputs, raw, cancelled, adapter_nanos, first_layers };
+        let pass = Pass { model, slots: &mut *slots, outputs, wanted, cancelled, adapter_nanos, first_layers };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
     let n_angles = RopeTables::n_angles(h, m);
@@ -82,6 +82,7 @@ pub(super) fn offload(
     });
     let batch_slots = batch_slots.collect::<Vec<_>>();
     let batch = Batch { slots: &batch_slots, tokens: &tokens, hidden: &hidden, cos: &cos, sin: &sin, places: &places };
+    let raw = wanted == Wanted::Raw;
     if raw {
         outputs.states.resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
     }

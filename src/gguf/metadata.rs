@@ -487,6 +487,16 @@ impl Metadata {
         Ok(Metadata { entries, by_key })
     }
 
+    /// With `entries`, whose keys differ, in the place of those with their keys.
+    pub(super) fn overriding(&self, entries: &[(String, Value)]) -> Metadata {
+        let mut all = self.entries.clone();
+        all.retain(|(key, _)| entries.iter().all(|(other, _)| other != key));
+        all.extend_from_slice(entries);
+        let mut by_key: Vec<u32> = (0..all.len() as u32).collect();
+        by_key.sort_unstable_by_key(|&i| &all[i as usize].0);
+        Metadata { entries: all, by_key }
+    }
+
     /// The value of a key, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let entry = |i: u32| &self.entries[i as usize];

@@ -175,6 +175,13 @@ impl Gguf {
         self.0.shards.iter().all(|bytes| bytes.is_mapped())
     }
 
+    /// The same file with other metadata: `entries` take the place of those with their keys.
+    pub(crate) fn overriding(&self, entries: &[(String, Value)]) -> Gguf {
+        let Inner { header, shards } = &*self.0;
+        let header = Header { metadata: header.metadata.overriding(entries), ..header.clone() };
+        Gguf(Arc::new(Inner { header, shards: shards.clone() }))
+    }
+
     /// Maps a file and reads its header. Any part of a split model opens all of it: the parts lie in
     /// one folder under names that end in `-00001-of-00003.gguf`.
     ///

@@ -294,22 +294,33 @@ impl<'m, 'b> Planner<'m, 'b> {
             n_ctx_train: _,
             n_embd: _,
             n_layer,
+            n_mtp: _,
             norm: _,
             norm_eps: _,
             embd_scale,
+            embd_norm: _, // in `forward_only`
+            learned_positions: _,
             logit_scale: _, // in `logit_finish`
             final_softcap: _,
             own_head: _,
             head_bias: _,
+            pooling: _, // behind the model
+            dense: _,
             ropes: _,
             layers: _,
         } = self.h;
+        if let Some(what) = self.h.forward_only() {
+            return Err(refused(what.to_string()));
+        }
         let w = self.model.weights();
         let Weights {
             token_embd,
+            position_embd: _, // in `forward_only`
+            embd_norm: _,
             layers,
             output_norm,
             output,
+            dense: _,
             rope_factors: _, // in the angles
             rope_factors_short_long: _,
             shapes: _,
@@ -396,7 +407,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let w = Name::Constant(&norm.w);
         match self.h.norm {
             NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
-            NormKind::Layer | NormKind::LayerNoBias => {
+            NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
                 self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
             }
         }
@@ -420,7 +431,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 let w = Name::Constant(&norm.w);
                 match self.h.norm {
                     NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
-                    NormKind::Layer | NormKind::LayerNoBias => {
+                    NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
                         self.plain(&LAYER_NORM_ADD, &args, &[x, branch, w, Name::Constant(&norm.b), normed])
                     }
                 }
@@ -466,7 +477,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     ) -> Result<(), MetalError> {
         let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale } = spec;
         let Layer { attn_norm, attn: weights, post_attn_norm, ffn_norm, ffn, post_ffn_norm } = w;
-        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _ } = weights;
+        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
         #[allow(irrefutable_let_patterns)] // there may come other mixers
         let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
         let mut normed = self.enter(attn_norm.as_ref())?;
@@ -521,7 +532,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
                 x = Left(normed);
             }
-            (None, _) | (_, None) => {}
+            (Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) | None, _) | (_, None) => {} // the one is in `forward_only`
         }
         if let Some(id) = spec.rope {
             let rope = &self.h.ropes[id.index()];
@@ -562,7 +573,26 @@ impl<'m, 'b> Planner<'m, 'b> {
 
     /// Attention of the rows that are left, whose keys and values lie in the pages; leaves its output.
     fn attention(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
-        let AttnSpec { n_head, n_head_kv, head_dim, head_dim_v, scale, softcap, window, rope: _, qk_norm: _ } = *spec;
+        let AttnSpec {
+            n_head,
+            n_head_kv,
+            head_dim,
+            head_dim_v,
+            scale,
+            softcap,
+            window,
+            rope: _,
+            qk_norm: _,
+            clip: _, // this and what follows is in `forward_only`
+            value_scale: _,
+            alibi: _,
+            sinks: _,
+            temperature: _,
+            gated: _,
+            causal: _,
+            chunked: _,
+            latent: _,
+        } = *spec;
         let widest = size(head_dim.max(head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
         let Some(variant) = variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS) else {
@@ -641,6 +671,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
+            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => {
+                return Err(refused(format!("the activation {activation:?}")));
+            }
         }
         Ok(if activation.is_gated() { gate } else { up })
     }
@@ -655,8 +688,21 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), MetalError> {
-        let MoeSpec { n_expert, n_used, n_ff, activation, gating, bias: _, groups, normalise, scale, shared: _ } =
-            moe.spec;
+        let MoeSpec {
+            n_expert,
+            n_used,
+            n_ff,
+            activation,
+            gating,
+            bias: _,
+            groups,
+            normalise,
+            scale,
+            routes_early: _,
+            weighs_inputs: _,
+            fused: _,
+            shared: _,
+        } = moe.spec;
         if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
             return Err(refused(format!("a mixture of {n_expert} experts in groups")));
         }
@@ -667,7 +713,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
-        self.product(router, x, Left(Scratch::Router))?;
+        self.linear(router, x, Left(Scratch::Router))?;
         let args = RouteArgs {
             n_rows,
             n_expert: expert_count,
@@ -676,6 +722,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 Gating::Softmax => 0,
                 Gating::SoftmaxAfterTopK => 1,
                 Gating::Sigmoid => 2,
+                Gating::SparseMixer => return Err(refused("the SparseMixer router".to_string())),
             },
             normalise: normalise.into(),
             scale,

@@ -2,8 +2,8 @@
 
 use super::family::Family;
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms,
-    SharedSpec,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
+    Norms, QkNorm, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -30,12 +30,19 @@ pub struct Hparams {
     pub n_embd: usize,
     /// Number of layers.
     pub n_layer: usize,
+    /// Multi-token heads behind them, which are not run.
+    pub n_mtp: usize,
     /// Kind of normalisation.
     pub norm: NormKind,
     /// Its epsilon.
     pub norm_eps: f32,
     /// Factor on embeddings.
     pub embd_scale: f32,
+    /// Whether embeddings have a norm.
+    pub embd_norm: bool,
+    /// Whether positions have embeddings, which are added to those of tokens: then there are no more positions than
+    /// `n_ctx_train`.
+    pub learned_positions: bool,
     /// Factor on logits.
     pub logit_scale: f32,
     /// Soft cap `c` of logits: `c·tanh(x/c)`.
@@ -44,6 +51,10 @@ pub struct Hparams {
     pub own_head: bool,
     /// Whether the head has a bias always. Otherwise it is up to the file.
     pub head_bias: bool,
+    /// How vectors of texts are made, if the file says.
+    pub pooling: Option<Pooling>,
+    /// Widths of input and output of the matrices that such vectors are multiplied by.
+    pub dense: Vec<(usize, usize)>,
     /// Rotary position embeddings, as many as layers tell apart.
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
@@ -81,6 +92,18 @@ impl Finish {
     }
 }
 
+/// From the hidden states of a text's tokens to its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
+}
+
 /// Kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
@@ -90,6 +113,8 @@ pub enum NormKind {
     Layer,
     /// Mean and variance, no bias.
     LayerNoBias,
+    /// Mean and variance, no weights at all.
+    LayerPlain,
 }
 
 /// Order of the pairs that are rotated.
@@ -119,6 +144,8 @@ pub enum RopeScaling {
         beta_fast: f32,
         /// Rotations below which a dimension is interpolated.
         beta_slow: f32,
+        /// Whether these bounds are rounded to whole dimensions.
+        truncate: bool,
     },
     /// Factors per dimension from the file, one set for short and one for long contexts
     /// (arXiv 2402.13753). Phi 3 files have the factors without saying so; they count all the same.
@@ -140,6 +167,8 @@ pub struct Rope {
     pub n_ctx_orig: usize,
     /// Factor on the rotated values.
     pub attn_factor: f32,
+    /// Whether YaRN has a factor of its own besides, `1 + ln(factor)/10`.
+    pub yarn_magnitude: bool,
 }
 
 /// Place of a rope in [`Hparams::ropes`].
@@ -187,8 +216,9 @@ impl UnknownNames {
 /// none is ignored.
 pub(crate) struct Keys<'a> {
     pub(crate) arch: &'a str,
-    /// Number of layers.
+    /// Number of layers, without those of multi-token heads, which are not run.
     pub(crate) n_layer: usize,
+    n_mtp: usize,
     n_vocab: usize,
     metadata: &'a Metadata,
     tensors: &'a [TensorInfo],
@@ -202,7 +232,6 @@ const HARMLESS: &[&str] = &[
     "expert_feed_forward_length",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
-    "pooling_type",
     "rope.scaling.finetuned",
     "tensor_data_layout",
     "vocab_size",
@@ -223,10 +252,8 @@ const FIXED: &[(&str, &[f64])] = &[
     ("expert_weights_scale", &[0.0, 1.0]),
     ("final_logit_softcapping", &[0.0]),
     ("leading_dense_block_count", &[0.0]),
-    ("nextn_predict_layers", &[0.0]),
     ("rope.scaling.yarn_attn_factor", &[1.0]),
     ("rope.scaling.yarn_ext_factor", &[1.0]),
-    ("rope.scaling.yarn_log_multiplier", &[0.0]),
 ];
 
 impl<'a> Keys<'a> {
@@ -236,8 +263,36 @@ impl<'a> Keys<'a> {
         tensors: &'a [TensorInfo],
         n_vocab: usize,
     ) -> Result<Keys<'a>, ModelError> {
-        let keys = Keys { arch, n_layer: 0, n_vocab, metadata, tensors, asked: RefCell::default() };
-        Ok(Keys { n_layer: keys.count("block_count", 1024)?, ..keys })
+        let keys = Keys { arch, n_layer: 0, n_mtp: 0, n_vocab, metadata, tensors, asked: RefCell::default() };
+        let n_block = keys.count("block_count", 1024)?;
+        let n_mtp = match keys.opt_u64("nextn_predict_layers")? {
+            Some(n) if n >= n_block as u64 => {
+                return Err(ModelError::OutOfRange {
+                    key: keys.name("nextn_predict_layers"),
+                    value: n.to_string(),
+                    expected: format!("fewer than the {n_block} blocks"),
+                });
+            }
+            n => n.unwrap_or(0) as usize,
+        };
+        Ok(Keys { n_layer: n_block - n_mtp, n_mtp, ..keys })
+    }
+
+    /// Whether layer `i` has a tensor of this name.
+    pub(crate) fn has_in_layer(&self, i: usize, part: &str) -> bool {
+        self.has(&format!("blk.{i}.{part}"))
+    }
+
+    /// One number for each layer under a name without the architecture.
+    pub(crate) fn numbers(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let values = self.metadata.f32s(name)?;
+        self.one_per_layer(name, values.len())?;
+        Ok(values.to_vec())
+    }
+
+    /// Whether there is a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.iter().any(|t| t.name == name)
     }
 
     /// Whether a layer has a tensor of this name.
@@ -337,11 +392,16 @@ impl<'a> Keys<'a> {
             },
         };
         self.one_per_layer(&name, values.len())?;
-        values.into_iter().map(|value| Self::in_range(&name, value, max)).collect::<Result<_, _>>().map(Some)
+        values
+            .into_iter()
+            .take(self.n_layer)
+            .map(|value| Self::in_range(&name, value, max))
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     fn one_per_layer(&self, name: &str, n: usize) -> Result<(), ModelError> {
-        if n == self.n_layer {
+        if n == self.n_layer || n == self.n_layer + self.n_mtp {
             return Ok(());
         }
         Err(ModelError::Inconsistent { what: format!("{name} has {n} values for {} layers", self.n_layer) })
@@ -349,6 +409,17 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: format!("{}.{key}", self.arch) }
+    }
+
+    /// A finite number.
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let name = self.name(key);
+        match self.metadata.opt_f32(&name)? {
+            Some(v) if !v.is_finite() => {
+                Err(ModelError::OutOfRange { key: name, value: v.to_string(), expected: "a finite number".into() })
+            }
+            v => Ok(v),
+        }
     }
 
     /// A finite positive number.
@@ -372,6 +443,7 @@ impl<'a> Keys<'a> {
         let key = self.name("attention.sliding_window_pattern");
         let covered: Vec<bool> = match self.metadata.get(&key) {
             Some(Value::Array(Array::Bool(by_layer))) => by_layer.clone(),
+            Some(Value::Array(_)) => self.metadata.u32s(&key)?.iter().map(|&n| n != 0).collect(),
             _ => {
                 let pattern = self.metadata.opt_u32(&key)?.map_or(pattern, |n| n as usize);
                 (0..self.n_layer).map(|i| pattern == 0 || i % pattern < pattern - 1).collect()
@@ -432,18 +504,14 @@ impl<'a> Keys<'a> {
             },
             bias: self.has_part("exp_probs_b.bias") || self.has_part("exp_probs_b"),
             groups: self.expert_groups(n_expert, n_used)?,
-            normalise: self.metadata.opt_bool(&self.name("expert_weights_norm"))?.unwrap_or(normalise),
+            normalise: self.opt_bool("expert_weights_norm")?.unwrap_or(normalise),
             // Files say 0 where there is none.
-            scale: self.metadata.opt_f32(&self.name("expert_weights_scale"))?.filter(|&s| s != 0.0).unwrap_or(1.0),
+            scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
+            routes_early: false,
+            weighs_inputs: false,
+            fused: self.has_part("ffn_gate_up_exps.weight"),
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
         };
-        if !moe.scale.is_finite() {
-            return Err(ModelError::OutOfRange {
-                key: self.name("expert_weights_scale"),
-                value: moe.scale.to_string(),
-                expected: "a finite number".into(),
-            });
-        }
         let n_dense = self.opt_u64("leading_dense_block_count")?.map_or(n_dense, |n| n as usize).min(self.n_layer);
         let mut layers = vec![FfnSpec::Moe(moe); self.n_layer];
         if n_dense > 0 {
@@ -471,6 +539,25 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn opt_u64(&self, key: &str) -> Result<Option<u64>, ModelError> {
         Ok(self.metadata.opt_u64(&self.name(key))?)
+    }
+
+    fn pooling(&self) -> Result<Option<Pooling>, ModelError> {
+        match self.opt_u64("pooling_type")? {
+            // 0 is none: vectors of all tokens.
+            None | Some(0) => Ok(None),
+            Some(1) => Ok(Some(Pooling::Mean)),
+            Some(2) => Ok(Some(Pooling::Cls)),
+            Some(3) => Ok(Some(Pooling::Last)),
+            Some(n) => Err(ModelError::OutOfRange {
+                key: self.name("pooling_type"),
+                value: n.to_string(),
+                expected: "0 to 3 (none, mean, cls, last); scores of pairs are not supported".into(),
+            }),
+        }
+    }
+
+    pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        Ok(self.metadata.opt_bool(&self.name(key))?)
     }
 
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ModelError> {
@@ -555,7 +642,7 @@ impl Hparams {
             return Err(ModelError::Inconsistent { what: format!("{n} heads cannot share {n_kv} key/value heads") });
         }
         let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
-        let eps = if norm == NormKind::Rms { rms } else { layer };
+        let (eps, other) = if norm == NormKind::Rms { (rms, layer) } else { (layer, rms) };
         let layers = n_head.into_iter().zip(n_head_kv).zip(ffn).map(|((n_head, n_head_kv), ffn)| LayerSpec {
             mixer: Mixer::Attention(AttnSpec {
                 n_head,
@@ -565,8 +652,17 @@ impl Hparams {
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 softcap: None,
                 window: None,
+                causal: true,
+                chunked: false,
                 rope: Some(RopeId(0)),
                 qk_norm: None,
+                clip: None,
+                value_scale: 1.0,
+                alibi: None,
+                sinks: false,
+                temperature: None,
+                gated: false,
+                latent: None,
             }),
             ffn,
             norms: Norms::Before,
@@ -579,13 +675,18 @@ impl Hparams {
             n_ctx_train,
             n_embd,
             n_layer: keys.n_layer,
+            n_mtp: keys.n_mtp,
             norm,
-            norm_eps: keys.positive(eps)?.ok_or_else(|| keys.missing(eps))?,
+            norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
             embd_scale: 1.0,
+            embd_norm: false,
+            learned_positions: false,
             logit_scale: 1.0,
             final_softcap: None,
             own_head: false,
             head_bias: false,
+            pooling: keys.pooling()?,
+            dense: Vec::new(),
             ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
             layers: layers.collect(),
         })
@@ -605,6 +706,44 @@ impl Hparams {
             let Mixer::Attention(attn) = &layer.mixer;
             attn
         })
+    }
+
+    /// What there is that only the forward pass on the CPU computes.
+    pub(crate) fn forward_only(&self) -> Option<&'static str> {
+        let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
+        let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
+        let activation = |activation: Activation| {
+            use Activation::{GeluErf, ReGlu, SwiGluOai, Xielu};
+            matches!(activation, ReGlu | GeluErf | SwiGluOai | Xielu { .. })
+        };
+        let activations = self.layers.iter().any(|layer| match &layer.ffn {
+            FfnSpec::Dense(ffn) => activation(ffn.activation),
+            FfnSpec::Moe(moe) => activation(moe.activation),
+        });
+        let all = [
+            (self.embd_norm, "a norm of embeddings"),
+            (self.learned_positions, "learned positions"),
+            (self.layers.iter().any(|layer| layer.norms == Norms::Parallel), "two norms of one residual stream"),
+            (
+                attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
+                "norms of rotated queries and keys",
+            ),
+            (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
+            (attn(|a| a.value_scale != 1.0), "a factor on values"),
+            (attn(|a| a.alibi.is_some()), "ALiBi"),
+            (attn(|a| a.sinks), "attention sinks"),
+            (attn(|a| a.temperature.is_some()), "attention temperature"),
+            (attn(|a| a.gated), "gated attention"),
+            (attn(|a| !a.causal), "attention to later tokens"),
+            (attn(|a| a.chunked), "attention in chunks"),
+            (attn(|a| a.latent.is_some()), "latent attention"),
+            (moe(|x| x.routes_early), "a router that reads the layer's input"),
+            (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
+            (moe(|x| x.fused), "experts whose gate and up are one matrix"),
+            (moe(|x| x.gating == Gating::SparseMixer), "the SparseMixer router"),
+            (activations, "the activation ReGLU, xIELU, clamped SwiGLU, or GELU by the error function"),
+        ];
+        all.into_iter().find_map(|(is, what)| is.then_some(what))
     }
 
     /// The mixtures of experts among the layers.
@@ -640,6 +779,81 @@ impl Hparams {
         Ok(())
     }
 
+    /// Takes the file's bound of queries, keys and values, if it has one.
+    pub(crate) fn set_clip(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
+        // Files say 0 where there is none.
+        let clip = keys.number("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
+        self.attention_mut().for_each(|attn| attn.clip = clip);
+        Ok(())
+    }
+
+    /// Gives attention ALiBi instead of a rope.
+    pub(crate) fn set_alibi(&mut self, max_bias: f32) -> Result<(), ModelError> {
+        for attn in self.attention_mut() {
+            if attn.n_group() > 1 {
+                let what =
+                    format!("ALiBi with {} query heads for each key/value head is not supported", attn.n_group());
+                return Err(ModelError::Inconsistent { what });
+            }
+            (attn.rope, attn.alibi) = (None, Some(max_bias));
+        }
+        Ok(())
+    }
+
+    /// Takes the file's temperature of attention, if it has one; `default` are scale and length, if it does not say.
+    pub(crate) fn set_temperature(
+        &mut self,
+        keys: &Keys<'_>,
+        default: (f32, usize),
+        offset: usize,
+    ) -> Result<(), ModelError> {
+        let length = keys.opt_count("attention.temperature_length", 1 << 28)?.unwrap_or(default.1);
+        let scale = keys.number("attention.temperature_scale")?.unwrap_or(default.0);
+        let temperature = (scale != 0.0).then_some(Temperature { scale, length, offset });
+        self.attention_mut().for_each(|attn| attn.temperature = temperature);
+        Ok(())
+    }
+
+    /// Makes attention latent, by the sizes and the tensors of the file.
+    pub(crate) fn set_latent(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
+        let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
+        let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
+        let n_rot = self.ropes[0].n_dims;
+        let absorbed = keys.has_part("attn_k_b.weight");
+        let head_dim = match keys.opt_count("attention.key_length_mla", MAX_HEAD_DIM)? {
+            None if absorbed => return Err(keys.missing("attention.key_length_mla")),
+            None => self.attention().next().map_or(0, |attn| attn.head_dim),
+            Some(n) => n,
+        };
+        let head_dim_v = match keys.opt_count("attention.value_length_mla", MAX_HEAD_DIM)? {
+            None if absorbed => return Err(keys.missing("attention.value_length_mla")),
+            None => keys.opt_count("attention.value_length", MAX_HEAD_DIM)?,
+            n => n,
+        };
+        if n_rot >= head_dim || kv_rank + n_rot > MAX_HEAD_DIM {
+            return Err(ModelError::Inconsistent {
+                what: format!(
+                    "latent attention with {n_rot} of {head_dim} dimensions rotated, and a latent of {kv_rank}"
+                ),
+            });
+        }
+        let n_embd = self.n_embd;
+        for attn in self.attention_mut() {
+            let head_dim_v = head_dim_v.unwrap_or((n_embd / attn.n_head).clamp(1, MAX_HEAD_DIM));
+            attn.latent = Some(LatentSpec { q_rank, kv_rank, n_plain: head_dim - n_rot, n_rot, head_dim_v, absorbed });
+            (attn.n_head_kv, attn.head_dim, attn.head_dim_v) =
+                if absorbed { (1, kv_rank + n_rot, kv_rank) } else { (attn.n_head, head_dim, head_dim_v) };
+            attn.scale = 1.0 / (head_dim as f32).sqrt();
+        }
+        Ok(())
+    }
+
+    /// Gives attention sinks to the layers that have the tensor.
+    pub(crate) fn set_sinks(&mut self, keys: &Keys<'_>) {
+        let sinks = (0..).map(|i| keys.has_in_layer(i, "attn_sinks.weight"));
+        self.attention_mut().zip(sinks).for_each(|(attn, sinks)| attn.sinks = sinks);
+    }
+
     /// Rotates nothing in layers without a window.
     pub(crate) fn rotate_in_windows_alone(&mut self) {
         self.attention_mut().filter(|attn| attn.window.is_none()).for_each(|attn| attn.rope = None);
@@ -666,10 +880,12 @@ impl Rope {
         let factor = keys.positive("rope.scaling.factor")?.or(linear);
         let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
         let beta_slow = keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
+        // No converter writes this key. Hugging Face's configuration of gpt-oss says no.
+        let truncate = keys.opt_bool("rope.scaling.yarn_truncate")?.unwrap_or(keys.arch != "gpt-oss");
         let scaling = match (keys.opt_str("rope.scaling.type")?, factor) {
             (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
             (None | Some("none" | "linear"), _) => RopeScaling::None,
-            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow },
+            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate },
             (Some("longrope" | "su"), _) => RopeScaling::Long,
             (Some(other), _) => {
                 return Err(ModelError::OutOfRange {
@@ -686,6 +902,9 @@ impl Rope {
             scaling,
             n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
             attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            // YaRN's factor on rotated values is left out where a multiplier of its logarithm is given: those models
+            // divide it by itself.
+            yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0),
         })
     }
 
@@ -699,18 +918,20 @@ impl Rope {
         match scaling {
             RopeScaling::None | RopeScaling::Long => (pairs.map(|i| divide(i, base(i))).collect(), self.attn_factor),
             RopeScaling::Linear { factor } => (pairs.map(|i| divide(i, base(i) / factor)).collect(), self.attn_factor),
-            RopeScaling::Yarn { factor, beta_fast, beta_slow } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate } => {
                 // The pair that turns `beta` times over the original context.
                 let pair = |beta: f32| {
                     n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln() / (2.0 * theta.ln())
                 };
-                let low = pair(beta_fast).floor().max(0.0);
-                let high = pair(beta_slow).ceil().min(n - 1.0);
+                let (low, high) = (pair(beta_fast), pair(beta_slow));
+                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(n - 1.0));
                 let frequencies = pairs.map(|i| {
                     let kept = 1.0 - ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     divide(i, base(i) * (kept + (1.0 - kept) / factor))
                 });
-                (frequencies.collect(), self.attn_factor * (1.0 + 0.1 * factor.ln()))
+                let magnitude = if self.yarn_magnitude { 1.0 + 0.1 * factor.ln() } else { 1.0 };
+                (frequencies.collect(), self.attn_factor * magnitude)
             }
         }
     }

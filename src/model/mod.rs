@@ -9,7 +9,7 @@ mod weights;
 
 use crate::arch::Arch;
 use crate::error::ModelError;
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::quant::DType;
 use crate::tokenizer::Tokenizer;
 use std::any::Any;
@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hparams::UnknownNames;
 pub(crate) use hparams::{Finish, MAX_EXPERT};
-pub use hparams::{Hparams, NormKind, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
+pub use hparams::{Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
-    SharedSpec,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
+    Norms, QkNorm, SharedSpec, Temperature,
 };
 pub use weights::Site;
-pub(crate) use weights::{Attn, FeedForward, Ffn, Layer, Linear, Moe, Norm, Weight, Weights};
+pub(crate) use weights::{Attn, FeedForward, Ffn, Latent, Layer, Linear, Moe, Norm, Weight, Weights};
 
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +98,7 @@ pub struct OpenOptions<'p> {
     residence: Residence,
     unknown: Unknown,
     device: Device,
+    overrides: Vec<(String, Value)>,
     progress: Option<Progress<'p>>,
 }
 
@@ -145,6 +146,15 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
+    /// Gives a metadata key another value than the file does, or one that it lacks (`--override-kv`).
+    #[must_use]
+    pub fn override_kv(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        let (key, value) = (key.into(), value.into());
+        self.overrides.retain(|(other, _)| *other != key);
+        self.overrides.push((key, value));
+        self
+    }
+
     /// Calls `progress` with the share of a stage that is done, 0 to 1; `false` cancels.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(OpenStage, f32) -> bool + 'p) -> Self {
@@ -166,6 +176,7 @@ impl<'p> OpenOptions<'p> {
     /// # Errors
     /// As [`OpenOptions::open`].
     pub fn open_gguf(self, gguf: Gguf) -> Result<Model, ModelError> {
+        let gguf = if self.overrides.is_empty() { gguf } else { gguf.overriding(&self.overrides) };
         let mut progress = self.progress.unwrap_or_else(|| Box::new(|_, _| true));
         let mut unknown = UnknownNames { policy: self.unknown, ..Default::default() };
         let hparams = Hparams::of_with(gguf.metadata(), gguf.tensors(), &mut unknown)?;
@@ -336,6 +347,14 @@ impl Model {
         *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
+    /// The tensors that passes multiply by: not those of multi-token heads, which are not run, nor positions, of which one
+    /// row is read.
+    fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
+        let n_layer = self.hparams().n_layer;
+        let is_run = move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
+        self.gguf().tensors().iter().filter(is_run).filter(|t| t.name != "position_embd.weight")
+    }
+
     /// Bytes of weights that one token has to read: of experts those used, of the embedding table
     /// nothing unless it serves as the head, too.
     pub fn bytes_per_token(&self) -> u64 {
@@ -345,7 +364,7 @@ impl Model {
             _ if t.name == "token_embd.weight" && !tied => 0,
             _ => t.n_bytes,
         };
-        self.gguf().tensors().iter().map(bytes).sum()
+        self.multiplied().map(bytes).sum()
     }
 
     /// [`Model::bytes_per_token`] of a pass over `rows` tokens: of experts those that so many tokens use on average, if
@@ -359,7 +378,7 @@ impl Model {
             }
             None => 0,
         };
-        self.bytes_per_token() + self.gguf().tensors().iter().map(more).sum::<u64>()
+        self.bytes_per_token() + self.multiplied().map(more).sum::<u64>()
     }
 
     /// Operations that a generated token takes with `depth` tokens before it: a multiplication and an addition for
@@ -373,7 +392,7 @@ impl Model {
             _ => t.n_elems(),
         };
         let attention: usize = h.attention().map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
-        2 * (self.gguf().tensors().iter().map(weights).sum::<u64>() + (attention * depth) as u64)
+        2 * (self.multiplied().map(weights).sum::<u64>() + (attention * depth) as u64)
     }
 
     /// Operations that a token of a prompt takes with `depth` tokens before it: a multiplication and an
@@ -388,7 +407,7 @@ impl Model {
         };
         let last = h.n_layer - 1;
         let in_layer = |t: &&TensorInfo| weights::in_layer(&t.name).is_some_and(|(i, _)| i < last);
-        let layers: u64 = self.gguf().tensors().iter().filter(in_layer).map(weights).sum();
+        let layers: u64 = self.multiplied().filter(in_layer).map(weights).sum();
         let attention: usize = h.attention().take(last).map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
         let last_layer: usize = h.attention().skip(last).map(|a| h.n_embd * (a.n_k() + a.n_v())).sum();
         2 * (layers + (attention * depth + last_layer) as u64)

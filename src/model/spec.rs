@@ -45,10 +45,58 @@ pub struct AttnSpec {
     pub softcap: Option<f32>,
     /// Positions seen, the current one included; `None`: all.
     pub window: Option<usize>,
+    /// Whether tokens see no later ones. Otherwise they see all of the text, or half a window on each side.
+    pub causal: bool,
+    /// Whether the window is a chunk instead: positions from the last multiple of its size on.
+    pub chunked: bool,
     /// How queries and keys are rotated; `None`: not at all.
     pub rope: Option<RopeId>,
     /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Bound of queries, keys and values: they are clamped to `-clip..=clip`.
+    pub clip: Option<f32>,
+    /// Factor on values.
+    pub value_scale: f32,
+    /// ALiBi instead of a rope: a key `n` positions back has `n·slope` taken from its score (arXiv 2108.12409); this is
+    /// the base-2 logarithm of the last head's slope, negated.
+    pub alibi: Option<f32>,
+    /// Whether each head has a score that no key has, and that takes part in the softmax (arXiv 2309.17453).
+    pub sinks: bool,
+    /// Factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
+    /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
+    pub gated: bool,
+    /// Latent attention, which the other sizes follow from.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are products with one short vector, its
+/// latent, but for the rotated part of keys, which all heads share. It comes last in queries and keys.
+///
+/// In the absorbed form the products are with queries and outputs instead: the key of the one key/value head is the
+/// latent and the rotated part, the value the latent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LatentSpec {
+    /// Width of what queries are products with; `None`: of the layer's input.
+    pub q_rank: Option<usize>,
+    /// Width of the latent.
+    pub kv_rank: usize,
+    /// Width of a head's part that is not rotated.
+    pub n_plain: usize,
+    /// And of that which is.
+    pub n_rot: usize,
+    /// Width of a head's values.
+    pub head_dim_v: usize,
+    /// Whether the file has the matrices of the absorbed form.
+    pub absorbed: bool,
+}
+
+impl LatentSpec {
+    /// Width of a head of queries as they come from their matrix.
+    pub fn head_dim(&self) -> usize {
+        self.n_plain + self.n_rot
+    }
 }
 
 impl AttnSpec {
@@ -76,6 +124,39 @@ impl AttnSpec {
     pub fn n_out(&self) -> usize {
         self.n_head * self.head_dim_v
     }
+
+    /// Width of what the output matrix is multiplied with.
+    pub fn n_mixed(&self) -> usize {
+        self.n_head * self.latent.map_or(self.head_dim_v, |latent| latent.head_dim_v)
+    }
+
+    /// What [`AttnSpec::alibi`] takes from scores per position, for a head; 0 without. Where heads are no power of two,
+    /// those beyond the largest one take every other slope of twice as many.
+    pub fn slope(&self, head: usize) -> f32 {
+        let Some(max_bias) = self.alibi else { return 0.0 };
+        let n = 1 << self.n_head.ilog2();
+        let exponent = if head < n { (head + 1) as f32 } else { (2 * (head - n) + 1) as f32 / 2.0 };
+        (-max_bias * exponent / n as f32).exp2()
+    }
+}
+
+/// `1 + scale·ln(1 + ⌊(position + offset) / length⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Temperature {
+    /// Of the logarithm.
+    pub scale: f32,
+    /// Positions over which it stays the same.
+    pub length: usize,
+    /// Added to positions.
+    pub offset: usize,
+}
+
+impl Temperature {
+    /// At a position.
+    pub fn at(self, position: usize) -> f32 {
+        1.0 + self.scale * (1.0 + ((position + self.offset) / self.length) as f32).ln()
+    }
 }
 
 /// What the weights of a q/k norm span.
@@ -84,6 +165,10 @@ impl AttnSpec {
 pub enum QkNorm {
     /// Each head by itself.
     PerHead,
+    /// Each head by itself, after it was rotated.
+    PerHeadRotated,
+    /// The same, without weights.
+    PlainRotated,
     /// All heads together.
     Full,
 }
@@ -157,6 +242,12 @@ pub struct MoeSpec {
     pub normalise: bool,
     /// Factor on these weights.
     pub scale: f32,
+    /// Whether the router reads the layer's input instead of the experts'.
+    pub routes_early: bool,
+    /// Whether the weights of the used experts are factors on their inputs instead of their outputs.
+    pub weighs_inputs: bool,
+    /// Whether gate and up of an expert are one matrix, the gate first.
+    pub fused: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -171,6 +262,8 @@ pub enum Gating {
     SoftmaxAfterTopK,
     /// Sigmoid of each.
     Sigmoid,
+    /// For each pick a softmax over the experts that are left and not far below it (arXiv 2409.12136).
+    SparseMixer,
 }
 
 /// Experts in groups of equal size. A group's score is the sum of the two best of its experts; experts of the best
@@ -195,7 +288,7 @@ pub struct SharedSpec {
 }
 
 /// Inner part of a feed-forward layer, of the products `gate` and `up` with its input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Activation {
     /// `silu(gate)·up`.
@@ -206,12 +299,30 @@ pub enum Activation {
     Gelu,
     /// `max(up, 0)²`; there is no gate.
     SquaredRelu,
+    /// `max(gate, 0)·up`.
+    ReGlu,
+    /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7 (gpt-oss).
+    SwiGluOai,
+    /// `gelu(up)`, by the error function; there is no gate.
+    GeluErf,
+    /// `up²·alpha_p + up·beta` of positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` of others; there is no
+    /// gate (arXiv 2411.13010).
+    Xielu {
+        /// Curvature above 0.
+        alpha_p: f32,
+        /// And below.
+        alpha_n: f32,
+        /// Slope at 0.
+        beta: f32,
+        /// Largest exponent, below 0.
+        eps: f32,
+    },
 }
 
 impl Activation {
     /// Whether there is a gate.
     pub fn is_gated(self) -> bool {
-        matches!(self, Activation::SwiGlu | Activation::GeGlu)
+        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::SwiGluOai)
     }
 }
 
@@ -227,6 +338,8 @@ pub enum Norms {
     Both,
     /// Of the one input that they share: both are added to the same residual stream (GPT-J style).
     Shared,
+    /// Of both inputs, which are the same residual stream (GPT-NeoX style).
+    Parallel,
 }
 
 /// The matrices of a layer that have a bias in every file. Other biases are up to the file, but the same in all
@@ -240,4 +353,6 @@ pub enum Biases {
     Qkv,
     /// All, but for the matrices of a mixture.
     All,
+    /// All, those of a mixture, too.
+    Everywhere,
 }

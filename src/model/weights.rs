@@ -1,13 +1,13 @@
 //! A model's weights, bound by name with their shapes checked; the bytes stay in the file.
 
 use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
-use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
+use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
@@ -90,7 +90,7 @@ impl Weight {
     }
 
     /// Matrix `e` of a stack of `n`, which is a site of its own.
-    fn matrix(&self, e: usize, n: usize) -> Weight {
+    pub(crate) fn matrix(&self, e: usize, n: usize) -> Weight {
         let n_out = self.n_out / n;
         Weight { site: self.site + e, first_row: 0, ..self.rows(e * n_out..(e + 1) * n_out) }
     }
@@ -100,12 +100,44 @@ impl Weight {
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
     pub(crate) w: Weight,
-    pub(crate) b: Option<Vec<f32>>,
+    pub(crate) b: Option<Bias>,
 }
 
 impl Linear {
     fn rows(&self, rows: Range<usize>) -> Linear {
-        Linear { w: self.w.rows(rows.clone()), b: self.b.as_ref().map(|b| b[rows].to_vec()) }
+        Linear { w: self.w.rows(rows.clone()), b: self.b.as_ref().map(|b| b.rows(rows)) }
+    }
+
+    /// Matrix `e` of a stack of `n`, with its bias.
+    fn matrix(&self, e: usize, n: usize) -> Linear {
+        let n_out = self.w.n_out / n;
+        Linear { w: self.w.matrix(e, n), b: self.b.as_ref().map(|b| b.rows(e * n_out..(e + 1) * n_out)) }
+    }
+}
+
+/// What is added to a product. Parts share their values.
+#[derive(Clone, Debug)]
+pub(crate) struct Bias {
+    values: Arc<[f32]>,
+    rows: Range<usize>,
+}
+
+impl Bias {
+    fn new(values: Vec<f32>) -> Bias {
+        Bias { rows: 0..values.len(), values: values.into() }
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Bias {
+        let rows = self.rows.start + rows.start..self.rows.start + rows.end;
+        Bias { values: Arc::clone(&self.values), rows }
+    }
+}
+
+impl Deref for Bias {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values[self.rows.clone()]
     }
 }
 
@@ -129,10 +161,10 @@ pub(crate) struct Ffn {
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
     pub(crate) spec: MoeSpec,
-    pub(crate) router: Weight,
+    pub(crate) router: Linear,
     /// Added to the experts' scores for the choice alone.
     pub(crate) bias: Option<Vec<f32>>,
-    /// The matrices of all, one after the other.
+    /// The matrices of all, one after the other; `up` holds the gates, too, if they are fused.
     pub(crate) stacked: Ffn,
     pub(crate) shared: Option<Ffn>,
     /// Its product with the input says how much of the shared expert is added.
@@ -142,9 +174,15 @@ pub(crate) struct Moe {
 impl Moe {
     /// Expert `e`.
     pub(crate) fn expert(&self, e: usize) -> Ffn {
-        let one = |all: &Linear| Linear { w: all.w.matrix(e, self.spec.n_expert), b: None };
+        let one = |all: &Linear| all.matrix(e, self.spec.n_expert);
         let Ffn { activation, gate, up, down } = &self.stacked;
-        Ffn { activation: *activation, gate: gate.as_ref().map(one), up: one(up), down: one(down) }
+        let (gate, up) = if self.spec.fused {
+            let (both, n_ff) = (one(up), self.spec.n_ff);
+            (Some(both.rows(0..n_ff)), both.rows(n_ff..2 * n_ff))
+        } else {
+            (gate.as_ref().map(one), one(up))
+        };
+        Ffn { activation: *activation, gate, up, down: one(down) }
     }
 }
 
@@ -164,6 +202,24 @@ pub(crate) struct Attn {
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
     pub(crate) wo: Linear,
+    /// A score for each head that no key has.
+    pub(crate) sinks: Option<Vec<f32>>,
+    /// The sigmoid of its product is multiplied with the output of all heads.
+    pub(crate) gate: Option<Linear>,
+    /// Of latent attention, whose `wk` computes the latent and the rotated part of keys. `wv` holds the matrices of all
+    /// heads from the latent: to keys and values, or, absorbed, to values alone.
+    pub(crate) latent: Option<Box<Latent>>,
+}
+
+/// What latent attention has besides.
+#[derive(Clone, Debug)]
+pub(crate) struct Latent {
+    /// What `wq` is multiplied with, and its norm; without, it is the layer's input.
+    pub(crate) q_a: Option<(Linear, Vec<f32>)>,
+    /// Norm of the latent.
+    pub(crate) kv_norm: Vec<f32>,
+    /// From a head's queries to the latent, one matrix for each head, in the absorbed form.
+    pub(crate) k_b: Option<Weight>,
 }
 
 /// One layer; an absent norm does nothing.
@@ -181,9 +237,14 @@ pub(crate) struct Layer {
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
+    /// A row for each position, added to embeddings.
+    pub(crate) position_embd: Option<Weight>,
+    pub(crate) embd_norm: Option<Norm>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Norm,
     pub(crate) output: Linear,
+    /// What pooled vectors are multiplied by, one after the other.
+    pub(crate) dense: Vec<Weight>,
     /// Divisors of the rope frequencies for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
     /// Divisors for contexts up to the original one, and beyond it.
@@ -268,13 +329,26 @@ impl<'a> Binder<'a> {
         first
     }
 
+    /// A matrix that no adapter changes: rows that are looked up, or what comes behind the model.
+    fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
+        let n_sites = self.sites.borrow().len();
+        let table = self.weight(name, n, n_rows, 1)?;
+        self.sites.borrow_mut().truncate(n_sites);
+        Ok(table)
+    }
+
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
         self.opt_weight(name, n_in, n_out, n_matrices)?
             .ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
-        let Some((_, tensor)) = self.shaped(name, &[n])? else { return Ok(None) };
+        self.values(name, &[n])
+    }
+
+    /// The values of a tensor that is no matrix of the model.
+    fn values(&self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some((_, tensor)) = self.shaped(name, dims)? else { return Ok(None) };
         if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -282,7 +356,7 @@ impl<'a> Binder<'a> {
                 expected: "F32, F16 or BF16",
             });
         }
-        let mut values = vec![0.0; n];
+        let mut values = vec![0.0; dims.iter().product()];
         (tensor.dtype.float_format().dequantize)(self.gguf.data(tensor), &mut values);
         Ok(Some(values))
     }
@@ -298,15 +372,29 @@ impl<'a> Binder<'a> {
         if biased && b.is_none() {
             return Err(ModelError::MissingTensor { name: format!("{name}.bias") });
         }
-        Ok(Linear { w, b })
+        Ok(Linear { w, b: b.map(Bias::new) })
+    }
+
+    /// `n` matrices one after the other, and their biases, which must be there if they are `biased`.
+    fn stack(&self, name: &str, n_in: usize, n_out: usize, n: usize, biased: bool) -> Result<Linear, ModelError> {
+        let w = self.weight(&format!("{name}.weight"), n_in, n_out, n)?;
+        let bias = format!("{name}.bias");
+        let b = match biased {
+            true => Some(self.values(&bias, &[n_out, n])?.ok_or(ModelError::MissingTensor { name: bias })?),
+            false => None,
+        };
+        Ok(Linear { w, b: b.map(Bias::new) })
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
+        if h.norm == NormKind::LayerPlain {
+            return Ok(Norm { w: vec![1.0; h.n_embd], b: vec![0.0; h.n_embd] });
+        }
         let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
             NormKind::Rms => Vec::new(),
+            NormKind::LayerPlain | NormKind::LayerNoBias => vec![0.0; h.n_embd],
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
-            NormKind::LayerNoBias => vec![0.0; h.n_embd],
         };
         Ok(Norm { w, b })
     }
@@ -323,12 +411,17 @@ impl<'a> Binder<'a> {
     }
 
     /// Refuses or reports tensors that nobody asked for.
-    fn none_ignored(&self, arch: &str, unknown: &mut UnknownNames) -> Result<(), ModelError> {
+    fn none_ignored(&self, h: &Hparams, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let used = self.used.borrow();
         // Tables that other engines once stored and that follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: arch.to_owned() };
+            // Multi-token heads come behind the layers.
+            if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i)) {
+                unknown.names.push(t.name.clone());
+                continue;
+            }
+            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() };
             unknown.found(&t.name, error)?;
         }
         Ok(())
@@ -364,12 +457,18 @@ impl Weights {
     ) -> Result<Weights, ModelError> {
         let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
         let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
+        let position_embd = h.learned_positions.then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
+        let position_embd = position_embd.transpose()?;
+        let embd_norm = h.embd_norm.then(|| b.norm("token_embd_norm", h)).transpose()?;
         let output_norm = b.norm("output_norm", h)?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
             let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
-            Linear { w: Weight { site, ..token_embd.clone() }, b: b.opt_vector("output.bias", h.n_vocab)? }
+            Linear {
+                w: Weight { site, ..token_embd.clone() },
+                b: b.opt_vector("output.bias", h.n_vocab)?.map(Bias::new),
+            }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for (i, spec) in h.layers.iter().enumerate() {
@@ -377,6 +476,10 @@ impl Weights {
             if !progress((i + 1) as f32 / h.n_layer as f32) {
                 return Err(ModelError::Cancelled);
             }
+        }
+        let mut dense = Vec::new();
+        for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
+            dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
         }
         let n_pairs = h.ropes[0].n_dims / 2;
         let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
@@ -391,13 +494,16 @@ impl Weights {
             (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
-        b.none_ignored(&h.arch, unknown)?;
+        b.none_ignored(h, unknown)?;
         b.uniform(&h.layers)?;
         Ok(Weights {
             token_embd,
+            position_embd,
+            embd_norm,
             layers,
             output_norm,
             output,
+            dense,
             rope_factors,
             rope_factors_short_long,
             shapes: b.shapes.into_inner().into_iter().collect(),
@@ -429,16 +535,23 @@ impl Weights {
 fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let norm = |part: &str, places: &[Norms]| places.contains(&spec.norms).then(|| b.norm(&name(part), h)).transpose();
-    // Some files call the norm before the feed-forward layer after what comes before it.
-    let renamed = spec.norms == Norms::Before && !b.has(&name("ffn_norm.weight"));
-    let ffn_norm =
-        if renamed && b.has(&name("post_attention_norm.weight")) { "post_attention_norm" } else { "ffn_norm" };
+    // Some files call the norm before the feed-forward layer after what comes before it. Falcon's norm of both branches
+    // is that of the feed-forward layer where attention has one of its own.
+    let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+    match spec.norms {
+        Norms::Before => {
+            let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
+            ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
+        }
+        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm"),
+        _ => {}
+    }
     let Mixer::Attention(attn) = &spec.mixer;
     Ok(Layer {
-        attn_norm: norm("attn_norm", &[Norms::Before, Norms::Both, Norms::Shared])?,
+        attn_norm: norm(attn_norm, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
         attn: attention(b, h.n_embd, attn, spec.biases, &name)?,
         post_attn_norm: norm("post_attention_norm", &[Norms::After, Norms::Both])?,
-        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both])?,
+        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both, Norms::Parallel])?,
         ffn: feed_forward(b, h.n_embd, spec, &name)?,
         post_ffn_norm: norm("post_ffw_norm", &[Norms::After, Norms::Both])?,
     })
@@ -452,6 +565,9 @@ fn attention(
     name: &dyn Fn(&str) -> String,
 ) -> Result<Attn, ModelError> {
     let biased = biases != Biases::Optional;
+    if let Some(latent) = &spec.latent {
+        return latent_attention(b, n_embd, spec, latent, name);
+    }
     let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
     let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
@@ -466,7 +582,8 @@ fn attention(
     let norm = |part: &str, n: usize| {
         let width = match spec.qk_norm {
             None => return Ok(None),
-            Some(QkNorm::PerHead) => spec.head_dim,
+            Some(QkNorm::PlainRotated) => return Ok(Some(vec![1.0; spec.head_dim])),
+            Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
             Some(QkNorm::Full) => n,
         };
         b.vector(&name(part), width).map(Some)
@@ -477,7 +594,50 @@ fn attention(
         wv,
         q_norm: norm("attn_q_norm.weight", n_q)?,
         k_norm: norm("attn_k_norm.weight", n_k)?,
-        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, biases == Biases::All)?,
+        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
+        sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
+        gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,
+        latent: None,
+    })
+}
+
+fn latent_attention(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &AttnSpec,
+    latent: &LatentSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Attn, ModelError> {
+    let &LatentSpec { q_rank, kv_rank, n_plain, n_rot, head_dim_v, absorbed } = latent;
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let n_q = spec.n_head * latent.head_dim();
+    let (q_a, wq) = match q_rank {
+        Some(rank) => {
+            let norm = b.vector(&name("attn_q_a_norm.weight"), rank)?;
+            (Some((linear("attn_q_a", n_embd, rank)?, norm)), linear("attn_q_b", rank, n_q)?)
+        }
+        None => (None, linear("attn_q", n_embd, n_q)?),
+    };
+    let wv = if absorbed {
+        b.stack(&name("attn_v_b"), kv_rank, head_dim_v, spec.n_head, false)?
+    } else {
+        linear("attn_kv_b", kv_rank, spec.n_head * (n_plain + head_dim_v))?
+    };
+    let k_b = absorbed.then(|| b.weight(&name("attn_k_b.weight"), n_plain, kv_rank, spec.n_head));
+    Ok(Attn {
+        wq,
+        wk: linear("attn_kv_a_mqa", n_embd, kv_rank + n_rot)?,
+        wv,
+        q_norm: None,
+        k_norm: None,
+        wo: linear("attn_output", spec.n_mixed(), n_embd)?,
+        sinks: None,
+        gate: None,
+        latent: Some(Box::new(Latent {
+            q_a,
+            kv_norm: b.vector(&name("attn_kv_a_norm.weight"), kv_rank)?,
+            k_b: k_b.transpose()?,
+        })),
     })
 }
 
@@ -490,7 +650,7 @@ fn feed_forward(
     let x = match &spec.ffn {
         FfnSpec::Moe(x) => x,
         FfnSpec::Dense(ffn) => {
-            let biased = spec.biases == Biases::All;
+            let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
             let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
             let down = linear("ffn_down", ffn.n_ff, n_embd)?;
             let (gate, up) = if ffn.fused {
@@ -504,19 +664,23 @@ fn feed_forward(
         }
     };
     let activation = x.activation;
-    let stack = |part: &str, n_in: usize, n_out: usize| {
-        b.weight(&name(&format!("{part}.weight")), n_in, n_out, x.n_expert).map(|w| Linear { w, b: None })
+    let biased = spec.biases == Biases::Everywhere;
+    let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, x.n_expert, biased);
+    // Other mixtures' biases are not known to be added.
+    let router = if biased {
+        b.linear(&name("ffn_gate_inp"), n_embd, x.n_expert, true)?
+    } else {
+        Linear { w: b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?, b: None }
     };
-    let router = b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?;
     let bias = name("exp_probs_b.bias");
     let bias = if b.has(&bias) { bias } else { name("exp_probs_b") };
     let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
-    let stacked = Ffn {
-        activation,
-        gate: Some(stack("ffn_gate_exps", n_embd, x.n_ff)?),
-        up: stack("ffn_up_exps", n_embd, x.n_ff)?,
-        down: stack("ffn_down_exps", x.n_ff, n_embd)?,
+    let (gate, up) = if x.fused {
+        (None, stack("ffn_gate_up_exps", n_embd, 2 * x.n_ff)?)
+    } else {
+        (Some(stack("ffn_gate_exps", n_embd, x.n_ff)?), stack("ffn_up_exps", n_embd, x.n_ff)?)
     };
+    let stacked = Ffn { activation, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let (shared, shared_gate) = match x.shared {
         None => (None, None),

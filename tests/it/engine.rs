@@ -433,6 +433,17 @@ fn tensors_of_other_families_are_refused() {
     assert!(matches!(open(parts), Err(ModelError::UnknownTensor { name, .. }) if name.contains("ffn_gate")));
 }
 
+/// A model has as many learned positions as its table has rows.
+#[test]
+fn learned_positions_end() {
+    let model = open(Tiny::gpt2()).unwrap();
+    let options = |n_ctx| SessionOptions { n_ctx: Some(n_ctx), ..Default::default() };
+    let mut session = model.session_with(&options(256)).unwrap();
+    session.prefill(&[7; 256]).unwrap();
+    let refused = model.session_with(&options(257)).unwrap_err();
+    assert!(matches!(refused, SessionError::Option { option: "n_ctx", value: 257, .. }), "{refused}");
+}
+
 #[test]
 fn keys_are_understood_or_refused() {
     let with = |tiny: Tiny, key: &str, value: Value| {

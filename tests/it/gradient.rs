@@ -6,6 +6,7 @@
 
 use crate::common::emulated;
 use crate::run::{OnLevel, session_on};
+use crate::tiny::Tiny;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions, cross_entropy};
@@ -975,4 +976,19 @@ fn misuse_is_a_typed_error() {
     assert!(gradients.norm() > 0.0);
     session.detach(id).unwrap();
     assert!(matches!(session.update_adapter(id, |_| ()), Err(AdapterError::NotAttached)));
+}
+
+/// What only the forward pass computes is refused on the way back, by name.
+#[test]
+fn gradients_of_what_has_none_are_refused() {
+    let model = crate::run::open(Tiny::granite_swa().gguf()).unwrap();
+    let adapter = Arc::new(adapter(&model, 2, |s| s.part() == "ffn_up"));
+    let mut session = session(&model, 1);
+    let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
+    let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
+    assert!(
+        matches!(refused, Err(Error::Session(SessionError::NoGradient { what: "attention sinks" }))),
+        "{refused:?}"
+    );
+    assert_eq!(session.position(), 0);
 }

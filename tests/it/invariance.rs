@@ -34,6 +34,24 @@ enum Shape {
     /// With a window of 70 in every second layer.
     Windowed,
     Mixture,
+    /// With windows, sinks in all layers, and a factor on values; a mixture, too.
+    Sinks,
+    /// With a router that reads the layer's input.
+    EarlyRouter,
+    /// With gated attention, windows and norms on both sides; a mixture, too.
+    Gated,
+    /// With ALiBi, layer norms and biases, and a norm of embeddings.
+    Alibi,
+    /// With latent attention, absorbed; a mixture, too.
+    Latent,
+    /// With sinks, windows and biases everywhere; a mixture, too.
+    Oss,
+}
+
+impl Shape {
+    fn is_mixture(self) -> bool {
+        matches!(self, Shape::Mixture | Shape::Sinks | Shape::EarlyRouter | Shape::Gated | Shape::Latent | Shape::Oss)
+    }
 }
 
 fn model(shape: Shape, dtype: DType) -> Model {
@@ -42,6 +60,12 @@ fn model(shape: Shape, dtype: DType) -> Model {
         Shape::Dense => "llama",
         Shape::Windowed => "gemma2",
         Shape::Mixture => "qwen3moe",
+        Shape::Sinks => "mimo2",
+        Shape::EarlyRouter => "smallthinker",
+        Shape::Gated => "afmoe",
+        Shape::Alibi => "bloom",
+        Shape::Latent => "deepseek2",
+        Shape::Oss => "gpt-oss",
     };
     let mut p = Parts::new();
     p.set("general.architecture", arch);
@@ -57,17 +81,41 @@ fn model(shape: Shape, dtype: DType) -> Model {
     ] {
         p.set(&format!("{arch}.{key}"), n as u32);
     }
+    if shape == Shape::Alibi {
+        p.set("bloom.attention.head_count_kv", 8u32);
+    }
     p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     match shape {
-        Shape::Dense => {}
+        Shape::Dense | Shape::Alibi => {}
         Shape::Windowed => {
             p.set("gemma2.attention.sliding_window", 70u32);
             p.set("gemma2.attn_logit_softcapping", 5.0f32);
         }
-        Shape::Mixture => {
-            p.set("qwen3moe.expert_count", 5u32);
-            p.set("qwen3moe.expert_used_count", 2u32);
-            p.set("qwen3moe.expert_feed_forward_length", 256u32);
+        Shape::Mixture | Shape::Sinks | Shape::EarlyRouter | Shape::Gated | Shape::Latent | Shape::Oss => {
+            p.set(&format!("{arch}.expert_count"), 5u32);
+            p.set(&format!("{arch}.expert_used_count"), 2u32);
+            p.set(&format!("{arch}.expert_feed_forward_length"), 256u32);
+            if shape == Shape::Latent {
+                for (key, n) in [
+                    ("q_lora_rank", 64u32),
+                    ("kv_lora_rank", 64),
+                    ("key_length_mla", 64),
+                    ("value_length_mla", 32),
+                    ("key_length", 96),
+                    ("value_length", 64),
+                ] {
+                    p.set(&format!("deepseek2.attention.{key}"), n);
+                }
+                p.set("deepseek2.rope.dimension_count", 32u32);
+            } else if shape != Shape::Mixture {
+                p.set(&format!("{arch}.attention.sliding_window"), 70u32);
+            }
+            if matches!(shape, Shape::Sinks | Shape::EarlyRouter | Shape::Gated) {
+                p.set(&format!("{arch}.expert_gating_func"), 2u32);
+            }
+            if shape == Shape::Sinks {
+                p.set("mimo2.attention.value_scale", 0.7f32);
+            }
         }
     }
     p.matrix("token_embd", N, &[N_VOCAB], dtype);
@@ -75,26 +123,79 @@ fn model(shape: Shape, dtype: DType) -> Model {
     if shape != Shape::Windowed {
         p.matrix("output", N, &[N_VOCAB], dtype);
     }
+    if shape == Shape::Alibi {
+        p.norm("token_embd_norm", N);
+        p.vector("token_embd_norm.bias", &[0.25; N]);
+        p.vector("output_norm.bias", &[0.25; N]);
+    }
     for i in 0..2 {
         let name = |part: &str| format!("blk.{i}.{part}");
-        for (part, n_out) in [("attn_q", N), ("attn_k", 64), ("attn_v", 64), ("attn_output", N)] {
+        let n_kv = if shape == Shape::Alibi { N } else { 64 };
+        let plain = [("attn_q", N), ("attn_k", n_kv), ("attn_v", n_kv), ("attn_output", N)];
+        for (part, n_out) in plain.into_iter().filter(|_| shape != Shape::Latent) {
             p.matrix(&name(part), N, &[n_out], dtype);
+        }
+        match shape {
+            Shape::Sinks => p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]),
+            Shape::Latent => {
+                p.matrix(&name("attn_q_a"), N, &[64], dtype);
+                p.norm(&name("attn_q_a_norm"), 64);
+                p.matrix(&name("attn_q_b"), 64, &[8 * 64], dtype);
+                p.matrix(&name("attn_kv_a_mqa"), N, &[96], dtype);
+                p.norm(&name("attn_kv_a_norm"), 64);
+                p.matrix(&name("attn_k_b"), 32, &[64, 8], dtype);
+                p.matrix(&name("attn_v_b"), 64, &[32, 8], dtype);
+                p.matrix(&name("attn_output"), N, &[N], dtype);
+            }
+            Shape::Oss => {
+                p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]);
+                for (part, n) in
+                    [("attn_q", N), ("attn_k", 64), ("attn_v", 64), ("attn_output", N), ("ffn_gate_inp", 5)]
+                {
+                    p.vector(&name(&format!("{part}.bias")), &vec![0.25; n]);
+                }
+                for (part, n) in [("ffn_gate_exps", 256), ("ffn_up_exps", 256), ("ffn_down_exps", N)] {
+                    let values: Vec<f32> = (0..5 * n).map(|i| (i % 7) as f32 / 8.0).collect();
+                    p.vector(&name(&format!("{part}.bias")), &values);
+                    p.reshape(&name(&format!("{part}.bias")), &[n as u64, 5]);
+                }
+            }
+            Shape::Gated => p.matrix(&name("attn_gate"), N, &[N], dtype),
+            Shape::Alibi => {
+                for (part, n) in [
+                    ("attn_norm", N),
+                    ("attn_q", N),
+                    ("attn_k", N),
+                    ("attn_v", N),
+                    ("attn_output", N),
+                    ("ffn_norm", N),
+                    ("ffn_up", 512),
+                    ("ffn_down", N),
+                ] {
+                    p.vector(&name(&format!("{part}.bias")), &vec![0.25; n]);
+                }
+            }
+            _ => {}
         }
         p.norm(&name("attn_norm"), N);
         p.norm(&name("ffn_norm"), N);
-        if shape == Shape::Windowed {
+        if matches!(shape, Shape::Windowed | Shape::Gated) {
             p.norm(&name("post_attention_norm"), N);
             p.norm(&name("post_ffw_norm"), N);
         }
-        if shape == Shape::Mixture {
+        if matches!(shape, Shape::Mixture | Shape::Gated) {
             p.norm(&name("attn_q_norm"), 32);
             p.norm(&name("attn_k_norm"), 32);
+        }
+        if shape.is_mixture() {
             p.matrix(&name("ffn_gate_inp"), N, &[5], DType::F32);
             p.matrix(&name("ffn_gate_exps"), N, &[256, 5], dtype);
             p.matrix(&name("ffn_up_exps"), N, &[256, 5], dtype);
             p.matrix(&name("ffn_down_exps"), 256, &[N, 5], dtype);
         } else {
-            p.matrix(&name("ffn_gate"), N, &[512], dtype);
+            if shape != Shape::Alibi {
+                p.matrix(&name("ffn_gate"), N, &[512], dtype);
+            }
             p.matrix(&name("ffn_up"), N, &[512], dtype);
             p.matrix(&name("ffn_down"), 512, &[N], dtype);
         }
@@ -341,6 +442,15 @@ fn mixture() {
     for arch in levels() {
         for dtype in [DType::Q4_K, DType::Q5_0, DType::BF16].into_iter().take(if few() { 1 } else { 3 }) {
             check(Shape::Mixture, dtype, arch, KvType::F16);
+        }
+    }
+}
+
+#[test]
+fn other_mechanisms() {
+    for arch in levels() {
+        for shape in [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss] {
+            check(shape, DType::Q8_0, arch, KvType::F16);
         }
     }
 }

@@ -250,7 +250,7 @@ proptest! {
         seed: u64,
     ) {
         let (n_q, n_kv) = (tokens * group, past + tokens);
-        let p = AttnParams { head_dim: d, head_dim_v: d_v, scale: 0.7 / (d as f32).sqrt(), softcap, exact: false };
+        let p = AttnParams { head_dim: d, head_dim_v: d_v, scale: 0.7 / (d as f32).sqrt(), softcap, slope: 0.0, exact: false };
         let (q, k, v) = (noise(n_q * d, seed), noise(n_kv * d, seed ^ 1), noise(n_kv * d_v, seed ^ 2));
         let (dout, delta) = (noise(n_q * d_v, seed ^ 3), noise(n_q, seed ^ 4));
         let x = AttnBackward { q: &q, dout: &dout, delta: &delta, k: &k, v: &v };

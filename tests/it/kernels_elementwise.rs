@@ -490,7 +490,14 @@ struct Case {
 impl Case {
     fn new(dims: (usize, usize), n_kv: usize, ranges: Vec<(u32, u32)>, softcap: f32, seed: u64) -> Case {
         let (head_dim, head_dim_v) = dims;
-        let p = AttnParams { head_dim, head_dim_v, scale: 1.0 / (head_dim as f32).sqrt(), softcap, exact: false };
+        let p = AttnParams {
+            head_dim,
+            head_dim_v,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap,
+            slope: 0.0,
+            exact: false,
+        };
         // Numbers of half precision: both kernels see the same.
         let halves = |x: Vec<f32>| x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
         Case {
@@ -598,7 +605,7 @@ impl Case {
 
     /// Output of row `i` in `f64`, and a bound on the error of each value.
     fn truth(&self, i: usize, loss: Loss) -> Vec<(f64, f64)> {
-        let AttnParams { head_dim, head_dim_v, scale, softcap, .. } = self.p;
+        let AttnParams { head_dim, head_dim_v, scale, softcap, slope, .. } = self.p;
         let (scale, cap) = (f64::from(scale), f64::from(softcap));
         let q = &self.q[i * head_dim..][..head_dim];
         let keys = self.ranges[i].0 as usize..self.ranges[i].1 as usize;
@@ -619,6 +626,11 @@ impl Case {
             if cap > 0.0 {
                 error += (1.0 + 4.0 + 1.0) * U * score.abs();
                 scores.push(cap * (score / cap).tanh());
+            } else if slope > 0.0 {
+                // Taken off before the scale: a quotient, a product, a difference and a product are rounded.
+                let lean = f64::from(slope) * (keys.end - 1 - j) as f64;
+                error += 4.0 * U * (lean + score.abs());
+                scores.push(score - lean);
             } else {
                 scores.push(score);
             }
@@ -759,6 +771,23 @@ proptest! {
     }
 
     #[test]
+    fn alibi_takes_from_scores_what_keys_are_behind(
+        dims in (head_dim(), head_dim()),
+        n_kv in prop_oneof![4 => 1usize..300, 1 => KV_SPAN - 100..KV_SPAN + 100],
+        n_q in prop_oneof![3 => 1usize..9, 1 => 9usize..70],
+        slope in prop::sample::select(vec![0.5f32, 0.0625, 0.00390625]),
+        seed: u64,
+    ) {
+        let mut case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), 0.0, seed);
+        (case.p.slope, case.p.exact) = (slope, true);
+        for arch in Arch::available() {
+            for half in [false, true] {
+                case.check(arch, half);
+            }
+        }
+    }
+
+    #[test]
     fn attention_of_stored_keys_is_softmax_attention(
         dims in prop_oneof![3 => head_dim().prop_map(|d| (d, d)), 1 => (head_dim(), head_dim())],
         kinds in (prop::sample::select(&KvType::ALL[..]), prop::sample::select(&KvType::ALL[..])),
@@ -870,7 +899,7 @@ fn spans_are_merged_in_one_order() {
 #[test]
 fn spans_that_are_not_seen_change_nothing() {
     for arch in Arch::available() {
-        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, slope: 0.0, exact: false };
         let (k, v, q) = (noise(KV_BLOCK * 16, 1), noise(KV_BLOCK * 16, 2), noise(2 * 16, 3));
         let blocks = [KvBlock { k: &k[..], v: &v }];
         let span = |first| KvSpan { first, blocks: &blocks };
@@ -984,7 +1013,7 @@ proptest! {
 fn attention_of_known_results() {
     for arch in Arch::available() {
         let n = 200;
-        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, exact: false };
+        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
         let v: Vec<f32> = (0..3 * n).map(|i| (i / 3) as f32).collect();
         let attention = |q: &[f32], k: &[f32], range| attend(arch, q, (k, &v), &[range], &p, |x| x, false);
         assert_eq!(attention(&[0.0; 8], &vec![1.0; 8 * n], (0, n as u32)), [99.5; 3], "{arch:?}");
@@ -1002,7 +1031,8 @@ fn attention_of_known_results() {
 #[test]
 #[should_panic(expected = "attention: heads at most")]
 fn wider_heads_are_refused() {
-    let p = AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, exact: false };
+    let p =
+        AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
     let q = vec![0.0; MAX_HEAD_DIM + 1];
     attend(Arch::scalar(), &q, (&q, &[1.0]), &[(0, 1)], &p, |x| x, false);
 }

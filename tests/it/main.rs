@@ -7,6 +7,7 @@ mod chat;
 mod common;
 #[cfg(feature = "chat")]
 mod conformance_chat;
+mod conformance_embeddings;
 mod conformance_gguf;
 #[cfg(feature = "grammar")]
 mod conformance_grammar;

@@ -478,9 +478,27 @@ impl<'a> Pass<'a> {
         for i in 0..self.ranges.len() {
             let span = self.visible(i, block);
             if !span.is_empty() {
-                // SAFETY: the row's scores over its span have just been written.
+                if self.p.slope != 0.0 {
+                    // SAFETY: the row's scores over its span have just been written.
+                    unsafe { self.lean(i, span.clone(), block.start) };
+                }
+                // SAFETY: as above.
                 unsafe { self.weigh(z, i, span) };
             }
+        }
+    }
+
+    /// Takes from the products of row `i` over `span`, which are not scaled yet, what ALiBi does; the block begins at
+    /// position `first`.
+    ///
+    /// # Safety
+    /// The products over the span must be initialised.
+    #[inline(always)]
+    unsafe fn lean(&mut self, i: usize, span: Range<usize>, first: usize) {
+        let (slope, own) = (self.p.slope / self.p.scale, self.ranges[i].1 as usize - 1 - first);
+        for j in span {
+            // SAFETY: the product is initialised, and inside the row.
+            unsafe { *self.scores.add(i * STRIDE + j) -= slope * (own - j) as f32 };
         }
     }
 

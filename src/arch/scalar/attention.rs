@@ -85,6 +85,7 @@ fn add_rows(
             if p.softcap > 0.0 {
                 score = p.softcap * (score / p.softcap).tanh();
             }
+            score -= p.slope * (range.1 as usize - 1 - position) as f32;
             if score > max {
                 let shrink = (max - score).exp();
                 sum *= shrink;

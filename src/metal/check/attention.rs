@@ -104,6 +104,7 @@ impl Cache {
                 head_dim_v: s.head_dim_v,
                 scale: scale(s),
                 softcap: s.softcap,
+                slope: 0.0,
                 exact: false,
             };
             let mut y = vec![0.0; s.head_dim_v];

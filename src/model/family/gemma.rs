@@ -28,6 +28,29 @@ pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
+/// EmbeddingGemma: 3 whose tokens see later ones, and dense modules behind it.
+pub(super) fn embedding(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = gemma3(keys)?;
+    keys.only("attention.causal", &[0.0])?;
+    h.attention_mut().for_each(|attn| attn.causal = false);
+    for i in 2.. {
+        let sizes = ["in", "out"].map(|part| keys.opt_count(&format!("dense_{i}_feat_{part}"), 1 << 17));
+        let [Some(n_in), Some(n_out)] = sizes.map(|size| size.transpose()) else { break };
+        h.dense.push((n_in?, n_out?));
+    }
+    // Files may name modules that they do not hold.
+    if !keys.has("dense_2.weight") {
+        h.dense.clear();
+    }
+    let widths = h.dense.iter().scan(h.n_embd, |n, &(n_in, n_out)| Some(std::mem::replace(n, n_out) == n_in));
+    if !widths.into_iter().all(|fits| fits) {
+        return Err(ModelError::Inconsistent {
+            what: format!("dense modules of {:?} for vectors of {}", h.dense, h.n_embd),
+        });
+    }
+    Ok(h)
+}
+
 /// What 2 and 3 share. The 27B models, told by their layer count, scale queries by
 /// `(n_embd/n_head)^-½`, all others by `head_dim^-½`.
 fn gemma(keys: &Keys<'_>, layers_27b: usize) -> Result<Hparams, ModelError> {

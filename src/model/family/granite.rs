@@ -28,6 +28,14 @@ fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
+/// Layers with windows among others, and attention sinks.
+pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = hparams(keys)?;
+    h.set_windows(keys, None, 0)?;
+    h.set_sinks(keys);
+    Ok(h)
+}
+
 /// Older files do not have the multipliers.
 pub(super) fn minicpm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     for key in ["embedding_scale", "residual_scale", "logit_scale"] {

@@ -2,7 +2,7 @@
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::Activation;
+use crate::model::spec::{Activation, FfnSpec, Gating, QkNorm, SharedSpec};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = match keys.opt_u64("expert_count")? {
@@ -12,6 +12,40 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.ropes[0].order = RopeOrder::Norm;
     h.set_windows(keys, None, 0)?;
+    Ok(h)
+}
+
+/// Queries that grow with the position.
+pub(super) fn mistral3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = hparams(keys)?;
+    let n_ctx_orig = h.ropes[0].n_ctx_orig;
+    h.set_temperature(keys, (0.0, n_ctx_orig), 0)?;
+    Ok(h)
+}
+
+/// Llama 4. Of every four layers the last one sees everything and is not rotated, the others see chunks of 8192
+/// positions; neither the chunks nor the temperature's numbers are in files (llama.cpp's `llama-model.cpp`).
+pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut mixtures = keys.mixture(0, false)?;
+    for moe in mixtures.iter_mut().filter_map(FfnSpec::moe_mut) {
+        (moe.gating, moe.weighs_inputs) = (Gating::Sigmoid, true);
+        moe.shared = Some(SharedSpec { n_ff: moe.n_ff, gated: false });
+    }
+    let step = keys.count("interleave_moe_layer_step", 1024)?;
+    let mut layers = keys.dense(Activation::SwiGlu)?;
+    (step - 1..keys.n_layer).step_by(step).for_each(|i| layers[i] = mixtures[i].clone());
+    let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    h.set_windows(keys, Some(8192), 4)?;
+    h.set_temperature(keys, (0.1, 8192), 1)?;
+    h.rotate_in_windows_alone();
+    // Maverick, told by its experts, has no norm of queries and keys.
+    let qk_norm = (h.mixtures().all(|moe| moe.n_expert != 128)).then_some(QkNorm::PlainRotated);
+    for attn in h.attention_mut() {
+        if attn.window.is_some() {
+            (attn.chunked, attn.qk_norm, attn.temperature) = (true, qk_norm, None);
+        }
+    }
     Ok(h)
 }
 

@@ -17,6 +17,14 @@ pub(super) fn olmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     mixture(keys, 0, false, QkNorm::Full)
 }
 
+/// Databricks' DBRX: clamped queries, keys and values, norms without bias.
+pub(super) fn dbrx(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::LayerNoBias, keys.mixture(0, true)?)?;
+    h.own_head = true;
+    h.set_clip(keys)?;
+    Ok(h)
+}
+
 fn mixture(keys: &Keys<'_>, n_dense: usize, normalise: bool, qk_norm: QkNorm) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, normalise)?)?;
     h.own_head = true;

@@ -1,18 +1,24 @@
 //! Model families: each maps the metadata of its architecture to [`Hparams`], which specify every layer.
 
+mod apertus;
 mod arcee;
 mod cohere;
+mod deepseek;
 mod exaone;
 mod gemma;
 mod glm;
+mod gpt;
+mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod llama;
 mod mixtures;
-mod olmo2;
+mod olmo;
 mod phi;
 mod qwen;
 mod smollm3;
 mod stablelm;
+mod windows;
 
 use super::hparams::{Hparams, Keys};
 use crate::error::ModelError;
@@ -39,6 +45,8 @@ impl Family {
 pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "llama", hparams: llama::hparams },
     Family { arch: "mistral", hparams: llama::hparams },
+    Family { arch: "llama4", hparams: llama::llama4 },
+    Family { arch: "mistral3", hparams: llama::mistral3 },
     Family { arch: "internlm2", hparams: llama::hparams },
     Family { arch: "baichuan", hparams: llama::baichuan },
     Family { arch: "ernie4_5", hparams: llama::ernie4_5 },
@@ -53,13 +61,17 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "seed_oss", hparams: qwen::qwen2 },
     Family { arch: "phi2", hparams: phi::phi2 },
     Family { arch: "phi3", hparams: phi::phi3 },
+    Family { arch: "phimoe", hparams: phi::phimoe },
     Family { arch: "gemma", hparams: gemma::gemma1 },
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "gemma-embedding", hparams: gemma::embedding },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
+    Family { arch: "granite_swa", hparams: granite::swa },
     Family { arch: "minicpm", hparams: granite::minicpm },
-    Family { arch: "olmo2", hparams: olmo2::hparams },
+    Family { arch: "olmo", hparams: olmo::olmo1 },
+    Family { arch: "olmo2", hparams: olmo::hparams },
     Family { arch: "olmoe", hparams: mixtures::olmoe },
     Family { arch: "smollm3", hparams: smollm3::hparams },
     Family { arch: "arcee", hparams: arcee::hparams },
@@ -71,6 +83,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "command-r", hparams: cohere::command_r },
     Family { arch: "cohere2", hparams: cohere::cohere2 },
     Family { arch: "cohere2moe", hparams: cohere::cohere2moe },
+    Family { arch: "dbrx", hparams: mixtures::dbrx },
     Family { arch: "dots1", hparams: mixtures::head_norms },
     Family { arch: "hy_v3", hparams: mixtures::head_norms },
     Family { arch: "bailingmoe2", hparams: mixtures::head_norms },
@@ -79,4 +92,20 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "starcoder2", hparams: stablelm::starcoder2 },
     Family { arch: "nemotron", hparams: stablelm::nemotron },
     Family { arch: "jais2", hparams: stablelm::jais2 },
+    Family { arch: "deepseek2", hparams: deepseek::deepseek2 },
+    Family { arch: "mistral4", hparams: deepseek::deepseek2 },
+    Family { arch: "minicpm3", hparams: deepseek::minicpm3 },
+    Family { arch: "gpt-oss", hparams: gpt_oss::hparams },
+    Family { arch: "gpt2", hparams: gpt::gpt2 },
+    Family { arch: "starcoder", hparams: gpt::gpt2 },
+    Family { arch: "gptneox", hparams: gpt::gptneox },
+    Family { arch: "falcon", hparams: gpt::falcon },
+    Family { arch: "bloom", hparams: gpt::bloom },
+    Family { arch: "mpt", hparams: gpt::mpt },
+    Family { arch: "apertus", hparams: apertus::hparams },
+    Family { arch: "hunyuan-dense", hparams: hunyuan::dense },
+    Family { arch: "hunyuan-moe", hparams: hunyuan::moe },
+    Family { arch: "afmoe", hparams: windows::afmoe },
+    Family { arch: "mimo2", hparams: windows::mimo2 },
+    Family { arch: "smallthinker", hparams: windows::smallthinker },
 ];

@@ -2,11 +2,22 @@
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
-use crate::model::spec::{Activation, Biases, Norms};
+use crate::model::spec::{Activation, Biases, FfnSpec, Gating, Norms};
 
 pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::Gelu)?)?;
     h.set_norms(Norms::Shared);
+    h.set_biases(Biases::All);
+    (h.own_head, h.head_bias) = (true, true);
+    Ok(h)
+}
+
+/// Phi 3.5 MoE. Both picks of its router have a softmax of their own, as in Hugging Face's; llama.cpp has one softmax.
+pub(super) fn phimoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut layers = keys.mixture(0, false)?;
+    layers.iter_mut().filter_map(FfnSpec::moe_mut).for_each(|moe| moe.gating = Gating::SparseMixer);
+    let mut h = Hparams::llama(keys, NormKind::Layer, layers)?;
+    h.set_windows(keys, None, 0)?;
     h.set_biases(Biases::All);
     (h.own_head, h.head_bias) = (true, true);
     Ok(h)

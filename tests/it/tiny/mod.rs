@@ -169,6 +169,30 @@ impl Tiny {
         }
     }
 
+    /// A llama with attention sinks and windows.
+    pub(crate) fn granite_swa() -> Parts {
+        let mut p = Tiny::Llama.parts(DType::F32);
+        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("llama.", "granite_swa.", 1));
+        p.set("general.architecture", "granite_swa");
+        p.set("granite_swa.attention.sliding_window", 4u32);
+        (0..N_LAYER).for_each(|i| p.vector(&format!("blk.{i}.attn_sinks.weight"), &[0.5, -1.0, 2.0, 0.0]));
+        p
+    }
+
+    /// Layer norms with biases, learned positions, no gate.
+    pub(crate) fn gpt2() -> Parts {
+        let mut p = Tiny::Phi2.parts(DType::F32);
+        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("phi2.", "gpt2.", 1));
+        p.remove("gpt2.rope.dimension_count");
+        p.set("general.architecture", "gpt2");
+        p.matrix("position_embd", N_EMBD, &[256], DType::F32);
+        for i in 0..N_LAYER {
+            p.norm(&format!("blk.{i}.ffn_norm"), N_EMBD);
+            p.bias(&format!("blk.{i}.ffn_norm"), N_EMBD);
+        }
+        p
+    }
+
     pub(crate) fn model(self, dtype: DType) -> Model {
         crate::run::open(self.parts(dtype).gguf()).unwrap()
     }

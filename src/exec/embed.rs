@@ -1,0 +1,197 @@
+//! Vectors of texts: hidden states behind the last norm, pooled.
+
+use super::batch::{Outputs, Slot};
+use super::forward::with_scratch;
+use super::hook::TokenKind;
+use super::linear::{Ctx, Product, RowAdapters, linear};
+use super::{CancelToken, Engine, KvType, SessionOptions};
+use crate::error::{Error, SessionError};
+use crate::model::{Model, Pooling};
+
+/// Makes vectors of texts, so that texts that mean the same have vectors in the same direction.
+///
+/// ```
+/// use ruvllm::Model;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let embedder = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?.embedder()?;
+/// let vectors = embedder.embed(&["A borrow ends.", "Traits are shared behaviour."])?;
+/// let cosine: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+/// assert!(cosine < 1.0);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Embedder {
+    engine: Engine,
+    pooling: Pooling,
+    normalise: bool,
+    n_batch: usize,
+    cancel: CancelToken,
+}
+
+impl Model {
+    /// Makes vectors of texts, pooled as the file says; mean, if it does not.
+    ///
+    /// # Errors
+    /// If the system gives no threads, or the file's pooling is a score of pairs, which is not supported.
+    pub fn embedder(&self) -> Result<Embedder, SessionError> {
+        Embedder::new(&self.engine()?)
+    }
+}
+
+impl Embedder {
+    /// As [`Model::embedder`], on an engine of your own.
+    ///
+    /// # Errors
+    /// [`SessionError::NotOnDevice`] if a device computes the engine's passes, else as [`Model::embedder`].
+    pub fn new(engine: &Engine) -> Result<Embedder, SessionError> {
+        engine.cpu_only("embeddings")?;
+        let pooling = engine.model().hparams().pooling.unwrap_or(Pooling::Mean);
+        let (engine, cancel) = (engine.clone(), CancelToken::default());
+        Ok(Embedder { engine, pooling, normalise: true, n_batch: 512, cancel })
+    }
+
+    /// Pools in another way than the file says.
+    #[must_use]
+    pub fn pooling(mut self, pooling: Pooling) -> Self {
+        self.pooling = pooling;
+        self
+    }
+
+    /// Whether vectors are divided by their Euclidean length. Default: yes.
+    #[must_use]
+    pub fn normalise(mut self, normalise: bool) -> Self {
+        self.normalise = normalise;
+        self
+    }
+
+    /// Most tokens of a pass; a longer text has a pass of its own. Default 512.
+    #[must_use]
+    pub fn n_batch(mut self, n_batch: usize) -> Self {
+        self.n_batch = n_batch;
+        self
+    }
+
+    /// Ends calls from another thread.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.cancel.clone()
+    }
+
+    /// Width of a vector.
+    pub fn n_embd(&self) -> usize {
+        let model = self.engine.model();
+        model.weights().dense.last().map_or(model.hparams().n_embd, |w| w.n_out)
+    }
+
+    /// A vector for each text, with the special tokens that the model wants.
+    ///
+    /// # Errors
+    /// [`SessionError::NoTokenizer`], else as [`Embedder::embed_tokens`].
+    pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, Error> {
+        let tokenizer = self.engine.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
+        let texts: Vec<Vec<u32>> = texts.iter().map(|text| tokenizer.encode(text.as_ref(), true, true)).collect();
+        Ok(self.embed_tokens(&texts)?)
+    }
+
+    /// A vector for each text.
+    ///
+    /// # Errors
+    /// If a text has no tokens, more than the model has positions, or one that is not in its vocabulary; if the call
+    /// is cancelled, or there is no memory.
+    pub fn embed_tokens<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
+        let mut vectors = Vec::with_capacity(texts.len());
+        self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
+        self.project(&mut vectors)?;
+        if self.normalise {
+            for vector in &mut vectors {
+                let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+                vector.iter_mut().for_each(|x| *x /= length);
+            }
+        }
+        Ok(vectors)
+    }
+
+    /// The hidden states of a text behind the last norm, `(tokens, n_embd)`, neither pooled nor normalised.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed_tokens`].
+    pub fn states_of(&self, text: &[u32]) -> Result<Vec<f32>, SessionError> {
+        let mut all = Vec::new();
+        self.states(&[text], &mut |states| all.extend_from_slice(states))?;
+        Ok(all)
+    }
+
+    /// Hands over the hidden states of each text.
+    fn states<T: AsRef<[u32]>>(&self, texts: &[T], each: &mut dyn FnMut(&[f32])) -> Result<(), SessionError> {
+        let (h, mut outputs) = (self.engine.model().hparams(), Outputs::default());
+        let mut rest = texts;
+        while !rest.is_empty() {
+            let mut n_rows = 0;
+            let fits = |text: &&T| {
+                n_rows += text.as_ref().len();
+                n_rows <= self.n_batch
+            };
+            let (texts, tail) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            rest = tail;
+            // Keys and values are not kept, so they may be exact.
+            let options = |text: &T| SessionOptions {
+                n_ctx: Some(text.as_ref().len().max(1)),
+                kv_type: KvType::F32,
+                ..SessionOptions::default()
+            };
+            if let Some(text) = texts.iter().find(|text| text.as_ref().len() > h.n_ctx_train) {
+                return Err(SessionError::ContextFull { n_ctx: h.n_ctx_train, n_past: 0, n_new: text.as_ref().len() });
+            }
+            let sequences = texts.iter().map(|text| self.engine.sequence(&options(text)));
+            let mut sequences = sequences.collect::<Result<Vec<_>, _>>()?;
+            let slots = sequences.iter_mut().zip(texts);
+            let mut slots: Vec<_> =
+                slots.map(|(seq, text)| Slot::new(seq, text.as_ref(), TokenKind::Prompt).outputs_from(0)).collect();
+            self.engine.states(&mut slots, &mut outputs, &self.cancel)?;
+            let mut states = &outputs.states[..];
+            for text in texts {
+                let (here, tail) = states.split_at(text.as_ref().len() * h.n_embd);
+                each(here);
+                states = tail;
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&self, states: &[f32]) -> Vec<f32> {
+        let n = self.engine.model().hparams().n_embd;
+        match self.pooling {
+            Pooling::Cls => states[..n].to_vec(),
+            Pooling::Last => states[states.len() - n..].to_vec(),
+            Pooling::Mean => {
+                let mut sum = vec![0.0f32; n];
+                let add = |row: &[f32]| sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+                states.chunks_exact(n).for_each(add);
+                let n_rows = (states.len() / n) as f32;
+                sum.iter_mut().for_each(|x| *x /= n_rows);
+                sum
+            }
+        }
+    }
+
+    /// Multiplies vectors by the dense modules of the model.
+    fn project(&self, vectors: &mut [Vec<f32>]) -> Result<(), SessionError> {
+        let model = self.engine.model();
+        if model.weights().dense.is_empty() {
+            return Ok(());
+        }
+        self.engine.enter(&self.cancel, |crew, arena| {
+            with_scratch(model, crew, arena, 1, |scratch| {
+                let (arch, gguf, adapters) = (model.arch(), model.gguf(), RowAdapters::All(&[]));
+                let ctx = Ctx { arch, crew, gguf, adapters, n_generated: 1, adapter_nanos: None };
+                for vector in vectors {
+                    for w in &model.weights().dense {
+                        let mut y = vec![0.0; w.n_out];
+                        linear(ctx, scratch, vector, 1, &mut [Product::of_weight(w, &mut y, 1)]);
+                        *vector = y;
+                    }
+                }
+            })
+        })?
+    }
+}

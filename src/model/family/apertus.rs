@@ -1,0 +1,28 @@
+//! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has numbers of its own
+//! in each layer.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, DenseSpec, FfnSpec, QkNorm};
+
+pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let [alpha_p, alpha_n, beta, eps] =
+        ["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"].map(|name| keys.numbers(name));
+    let (alpha_p, alpha_n, beta, eps) = (alpha_p?, alpha_n?, beta?, eps?);
+    let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let mut layers = keys.dense(Activation::SquaredRelu)?;
+    for (i, layer) in layers.iter_mut().enumerate() {
+        if let FfnSpec::Dense(DenseSpec { activation, .. }) = layer {
+            *activation = Activation::Xielu {
+                alpha_p: softplus(alpha_p[i]),
+                alpha_n: beta[i] + softplus(alpha_n[i]),
+                beta: beta[i],
+                eps: eps[i],
+            };
+        }
+    }
+    let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
+    h.own_head = true;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    Ok(h)
+}

@@ -1,0 +1,32 @@
+//! Latent attention: DeepSeek 2 and 3 and what has their form (GLM 4.7 Flash, Kimi K2), MiniCPM 3, Mistral 4.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::spec::{Activation, FfnSpec};
+
+/// Files of DeepSeek 2 do not say that weights of experts are not divided by their sum.
+pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = latent(keys, keys.mixture(0, false)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}
+
+/// Its factors are not in the file (llama.cpp's `models/minicpm3.cpp`).
+pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = latent(keys, keys.dense(Activation::SwiGlu)?)?;
+    let depth = (h.n_layer as f32).sqrt();
+    h.embd_scale = keys.positive("embedding_scale")?.unwrap_or(12.0);
+    h.logit_scale = 256.0 / h.n_embd as f32;
+    h.layers.iter_mut().for_each(|layer| layer.residual_scale = 1.4 / depth);
+    Ok(h)
+}
+
+/// Where YaRN stretches the context, its magnitude is a factor on scores.
+fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
+    h.set_latent(keys)?;
+    let stretched = keys.number("rope.scaling.yarn_log_multiplier")?.zip(keys.positive("rope.scaling.factor")?);
+    let magnitude = stretched.map_or(1.0, |(multiplier, factor)| 1.0 + multiplier * factor.ln());
+    h.attention_mut().for_each(|attn| attn.scale *= magnitude * magnitude);
+    Ok(h)
+}

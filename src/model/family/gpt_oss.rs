@@ -1,0 +1,18 @@
+//! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases everywhere.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Biases, FfnSpec, Gating};
+
+pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut layers = keys.mixture(0, false)?;
+    for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {
+        (moe.activation, moe.gating) = (Activation::SwiGluOai, Gating::SoftmaxAfterTopK);
+    }
+    let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
+    h.own_head = true;
+    h.set_biases(Biases::Everywhere);
+    h.set_windows(keys, None, 2)?;
+    h.set_sinks(keys);
+    Ok(h)
+}

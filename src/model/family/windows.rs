@@ -1,0 +1,42 @@
+//! Mixtures of experts with windows of a form of their own: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2, SmallThinker.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
+
+/// Layers with windows alone are rotated.
+pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(0, true)?)?;
+    h.own_head = true;
+    h.embd_scale = (h.n_embd as f32).sqrt();
+    h.set_norms(Norms::Both);
+    h.set_windows(keys, None, 4)?;
+    h.rotate_in_windows_alone();
+    h.attention_mut().for_each(|attn| (attn.qk_norm, attn.gated) = (Some(QkNorm::PerHead), true));
+    Ok(h)
+}
+
+/// Layers with windows have a rope and a number of key/value heads of their own, and sinks.
+pub(super) fn mimo2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let n_dense = (0..keys.n_layer).take_while(|&i| !keys.has_in_layer(i, "ffn_gate_inp.weight")).count();
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, true)?)?;
+    h.own_head = true;
+    h.set_windows(keys, None, 0)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    h.set_sinks(keys);
+    let value_scale = keys.number("attention.value_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
+    h.attention_mut().for_each(|attn| attn.value_scale = value_scale);
+    Ok(h)
+}
+
+/// Where layers have windows, the first of every four has none, and is not rotated.
+pub(super) fn smallthinker(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut layers = keys.mixture(0, true)?;
+    for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {
+        (moe.activation, moe.routes_early) = (Activation::ReGlu, true);
+    }
+    let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
+    h.set_windows(keys, None, 0)?;
+    h.attention_mut().step_by(4).for_each(|attn| attn.rope = attn.rope.filter(|_| attn.window.take().is_none()));
+    Ok(h)
+}
