@@ -354,7 +354,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut waiting = lines.into_iter().filter(|line| !done.contains(&line.custom_id)).collect::<Vec<_>>().into_iter();
     let n_skipped = total - waiting.len();
 
-    let model = args.model.open(args.residence)?;
+    let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
     let adapters = args.session.lora.open(&model)?;

@@ -80,9 +80,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = match &args.synthetic {
         Some(name) => {
             let (shape, file_type) = shape(name)?;
-            open(synthetic(shape, file_type)?, args.residence, name)?
+            open(synthetic(shape, file_type)?, &args.residence, name)?
         }
-        None => args.model.open(args.residence)?,
+        None => args.model.open(&args.residence)?,
     };
     let mut options = SessionOptions::default();
     args.cache_type.apply(KvType::default(), &mut options);
