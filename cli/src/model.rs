@@ -236,7 +236,7 @@ pub(super) struct SessionArgs {
     /// Threads, at most 1024; 0 or less is as many as this process may use
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    pub(super) threads: i32,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
@@ -332,6 +332,12 @@ impl SessionArgs {
         self.cache_type.apply(kv_type, &mut options);
         options
     }
+
+    /// The same, where `-c 0` is what the model was trained for.
+    pub(super) fn with_trained_ctx(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
+        let trained = (self.ctx_size == Some(0)).then_some(model.hparams().n_ctx_train);
+        SessionOptions { n_ctx: trained.or(options.n_ctx), ..options.clone() }
+    }
 }
 
 /// An engine for `model` and sessions with or without adapters; zero threads or fewer are as many as this process may
@@ -375,11 +381,7 @@ pub(super) fn session(
     options: &SessionOptions,
     rows: usize,
 ) -> Result<Session, Failure> {
-    let mut options = options.clone();
-    if args.ctx_size == Some(0) {
-        options.n_ctx = Some(model.hparams().n_ctx_train);
-    }
-    let options = &options;
+    let options = &args.with_trained_ctx(options, model);
     let adapters = args.lora.open(model)?;
     let engine_options = EngineOptions {
         prefix_folder: args.prompt_cache.clone(),
