@@ -13,6 +13,11 @@ const MULTI_LETTER: &[(&str, &str)] = &[
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-jf", "--json-schema-file"),
+    ("-np", "--parallel"),
+    ("-npp", "--n-prompt"),
+    ("-ntg", "--n-gen"),
+    ("-npl", "--n-sequences"),
+    ("-pps", "--prompt-shared"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
     #[cfg(any(feature = "metal", target_os = "macos"))]
@@ -30,7 +35,7 @@ const CHAT_ALONE: &str = "only `ruvllm chat` has it";
 const MAPPED: &str = "model files are always memory-mapped; leave it out";
 const AFFINITY: &str = "the threads follow the process; start it under `taskset` or `numactl`";
 const DOWNLOAD: &str = "nothing is downloaded; fetch the GGUF file and give it with -m FILE";
-const ONE_TEXT: &str = "one text is computed at a time; leave it out";
+const ONE_TEXT: &str = "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
 const MEDIA: &str = "only text is supported; leave it out";

@@ -421,7 +421,7 @@ fn peer_rate(command: &str, test: Test, n_threads: usize) -> Result<f64, Failure
     rows[0]["avg_ts"].as_f64().ok_or_else(|| broken("printed no avg_ts".into()))
 }
 
-fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
+pub(super) fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
     let unknown = |what: &str, known: String| Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"));
     let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
     let shapes = Shape::ALL.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");

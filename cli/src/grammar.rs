@@ -12,7 +12,7 @@ use std::path::PathBuf;
 const LARK: &str = "%llguidance";
 
 /// What the text has to be. At most one of these.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[group(multiple = false)]
 #[command(next_help_heading = "Grammar")]
 pub(super) struct GrammarArgs {

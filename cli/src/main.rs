@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod batch;
+mod batched_bench;
 mod bench;
 mod calibrate;
 #[cfg(feature = "chat")]
@@ -100,8 +102,12 @@ enum Command {
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
+    /// Answer a file of requests side by side
+    Batch(Box<batch::Args>),
     /// Measure speed, and what it means for the machine
     Bench(Box<bench::Args>),
+    /// Measure speed with many sequences side by side
+    BatchedBench(Box<batched_bench::Args>),
     /// Tell what this build and this machine can do
     Doctor(doctor::Args),
 }
@@ -154,7 +160,9 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Merge(args) => merge::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
+        Command::Batch(args) => batch::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::BatchedBench(args) => batched_bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

@@ -236,7 +236,7 @@ pub(super) struct SessionArgs {
     /// Threads, at most 1024; 0 or less is as many as this process may use
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    pub(super) threads: i32,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
@@ -333,19 +333,19 @@ impl SessionArgs {
         options
     }
 
-    /// The same for a model, whose own context `-c 0` stands for.
-    pub(super) fn options_for(&self, model: &Model, n_ctx: Option<usize>, kv_type: KvType) -> SessionOptions {
-        let mut options = self.options(n_ctx, kv_type);
-        if self.ctx_size == Some(0) {
-            options.n_ctx = Some(model.hparams().n_ctx_train);
+    /// Options of the engine, but for its threads.
+    pub(super) fn engine_options(&self) -> EngineOptions {
+        EngineOptions {
+            prefix_folder: self.prompt_cache.clone(),
+            prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
+            ..Default::default()
         }
-        options
     }
 
-    /// Threads; zero or fewer are as many as this process may use.
-    #[cfg(feature = "serve")]
-    pub(super) fn threads(&self) -> i32 {
-        self.threads
+    /// The same, where `-c 0` is what the model was trained for.
+    pub(super) fn with_trained_ctx(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
+        let trained = (self.ctx_size == Some(0)).then_some(model.hparams().n_ctx_train);
+        SessionOptions { n_ctx: trained.or(options.n_ctx), ..options.clone() }
     }
 }
 
@@ -390,18 +390,9 @@ pub(super) fn session(
     options: &SessionOptions,
     rows: usize,
 ) -> Result<Session, Failure> {
-    let mut options = options.clone();
-    if args.ctx_size == Some(0) {
-        options.n_ctx = Some(model.hparams().n_ctx_train);
-    }
-    let options = &options;
+    let options = &args.with_trained_ctx(options, model);
     let adapters = args.lora.open(model)?;
-    let engine_options = EngineOptions {
-        prefix_folder: args.prompt_cache.clone(),
-        prefix_folder_budget: Some(u64::from(args.prompt_cache_size) << 20),
-        ..Default::default()
-    };
-    let engine = engine(model, args.threads, !adapters.is_empty(), options, engine_options)?;
+    let engine = engine(model, args.threads, !adapters.is_empty(), options, args.engine_options())?;
     let mut session = engine.session_with(options)?;
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;

@@ -41,6 +41,14 @@ impl Failure {
         ExitCode::from(code)
     }
 
+    /// What it says, without a label.
+    pub(super) fn into_text(self) -> String {
+        match self {
+            Failure::Usage(text) | Failure::Work(text) => text,
+            Failure::Closed | Failure::Interrupted => "interrupted".into(),
+        }
+    }
+
     /// A file that could not be read or written.
     pub(super) fn file(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
         move |error| match error.kind() {

@@ -4,15 +4,13 @@ use super::input::unescape;
 use super::output::Failure;
 use clap::{ArgAction, Args};
 use ruvllm::gguf::Metadata;
-#[cfg(feature = "serve")]
-use ruvllm::sample::TokenMask;
-use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, breaker_sequences};
+use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask, breaker_sequences};
 use ruvllm::tokenizer::Tokenizer;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// How tokens are chosen. Defaults in brackets give way to what the model file recommends
 /// (`general.sampling.*`).
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
     /// Seed; the same one repeats a run exactly, -1 draws one
@@ -20,13 +18,13 @@ pub(super) struct SamplingArgs {
     seed: Seed,
     /// Temperature: 0 always takes the best token [default: 0.8]
     #[arg(long, alias = "temperature", value_name = "T", allow_negative_numbers = true)]
-    temp: Option<f32>,
+    pub(super) temp: Option<f32>,
     /// Keep the K best tokens; 0 is off [default: 40]
     #[arg(long, value_name = "K", env = "LLAMA_ARG_TOP_K", allow_negative_numbers = true)]
     top_k: Option<i32>,
     /// Keep the best tokens up to this probability; 1 is off [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
+    pub(super) top_p: Option<f32>,
     /// Keep tokens at least this probable relative to the best; 0 is off [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
@@ -44,10 +42,10 @@ pub(super) struct SamplingArgs {
     repeat_penalty: Option<f32>,
     /// Weaken tokens that were used, by this amount; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    presence_penalty: f32,
+    pub(super) presence_penalty: f32,
     /// Weaken tokens by this amount for each use; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    frequency_penalty: f32,
+    pub(super) frequency_penalty: f32,
     /// DRY: penalty on tokens that continue a repetition; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     dry_multiplier: f32,
@@ -88,7 +86,7 @@ pub(super) struct SamplingArgs {
     mirostat_ent: f32,
     /// Change the logit of a token, as in 15043+1 or 15043-inf; repeatable
     #[arg(long, value_name = "TOKEN±BIAS", value_parser = logit_bias)]
-    logit_bias: Vec<(u32, f32)>,
+    pub(super) logit_bias: Vec<(u32, f32)>,
     /// Filters to apply, in this order
     /// [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
     #[arg(long, value_name = "A;B;…")]
@@ -128,15 +126,14 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
+    pub(super) fn set_seed(&mut self, seed: u64) {
+        self.seed = Seed(Some(seed));
+    }
+
     /// The sampler for a model.
     pub(super) fn sampler(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
-        // 32 bits are easier to type again.
-        let seed = self.seed.0.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
-        let sampler = self.builder(metadata, tokenizer)?.seed(seed).build();
-        #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
-        let mut sampler = sampler.map_err(|error| Failure::Usage(error.to_string()))?;
-        #[cfg(feature = "grammar")]
-        sampler.set_mask(self.grammar.mask(tokenizer)?);
+        let mut sampler = self.chain(metadata, tokenizer)?;
+        sampler.set_mask(self.mask(tokenizer)?);
         Ok(sampler)
     }
 
@@ -146,10 +143,22 @@ impl SamplingArgs {
         self.seed.0
     }
 
-    /// What the text has to be.
-    #[cfg(feature = "serve")]
+    /// What the text has to obey.
+    #[cfg(feature = "grammar")]
     pub(super) fn mask(&self, tokenizer: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         self.grammar.mask(tokenizer)
+    }
+
+    #[cfg(not(feature = "grammar"))]
+    pub(super) fn mask(&self, _: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+        Ok(None)
+    }
+
+    /// The sampler without a mask.
+    pub(super) fn chain(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+        // 32 bits are easier to type again.
+        let seed = self.seed.0.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
+        self.builder(metadata, tokenizer)?.seed(seed).build().map_err(|error| Failure::Usage(error.to_string()))
     }
 
     /// Its parameters for a model, without a seed.

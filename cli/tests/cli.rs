@@ -204,7 +204,9 @@ fn help_and_version() {
         "quantize",
         "template",
         "doctor",
+        "batch",
         "bench",
+        "batched-bench",
     ] {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in {help}");
         let own = text(&run(&[name, "--help"]));
@@ -738,6 +740,125 @@ fn chat_through_a_pipe() {
     let base = run_with_input(&["chat", "-m", &folder.name("base.gguf"), "-n", "4", "-s", "1"], b"the\n");
     text(&base);
     assert!(stderr(&base).contains("no chat template"));
+}
+
+/// The results of a batch by their ids.
+fn results(path: &Path) -> std::collections::BTreeMap<String, serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'));
+    let by_id = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        (value["custom_id"].as_str().unwrap().to_owned(), value)
+    };
+    let all: std::collections::BTreeMap<_, _> = text.lines().map(by_id).collect();
+    assert_eq!(all.len(), text.lines().count(), "every id once");
+    all
+}
+
+#[test]
+fn batches() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let line = |id: &str, url: &str, body: serde_json::Value| {
+        json!({"custom_id": id, "method": "POST", "url": url, "body": body}).to_string() + "\n"
+    };
+    let completion = |i: u64| json!({"prompt": "the the", "max_tokens": 4 + i % 9, "seed": i, "model": "m"});
+    let mut requests: String = (0..20).map(|i| line(&format!("r{i}"), "/v1/completions", completion(i))).collect();
+    if cfg!(feature = "chat") {
+        let body = json!({"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 5, "stop": "t"});
+        requests += &line("chat", "/v1/chat/completions", body);
+    }
+    let file = folder.file("requests.jsonl", &requests);
+    let (out, output) = (folder.path("results.jsonl"), folder.name("results.jsonl"));
+    let flags = ["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"];
+    let first = run(&flags);
+    assert_eq!((&*text(&first), &*stderr(&first)), ("", ""), "silent in a pipe");
+    let all = results(&out);
+    assert_eq!(all.len(), requests.lines().count());
+    for i in 0..20 {
+        let n = (4 + i % 9).to_string();
+        let alone = ["-m", &model, "-p", "the the", "-n", &n, "-s", &i.to_string(), "--ignore-eos", "--json"];
+        let alone = parsed(&run(&alone));
+        let body = &all[&format!("r{i}")]["response"]["body"];
+        assert_eq!(body["choices"][0]["text"], alone["text"], "request {i}");
+        assert_eq!(body["usage"]["prompt_tokens"], alone["timings"]["prompt_n"]);
+        assert_eq!((&body["usage"]["completion_tokens"], &body["model"]), (&json!(4 + i % 9), &json!("m")));
+        assert_eq!(body["choices"][0]["finish_reason"], "length");
+    }
+    if cfg!(feature = "chat") {
+        let body = &all["chat"]["response"]["body"];
+        assert_eq!(
+            (&body["object"], &body["choices"][0]["message"]["role"]),
+            (&json!("chat.completion"), &json!("assistant"))
+        );
+    }
+
+    // Nothing is left to do.
+    let before = std::fs::read(&out).unwrap();
+    text(&run(&flags));
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+    // Interrupted in the middle of a line: that result is computed again, the same, and no other.
+    let cut = before.len() - 40;
+    std::fs::write(&out, &before[..cut]).unwrap();
+    text(&run(&flags));
+    let again = results(&out);
+    let kept = before[..cut].iter().rposition(|&b| b == b'\n').unwrap() + 1;
+    assert!(std::fs::read(&out).unwrap().starts_with(&before[..kept]));
+    let texts = |all: &std::collections::BTreeMap<String, serde_json::Value>| -> Vec<String> {
+        all.values().map(|value| value["response"]["body"]["choices"].to_string()).collect()
+    };
+    assert_eq!(texts(&again), texts(&all));
+
+    // What a request asks and is not understood fails that request alone.
+    let wrong = [
+        ("key", json!({"prompt": "the", "tools": []}), "tools"),
+        ("type", json!({"prompt": "the", "temperature": "hot"}), "temperature"),
+        ("two", json!({"prompt": "the", "n": 2}), "n is 2"),
+        ("none", json!({"max_tokens": 3}), "prompt is missing"),
+        ("long", json!({"prompt": "the ".repeat(500)}), "context"),
+    ];
+    let lines = wrong.iter().map(|(id, body, _)| line(id, "/v1/completions", body.clone())).collect::<String>();
+    let file = folder.file("wrong.jsonl", lines + &line("good", "/v1/completions", completion(1)));
+    let (out, output) = (folder.path("wrong.out"), folder.name("wrong.out"));
+    fails(&["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"], 1, &["5 of 6 requests failed"]);
+    let all = results(&out);
+    for (id, _, part) in wrong {
+        assert_eq!(all[id]["response"]["status_code"], 400);
+        let message = all[id]["error"]["message"].as_str().unwrap();
+        assert!(message.contains(part), "{id}: {message}");
+    }
+    assert!(all["good"]["error"].is_null());
+
+    // What is no batch is refused before anything is computed.
+    for (name, bytes, part) in [
+        ("json", "{\n", "line 1"),
+        ("id", "{\"method\": \"POST\"}\n", "custom_id"),
+        ("twice", &line("a", "/v1/completions", json!({})).repeat(2), "twice"),
+    ] {
+        let file = folder.file(name, bytes);
+        let output = folder.name("never.jsonl");
+        fails(&["batch", "-m", &model, "-f", &file, "-o", &output], 1, &[part]);
+        assert!(!folder.path("never.jsonl").exists());
+    }
+    let foreign = folder.file("notes.txt", "not a result\n");
+    fails(&["batch", "-m", &model, "-f", &file, "-o", &foreign], 1, &["line 1", "another -o"]);
+    assert_eq!(std::fs::read(&foreign).unwrap(), b"not a result\n");
+}
+
+#[test]
+fn batched_benches() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = ["batched-bench", "-m", &model, "-npp", "5,40", "-ntg", "3", "-npl", "1,4", "-ub", "16"];
+    let table = text(&run(&flags));
+    assert_eq!(table.lines().count(), 2 + 4, "{table}");
+    assert!(table.starts_with("|    PP |     TG |    B |   N_KV |"), "{table}");
+    let rows = text(&run(&[&flags[..], &["--output-format", "jsonl", "-pps"]].concat()));
+    let rows: Vec<serde_json::Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let n_kv: Vec<u64> = rows.iter().map(|row| row["n_kv"].as_u64().unwrap()).collect();
+    assert_eq!(n_kv, [8, 17, 43, 52]);
+    assert!(rows.iter().all(|row| row["speed_tg"].as_f64().unwrap() > 0.0));
+    fails(&["batched-bench", "-m", &model, "-npl", "0"], 2, &["--n-sequences"]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub enum StopReason {
     EndOfGeneration,
     /// A stop string appeared; it is not part of the text.
     StopString,
-    /// The limit of [`Generation::max_tokens`] was reached.
+    /// The limit of [`super::Generation::max_tokens`] was reached.
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
@@ -35,9 +35,9 @@ pub struct Piece {
     pub text: String,
     /// The token.
     pub token: u32,
-    /// `ln p(token)` of the model, before bias and filters, where [`Generation::logprobs`] asked for it.
+    /// `ln p(token)` of the model, before bias and filters, where [`super::Generation::logprobs`] asked for it.
     pub logprob: Option<f32>,
-    /// The most probable tokens and their `ln p`, as many as [`Generation::logprobs`] asked for.
+    /// The most probable tokens and their `ln p`, as many as [`super::Generation::logprobs`] asked for.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 

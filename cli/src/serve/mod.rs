@@ -219,10 +219,10 @@ fn load(args: &Args) -> Result<App, Failure> {
             TRANSCRIPT.to_owned()
         }
     };
-    let mut options = args.session.options_for(&model, None, KvType::default());
+    let mut options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
     options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
     let adapters = args.session.lora.open(&model)?;
-    let engine = engine(&model, args.session.threads(), !adapters.is_empty(), &options)?;
+    let engine = engine(&model, args.session.threads, !adapters.is_empty(), &options, args.session.engine_options())?;
     let metrics = Metrics::new(&engine);
     let schedule = ScheduleOptions {
         session: options,
