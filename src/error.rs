@@ -40,6 +40,9 @@ pub enum Error {
     /// Learning, or what was learnt, was refused.
     #[error(transparent)]
     Learn(#[from] LearnError),
+    /// A saved session was refused.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A grammar was refused.
     #[cfg(feature = "grammar")]
     #[error(transparent)]
@@ -807,6 +810,14 @@ pub enum SessionError {
         /// What the system said.
         error: String,
     },
+    /// The folder of the prefix cache cannot be used.
+    #[error("{}: {error}; the prefix cache needs a folder it can read and write", path.display())]
+    PrefixFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        error: String,
+    },
     /// A sequence was given to the engine of another model.
     #[error("the sequence belongs to another model than the engine")]
     OtherModel,
@@ -836,6 +847,60 @@ pub enum SessionError {
     #[cfg(feature = "metal")]
     #[error(transparent)]
     Metal(#[from] MetalError),
+}
+
+/// Why a session could not be saved or loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The file itself is not sound, or could not be read or written.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// There is no room for what it holds.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The file holds something else.
+    #[error("general.type is {found:?}, expected \"session\": this file holds no session")]
+    NotASession {
+        /// `general.type`; empty if it is missing.
+        found: String,
+    },
+    /// The file is of another version.
+    #[error(
+        "the session was saved in version {found}, this build reads {supported}: compute it again, or use the build that wrote it"
+    )]
+    Version {
+        /// The file's.
+        found: u32,
+        /// This build's.
+        supported: u32,
+    },
+    /// What its bits depend on is another here.
+    #[error("the session was saved with another {what}: {found}, this one has {expected}")]
+    Other {
+        /// What differs.
+        what: &'static str,
+        /// The file's.
+        found: String,
+        /// This session's.
+        expected: String,
+    },
+    /// The contents are not those that were saved.
+    #[error("the checksum is {found:016x}, expected {expected:016x}: the file is damaged")]
+    Checksum {
+        /// Of what is there.
+        found: u64,
+        /// Of what was saved.
+        expected: u64,
+    },
+    /// Something that no session holds.
+    #[error("{item}: {what}; the file is damaged")]
+    Damaged {
+        /// The tensor.
+        item: &'static str,
+        /// What is wrong.
+        what: &'static str,
+    },
 }
 
 /// Why a scheduler refused a request, or lost it.

@@ -7,7 +7,7 @@ use ruvllm::arch::{Arch, Element};
 use ruvllm::bench::{
     KernelRow, Outcome, Shape, Test, arithmetic_peak, kernels, read_bandwidth, run as measure, synthetic,
 };
-use ruvllm::exec::{KvType, SessionOptions, default_threads};
+use ruvllm::exec::{EngineOptions, KvType, SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
@@ -269,7 +269,8 @@ fn bench(
         let n_batch = args.ubatch_size.min(args.batch_size) as usize;
         let mut options = SessionOptions { n_batch, ..Default::default() };
         args.cache_type.apply(KvType::F16, &mut options);
-        let engine = engine(model, i32::try_from(n_threads).unwrap_or(i32::MAX), !adapters.is_empty(), &options)?;
+        let n_threads_asked = i32::try_from(n_threads).unwrap_or(i32::MAX);
+        let engine = engine(model, n_threads_asked, !adapters.is_empty(), &options, EngineOptions::default())?;
         let no_threads = |error: std::io::Error| Failure::Work(format!("cannot start {n_threads} threads: {error}"));
         let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
         let (arch, main_type) = (model.arch(), model.main_type());

@@ -9,6 +9,7 @@ use super::input::{on_interrupt, read_regular, read_text, stdin_is_terminal, wit
 use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
 use super::output::{Failure, note, paint, print, printable};
+use super::sessions::{Kept, SessionName, state_folder};
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -28,6 +29,7 @@ Examples:
   ruvllm chat -m model.gguf
   ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
   echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
+  ruvllm chat -m model.gguf --session trip    go on with it another day
 
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
@@ -74,6 +76,9 @@ pub(super) struct Args {
     /// Jinja file to use instead of the model's chat template
     #[arg(long, value_name = "FILE", alias = "chat-template-file")]
     template: Option<PathBuf>,
+    /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
+    #[arg(long, value_name = "NAME")]
+    session: Option<SessionName>,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -106,6 +111,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     };
     let mut session = session(&model, &args.text.session, &options, 1)?;
+    let (kept, mut messages) = match &args.session {
+        Some(name) => Kept::open(name).map(|(kept, messages)| (Some(kept), messages))?,
+        None => (None, Vec::new()),
+    };
+    if let Some(kept) = &kept {
+        kept.load(&mut session);
+    }
+    if let Some(system) = system {
+        messages.retain(|message| message.role != "system");
+        messages.insert(0, Message::system(system));
+    }
     let learning = args.text.learning.begin(&mut session)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
@@ -129,7 +145,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         sampler,
         cancel,
         interactive,
-        messages: system.map(Message::system).into_iter().collect(),
+        messages,
+        kept,
     };
     if interactive {
         note(paint(
@@ -137,7 +154,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
         ));
     }
+    let n_kept = chat.messages.iter().filter(|message| message.role != "system").count();
+    if args.session.is_some() && n_kept > 0 {
+        note(paint("2", &format!("[a conversation of {n_kept} messages goes on]")));
+    }
     let outcome = chat.converse(lines);
+    let outcome = match &chat.kept {
+        Some(kept) => outcome.and(kept.save(&chat.session)),
+        None => outcome,
+    };
     chat.learning.end(&mut chat.session, outcome)
 }
 
@@ -154,6 +179,7 @@ struct Chat<'a> {
     /// Someone types and reads; otherwise lines come from a pipe or go to one.
     interactive: bool,
     messages: Vec<Message>,
+    kept: Option<Kept>,
 }
 
 /// What a conversation waits for.
@@ -265,6 +291,7 @@ impl Chat<'_> {
                         "/help" | "/?" => note(COMMANDS),
                         "/clear" => {
                             self.messages.retain(|message| message.role == "system");
+                            self.keep()?;
                             note("The conversation is forgotten.");
                         }
                         "/regen" => self.regenerate()?,
@@ -342,13 +369,22 @@ impl Chat<'_> {
             }
         }
         self.messages.push(Message::assistant(answer));
+        self.keep()?;
         self.learning.idle(&mut self.session)
+    }
+
+    /// Saves the messages, if they are to be kept.
+    fn keep(&self) -> Result<(), Failure> {
+        self.kept.as_ref().map_or(Ok(()), |kept| kept.save_messages(&self.messages))
     }
 
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
         let ids = self.prompt()?;
-        let kept = self.session.keep(&ids);
+        let kept = match self.session.keep(&ids) {
+            0 => self.session.reuse(&ids)?.total(),
+            kept => kept,
+        };
         // Each answer begins the grammar anew.
         if let Some(mask) = self.sampler.mask_mut() {
             mask.reset();
@@ -474,11 +510,7 @@ fn is_command(text: &str) -> bool {
     text.strip_prefix('/').is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
 }
 
-/// Where the lines typed are kept, after the XDG base directory specification.
+/// Where the lines typed are kept.
 fn history_file() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let state = variable("XDG_STATE_HOME")
-        .or_else(|| variable("LOCALAPPDATA"))
-        .or_else(|| Some(variable("HOME")?.join(".local/state")))?;
-    Some(state.join("ruvllm").join("history"))
+    Some(state_folder()?.join("history"))
 }

@@ -4,7 +4,7 @@ use super::input::{file_or_pipe, read_text};
 use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs, engine};
 use super::output::{Failure, print};
 use clap::ValueEnum;
-use ruvllm::exec::{Embedder, SessionOptions};
+use ruvllm::exec::{Embedder, EngineOptions, SessionOptions};
 use ruvllm::model::Pooling;
 use serde_json::json;
 use std::fmt::Write;
@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let texts: Vec<&str> = text.split(&args.embd_separator).filter(|text| !text.is_empty()).collect();
     let model = args.model.open(&args.residence)?;
-    let engine = engine(&model, args.threads, false, &SessionOptions::default())?;
+    let engine = engine(&model, args.threads, false, &SessionOptions::default(), EngineOptions::default())?;
     let mut embedder = Embedder::new(&engine)?.normalise(false).n_batch(args.batch_size as usize);
     if let Some(pooling) = args.pooling {
         embedder = embedder.pooling(match pooling {

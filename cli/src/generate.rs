@@ -137,8 +137,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if outcome.is_err() && !interrupted {
         return outcome;
     }
-    let Written { ids, text, reason, prefill, decode } = written;
-    let n_predicted = ids.len();
+    let Written { ids, text, reason, n_cached, prefill, decode } = written;
+    let (n_predicted, n_prompt) = (ids.len(), prompt_ids.len() - n_cached);
     if args.json {
         print_json(&json!({
             "model": args.model.label(),
@@ -151,9 +151,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             "kv_bytes": kv_bytes(&session),
             "timings": {
                 "load_ms": milliseconds(load),
-                "prompt_n": prompt_ids.len(),
+                "cache_n": n_cached,
+                "prompt_n": n_prompt,
                 "prompt_ms": milliseconds(prefill),
-                "prompt_per_second": per_second(prompt_ids.len(), prefill),
+                "prompt_per_second": per_second(n_prompt, prefill),
                 "predicted_n": n_predicted,
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_second": per_second(n_predicted, decode),
@@ -166,11 +167,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Some(StopReason::ContextFull) => format!("; the context of {} tokens is full", session.n_ctx()),
             _ => String::new(),
         };
+        let cached = if n_cached > 0 { format!("cached {n_cached} tokens, ") } else { String::new() };
         let line = format!(
-            "load {:.0} ms; prompt {} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s; seed {}{ended}",
+            "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s; seed {}{ended}",
             milliseconds(load),
-            prompt_ids.len(),
-            per_second(prompt_ids.len(), prefill),
+            per_second(n_prompt, prefill),
             per_second(n_predicted, decode),
             sampler.seed(),
         );
@@ -185,6 +186,8 @@ struct Written {
     ids: Vec<u32>,
     text: String,
     reason: Option<StopReason>,
+    /// Tokens of the prompt that came from the folder of --prompt-cache.
+    n_cached: usize,
     prefill: Duration,
     decode: Duration,
 }
@@ -202,8 +205,10 @@ impl Written {
     ) -> Result<(), Failure> {
         let start = Instant::now();
         let stop = args.text.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
-        let mut generation =
-            begin(session, prompt_ids, sampler, n_batch)?.stop(stop).max_tokens(args.text.max_tokens());
+        self.n_cached = session.reuse(prompt_ids)?.total();
+        let mut generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
+            .stop(stop)
+            .max_tokens(args.text.max_tokens());
         self.prefill = start.elapsed();
 
         // Only now, so that a progress bar does not paint over it.

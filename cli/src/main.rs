@@ -31,6 +31,8 @@ mod perplexity;
 mod quantize;
 mod sampling;
 #[cfg(feature = "chat")]
+mod sessions;
+#[cfg(feature = "chat")]
 mod template;
 mod tokenize;
 
@@ -69,6 +71,9 @@ enum Command {
     #[cfg(feature = "chat")]
     /// Talk to a model
     Chat(Box<chat::Args>),
+    #[cfg(feature = "chat")]
+    /// List, rename and delete conversations that were kept
+    Sessions(sessions::Args),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -134,6 +139,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Generate(args) => generate::run(&args),
         #[cfg(feature = "chat")]
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "chat")]
+        Command::Sessions(args) => sessions::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),

@@ -5,7 +5,9 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::AdapterError;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{Engine, EngineOptions, KvPolicy, KvTiers, KvType, MemoryEstimate, Session, SessionOptions};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, MemoryEstimate, Session, SessionOptions,
+};
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
@@ -240,6 +242,13 @@ pub(super) struct SessionArgs {
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
     #[arg(long)]
     exact: bool,
+    /// Keep keys and values of prompts in this folder, for later runs that begin with the same text
+    #[arg(long, value_name = "DIR")]
+    prompt_cache: Option<PathBuf>,
+    /// Most MiB that the folder takes; what was used least recently goes
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "prompt_cache", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_cache_size: u32,
     #[command(flatten)]
     pub(super) lora: LoraArgs,
 }
@@ -317,6 +326,7 @@ impl SessionArgs {
             n_ctx: self.ctx_size.map(|n| n as usize).or(n_ctx).filter(|&n| n > 0),
             n_batch: self.batch_size.min(self.ubatch_size) as usize,
             exact: self.exact,
+            prefix: if self.prompt_cache.is_some() { CacheMode::On } else { CacheMode::Off }.into(),
             ..Default::default()
         };
         self.cache_type.apply(kv_type, &mut options);
@@ -337,9 +347,10 @@ pub(super) fn engine(
     n_threads: i32,
     adapters: bool,
     options: &SessionOptions,
+    engine_options: EngineOptions,
 ) -> Result<Engine, Failure> {
     let n_threads = usize::try_from(n_threads).ok().and_then(NonZeroUsize::new);
-    let engine_options = EngineOptions { n_threads, ..Default::default() };
+    let engine_options = EngineOptions { n_threads, ..engine_options };
     let on_cpu = |why: &str| {
         note(format!("computing on the CPU: {why}"));
         Ok(Engine::new(model, &EngineOptions { device: Some(Device::Cpu), ..engine_options.clone() })?)
@@ -372,7 +383,13 @@ pub(super) fn session(
 ) -> Result<Session, Failure> {
     let options = &args.with_trained_ctx(options, model);
     let adapters = args.lora.open(model)?;
-    let mut session = engine(model, args.threads, !adapters.is_empty(), options)?.session_with(options)?;
+    let engine_options = EngineOptions {
+        prefix_folder: args.prompt_cache.clone(),
+        prefix_folder_budget: Some(u64::from(args.prompt_cache_size) << 20),
+        ..Default::default()
+    };
+    let engine = engine(model, args.threads, !adapters.is_empty(), options, engine_options)?;
+    let mut session = engine.session_with(options)?;
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }

@@ -195,6 +195,7 @@ fn help_and_version() {
     for name in [
         "generate",
         "chat",
+        "sessions",
         "inspect",
         "tokenize",
         "detokenize",
@@ -858,6 +859,94 @@ fn batched_benches() {
     assert_eq!(n_kv, [8, 17, 43, 52]);
     assert!(rows.iter().all(|row| row["speed_tg"].as_f64().unwrap() > 0.0));
     fails(&["batched-bench", "-m", &model, "-npl", "0"], 2, &["--n-sequences"]);
+}
+
+#[test]
+fn conversations_last() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let state = folder.name("state");
+    let within = |args: &[&str], input: &[u8]| {
+        let mut child = command(args)
+            .env("XDG_STATE_HOME", &state)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // One that refuses its flags does not wait for it.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        child.wait_with_output().unwrap()
+    };
+    let flags = ["chat", "-m", &model, "-n", "6", "--temp", "0", "--ignore-eos", "-v"];
+    let named = [&flags[..], &["--session", "trip"]].concat();
+    let whole = text(&within(&flags, b"the\nthe the\n"));
+    let first = within(&named, b"the\n");
+    let second = within(&named, b"the the\n");
+    assert_eq!(text(&first) + &text(&second), whole);
+    assert!(stderr(&second).contains("2 messages goes on"), "{}", stderr(&second));
+    // What was computed is not computed again: the last answer and the new message are less than all of it.
+    let n_read = |out: &Output| -> usize {
+        let notes = stderr(out);
+        let (before, _) = notes.rsplit_once(" tokens read").unwrap();
+        before.rsplit('[').next().unwrap().parse().unwrap()
+    };
+    let list = || parsed(&within(&["sessions", "--json"], b""));
+    assert_eq!(list()[0]["messages"], json!(4));
+    let saved = folder.path("state/ruvllm/sessions/trip/state.gguf");
+    let n_resumed = n_read(&within(&named, b"the\n"));
+    std::fs::remove_file(&saved).unwrap();
+    assert!(n_resumed < n_read(&within(&named, b"the\n")));
+    // A state of another precision, and one that is damaged.
+    let other = within(&[&named[..], &["-ctk", "f32"]].concat(), b"the\n");
+    assert!(stderr(&other).contains("another precision"), "{}", stderr(&other));
+    std::fs::write(&saved, "GGUF").unwrap();
+    let damaged = within(&named, b"the\n");
+    assert!(damaged.status.success() && stderr(&damaged).contains("computed again"), "{}", stderr(&damaged));
+
+    text(&within(&["sessions", "rename", "trip", "paris"], b""));
+    assert_eq!(list()[0]["name"], json!("paris"));
+    assert!(text(&within(&["sessions"], b"")).starts_with("paris "));
+    for (args, part) in [
+        (&["sessions", "rename", "trip", "x"][..], "no session trip"),
+        (&["sessions", "rename", "paris", "paris"], "already"),
+        (&["sessions", "rename", "paris", "../x"], "letters"),
+        (&["sessions", "delete", "."], "letters"),
+        (&[&flags[..], &["--session", "a/b"]].concat(), "letters"),
+    ] {
+        let out = within(args, b"");
+        assert!(!out.status.success() && stderr(&out).contains(part), "{args:?}: {}", stderr(&out));
+    }
+    text(&within(&["sessions", "delete", "paris"], b""));
+    assert_eq!(list(), json!([]));
+}
+
+/// A second run begins with what the first one left; a damaged folder only takes longer.
+#[test]
+fn prompts_are_cached_in_a_folder() {
+    let folder = Folder::new();
+    let cache = folder.name("cache");
+    let prompt = "A lifetime says how long a reference is valid. ".repeat(12);
+    let flags = ["-p", &prompt, "-n", "8", "--temp", "0", "--json"];
+    let with = [&flags[..], &["--prompt-cache", &cache]].concat();
+    let (cold, first) = (parsed(&run(&flags)), parsed(&run(&with)));
+    let blocks: Vec<_> = std::fs::read_dir(&cache).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(blocks.len() > 1, "{blocks:?}");
+    let second = parsed(&run(&with));
+    let n = |run: &serde_json::Value, key: &str| run["timings"][key].as_u64().unwrap();
+    for run in [&first, &second] {
+        assert_eq!((&run["ids"], n(run, "prompt_n") + n(run, "cache_n")), (&cold["ids"], n(&cold, "prompt_n")));
+    }
+    assert_eq!((n(&first, "cache_n"), n(&second, "cache_n") % 64), (0, 0));
+    assert!(n(&second, "cache_n") >= 64);
+    for block in blocks {
+        std::fs::write(block, "torn").unwrap();
+    }
+    let third = parsed(&run(&with));
+    assert_eq!((&third["ids"], n(&third, "cache_n")), (&cold["ids"], 0));
+    fails(&["-p", "x", "--prompt-cache-size", "9"], 2, &["--prompt-cache <DIR>"]);
+    let file = folder.file("file", "");
+    fails(&["-p", "x", "--prompt-cache", &file], 1, &["file", "folder"]);
 }
 
 #[test]

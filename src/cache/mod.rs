@@ -9,17 +9,21 @@
 //! depends on `i - j` alone. A page gets its next form in the first pass that reads it, and loses the one before when no
 //! later query reads that: what it is read as never depends on how tokens were cut into passes.
 
+mod folder;
+mod hash;
 mod layout;
 mod pool;
 mod prefix;
 mod sequence;
 
+pub(crate) use folder::PrefixFolder;
+pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{KvLayout, LayerShape};
 pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, PrefixKey};
 pub use sequence::PagePlace;
-pub(crate) use sequence::SeqKv;
+pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
 pub use crate::arch::KvType;
 

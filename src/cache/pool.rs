@@ -1,5 +1,6 @@
 //! The pool of pages that sequences keep their keys and values in.
 
+use super::folder::PrefixFolder;
 use super::prefix::{PrefixStats, PrefixTree};
 use super::{KvBytes, KvType};
 use crate::error::SessionError;
@@ -73,6 +74,8 @@ pub struct KvPool {
     inner: Arc<Inner>,
     /// Locked before `Inner::state`, as it drops pages.
     prefixes: Arc<Mutex<PrefixTree>>,
+    /// Below the tree.
+    folder: Option<Arc<PrefixFolder>>,
 }
 
 struct Inner {
@@ -135,7 +138,16 @@ impl KvPool {
     }
 
     fn of(inner: Inner) -> KvPool {
-        KvPool { inner: Arc::new(inner), prefixes: Arc::default() }
+        KvPool { inner: Arc::new(inner), prefixes: Arc::default(), folder: None }
+    }
+
+    /// The same with a folder below its prefix cache.
+    pub(crate) fn with_folder(self, folder: PrefixFolder) -> KvPool {
+        KvPool { folder: Some(Arc::new(folder)), ..self }
+    }
+
+    pub(super) fn folder(&self) -> Option<&PrefixFolder> {
+        self.folder.as_deref()
     }
 
     /// What it holds now.
@@ -146,7 +158,8 @@ impl KvPool {
 
     /// What its prefix cache holds and did.
     pub fn prefixes(&self) -> PrefixStats {
-        self.prefix_tree().stats()
+        let [tokens_loaded, damaged_blocks, failed_blocks] = self.folder().map_or([0; 3], PrefixFolder::counts);
+        PrefixStats { tokens_loaded, damaged_blocks, failed_blocks, ..self.prefix_tree().stats() }
     }
 
     /// Most bytes of pages that the prefix cache holds, within the pool's own budget. What is too much goes at once, the

@@ -83,6 +83,12 @@ pub struct PrefixStats {
     pub bytes: u64,
     /// Most bytes that it holds.
     pub budget: u64,
+    /// Tokens that came from the folder.
+    pub tokens_loaded: u64,
+    /// Blocks of the folder that were damaged, and removed.
+    pub damaged_blocks: u64,
+    /// Blocks that could not be written to the folder.
+    pub failed_blocks: u64,
 }
 
 impl PrefixStats {
@@ -217,7 +223,8 @@ impl Default for PrefixTree {
 impl PrefixTree {
     pub(super) fn stats(&self) -> PrefixStats {
         let &PrefixTree { lookups, hits, tokens_reused, evictions, budget, .. } = self;
-        PrefixStats { lookups, hits, tokens_reused, evictions, bytes: self.held.bytes, budget }
+        let bytes = self.held.bytes;
+        PrefixStats { lookups, hits, tokens_reused, evictions, bytes, budget, ..PrefixStats::default() }
     }
 
     pub(super) fn set_budget(&mut self, bytes: u64) {

@@ -1,5 +1,8 @@
 //! Keys and values of one sequence of tokens.
 
+mod state;
+
+use super::folder::block_keys;
 use super::layout::{Form, Group, KvLayout, LayerAt, N_MARKED, sparse};
 use super::pool::{KvPool, Page};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
@@ -14,6 +17,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) use state::{KvCheckpoint, KvState};
 
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
 pub(super) type BlockTable = Vec<Option<Arc<Page>>>;
@@ -130,6 +135,47 @@ impl SeqKv {
         }
         self.cut();
         tokens
+    }
+
+    /// Whether the pool has a folder, and blocks in it can be this sequence's: where no pages are given back.
+    pub(crate) fn uses_folder(&self) -> bool {
+        self.pool.folder().is_some() && self.layout.window().is_none()
+    }
+
+    /// Goes on with the whole pages of `tokens` that the pool's folder has, of which it holds the first. Returns how many it
+    /// holds then. `identity` is what bits depend on besides.
+    pub(crate) fn load_blocks(&mut self, identity: &str, tokens: &[CachedToken]) -> Result<usize, SessionError> {
+        let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return Ok(self.len) };
+        let first = self.len / KV_BLOCK;
+        for (i, key) in (first..).zip(block_keys(identity, tokens, first)) {
+            let Some(file) = folder.find(&key) else { break };
+            let mut pages = Vec::new();
+            for group in &self.layout.groups {
+                let form = &group.forms[0];
+                pages.push(self.pool.page(form.page_bytes, form.bytes_by_type())?);
+            }
+            let mut parts: Vec<_> = pages.iter_mut().filter_map(Arc::get_mut).map(Page::values_mut).collect();
+            if !folder.read(file, &key, &mut parts) {
+                break;
+            }
+            for (group, page) in self.layout.groups.iter().zip(pages) {
+                let table = &mut self.tables[group.table];
+                table.resize(i, None);
+                table.push(Some(page));
+            }
+            self.len = (i + 1) * KV_BLOCK;
+        }
+        Ok(self.len)
+    }
+
+    /// Leaves its whole pages, which are those of `tokens`, to the pool's folder.
+    pub(crate) fn save_blocks(&self, identity: &str, tokens: &[CachedToken]) {
+        let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return };
+        for (i, key) in block_keys(identity, &tokens[..self.len], 0).enumerate() {
+            let pages = self.layout.groups.iter().filter_map(|group| self.tables[group.table].get(i)?.as_ref());
+            let parts: Vec<&[u8]> = pages.map(|page| page.values()).collect();
+            folder.write(&key, &parts);
+        }
     }
 
     /// Leaves what it holds, which are `tokens`, to the pool's prefix cache, and is empty then.

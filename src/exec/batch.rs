@@ -139,6 +139,13 @@ impl Outputs {
         Ok(fork)
     }
 
+    /// Holds one row, or none, that was computed before. There is [room](Outputs::reserve).
+    pub(super) fn set_last(&mut self, logits: &[f32], n_vocab: usize) {
+        self.clear();
+        self.n_vocab = n_vocab;
+        self.logits.extend_from_slice(logits);
+    }
+
     /// Bytes of its memory.
     pub(super) fn bytes(&self) -> u64 {
         ((self.logits.capacity() + self.states.capacity()) * size_of::<f32>()) as u64

@@ -10,20 +10,25 @@ use super::{
     CancelToken, KvPolicy, KvPool, KvTiers, KvType, Session, SessionOptions, compute_bytes, default_threads, kv_layout,
     n_ctx,
 };
-use crate::cache::SeqKv;
+use crate::cache::{PrefixFolder, SeqKv};
 use crate::error::SessionError;
 use crate::model::{Device, Model};
 use crate::runner::Runner;
 use crate::team::{Crew, Team};
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Most threads an engine takes: more are a slip of the finger that would stall the machine.
 pub const MAX_THREADS: usize = 1024;
+
+/// Most bytes of a folder below the prefix cache, unless told otherwise.
+const PREFIX_FOLDER_BUDGET: u64 = 8 << 30;
 
 /// Most tokens that are computed again at a time.
 const MISSING_BATCH: usize = 512;
@@ -40,6 +45,11 @@ pub struct EngineOptions {
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
+    /// A folder that the prefix cache outlives the process in: sequences leave their whole pages there, too, and any
+    /// number of processes can share it. Models with windows, and tiers by age, do without. Default: none.
+    pub prefix_folder: Option<PathBuf>,
+    /// Most bytes that the folder takes. Default 8 GiB.
+    pub prefix_folder_budget: Option<u64>,
     /// What computes. Default: what the model was opened for.
     pub device: Option<Device>,
 }
@@ -105,6 +115,15 @@ impl Core {
         if let Some(bytes) = options.prefix_budget {
             pool.set_prefix_budget(bytes);
         }
+        let pool = match &options.prefix_folder {
+            Some(path) => {
+                let folder = PrefixFolder::open(path, options.prefix_folder_budget.unwrap_or(PREFIX_FOLDER_BUDGET));
+                let refused =
+                    |error: io::Error| SessionError::PrefixFolder { path: path.clone(), error: error.to_string() };
+                pool.with_folder(folder.map_err(refused)?)
+            }
+            None => pool,
+        };
         Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner })
     }
 }

@@ -21,6 +21,7 @@ mod probe;
 mod schedule;
 mod sequence;
 mod session;
+mod state;
 mod writer;
 
 use crate::arch::KV_SPAN;

@@ -1,5 +1,6 @@
 //! Reusing the keys and values of sequences that ended: which sequences do, and what they have to have in common.
 
+use super::state::identity;
 use super::{Sequence, Session, TokenKind};
 use crate::arch::ARITHMETIC_VERSION;
 use crate::cache::{CachedToken, PrefixKey};
@@ -78,8 +79,18 @@ impl Sequence {
         }
         self.reserve(n)?;
         let wanted: Vec<_> = tokens[..n].iter().map(|&token| self.cached(token, TokenKind::Prompt)).collect();
-        let (key, any) = (self.prefix_key(), self.prefix.reuse == Reuse::Any);
-        for CachedToken { token, generated } in self.kv.reuse(&key, &wanted, self.prefix.min_cache_tokens, any) {
+        let (key, any, least) = (self.prefix_key(), self.prefix.reuse == Reuse::Any, self.prefix.min_cache_tokens);
+        let mut found = self.kv.reuse(&key, &wanted, least, any);
+        if self.kv.uses_folder() {
+            found.extend_from_slice(&wanted[found.len()..]);
+            let n = self.kv.load_blocks(&self.folder_key(), &found);
+            found.truncate(self.kv.len());
+            if n? < least {
+                self.kv.truncate(0);
+                found.clear();
+            }
+        }
+        for CachedToken { token, generated } in found {
             cached.prompt += usize::from(!generated);
             cached.generated += usize::from(generated);
             self.push(&[token], if generated { TokenKind::Generated } else { TokenKind::Prompt });
@@ -119,6 +130,9 @@ impl Sequence {
         let n = self.kv.len();
         if self.prefix.cache == CacheMode::On && n > 0 && n >= self.prefix.min_cache_tokens {
             let tokens = self.cached_tokens(n);
+            if self.kv.uses_folder() {
+                self.kv.save_blocks(&self.folder_key(), &tokens);
+            }
             self.kv.store(self.prefix_key(), tokens);
         }
     }
@@ -130,6 +144,13 @@ impl Sequence {
 
     fn cached(&self, token: u32, kind: TokenKind) -> CachedToken {
         CachedToken { token, generated: kind == TokenKind::Generated && !self.exact }
+    }
+
+    /// What the bits depend on in a form that outlives the process, and the salt.
+    fn folder_key(&self) -> String {
+        let salt = ("salt", "", self.prefix.salt.clone());
+        let lines = identity(self).into_iter().chain([salt]).map(|(key, _, value)| format!("{key}={value}\n"));
+        lines.collect()
     }
 
     fn prefix_key(&self) -> PrefixKey {
@@ -156,6 +177,17 @@ impl Drop for Sequence {
 }
 
 impl Session {
+    /// Begins an empty session with what the engine's prefix cache has of `tokens`, as [`Session::prefill`] does: for
+    /// those who give it a prompt in pieces. Returns how many there were; the next prompt goes on behind them.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn reuse(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
+        self.engine.check(&self.seq, tokens)?;
+        self.cached = self.seq.reuse(tokens)?;
+        Ok(self.cached)
+    }
+
     /// Tokens of the last prompt that came from the prefix cache, which is asked where the session is empty.
     pub fn cached_tokens(&self) -> CachedTokens {
         self.cached

@@ -141,6 +141,16 @@ impl Sequence {
         self.kv.truncate(position);
     }
 
+    /// Holds other tokens with their keys and values.
+    pub(super) fn replace(&mut self, tokens: &[u32], kinds: &[TokenKind], kv: SeqKv) -> Result<(), SessionError> {
+        self.reserve(tokens.len().saturating_sub(self.position()))?;
+        self.cut(0, Cut::Rewound);
+        self.tokens.extend_from_slice(tokens);
+        self.kinds.extend_from_slice(kinds);
+        self.kv = kv;
+        Ok(())
+    }
+
     /// Shows the hook the rows of a pass whose tokens begin at `new.start`, those with logits at `new.end`.
     pub(super) fn follow(&mut self, new: Range<usize>, kind: TokenKind, states: &[f32], logits: &mut [f32]) {
         let Some(hook) = &mut self.hook else { return };

@@ -51,7 +51,7 @@ pub struct Session {
     pub(super) outputs: Outputs,
     pub(super) saved: Saved,
     /// Whether the last token was generated and never computed: the next pass begins with it.
-    ahead: bool,
+    pub(super) ahead: bool,
     n_batch: usize,
     /// Of the last prompt.
     pub(super) cached: CachedTokens,
@@ -168,15 +168,9 @@ impl Session {
         first: usize,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
-        let n = self.reuse(tokens, first)?;
-        self.run(TokenKind::Prompt, &tokens[n..], first - n, &mut NoProbe, &mut |i, logits| each(n + i, logits))
-    }
-
-    /// Takes what the prefix cache has of `tokens`, of which logits are wanted from `first` on; returns how many.
-    fn reuse(&mut self, tokens: &[u32], first: usize) -> Result<usize, SessionError> {
         self.engine.check(&self.seq, tokens)?;
-        self.cached = self.seq.reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?;
-        Ok(self.cached.total())
+        let n = self.reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?.total();
+        self.run(TokenKind::Prompt, &tokens[n..], first - n, &mut NoProbe, &mut |i, logits| each(n + i, logits))
     }
 
     /// [`Session::prefill_each`] with a look inside.

@@ -503,3 +503,153 @@ fn many_threads_on_one_engine() {
     engine.pool().clear_prefixes();
     assert_eq!((engine.pool().stats().used, engine.pool().stats().n_pages), (0, 0));
 }
+
+/// A folder of its own that goes when the test is over.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("ruvllm-prefix-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        Folder(folder)
+    }
+
+    /// An engine that has seen nothing but the folder.
+    fn engine(&self, model: &Model, budget: u64) -> Engine {
+        let (prefix_folder, prefix_folder_budget) = (Some(self.0.clone()), Some(budget));
+        Engine::new(model, &EngineOptions { prefix_folder, prefix_folder_budget, ..Default::default() }).unwrap()
+    }
+
+    fn files(&self) -> Vec<std::path::PathBuf> {
+        let mut files: Vec<_> = std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files().iter().filter_map(|file| Some(std::fs::metadata(file).ok()?.len())).sum()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Another process finds whole pages of what this one left, and only what is its own: model, precision, adapters, salt and
+/// kinds.
+#[test]
+fn blocks_outlive_the_engine() {
+    let folder = Folder::new("blocks");
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let all = tokens(200, 1);
+    for policy in [policies()[0], policies()[2]] {
+        stored(&folder.engine(&model, u64::MAX), &on(policy), &all);
+        for (n, more, hit) in [(200, 0, 192), (193, 0, 192), (192, 0, 128), (150, 30, 128), (63, 0, 0), (0, 80, 0)] {
+            let text = [&all[..n], &vec![49; more]].concat();
+            let engine = folder.engine(&model, u64::MAX);
+            let read_only = SessionOptions { prefix: CacheMode::ReadOnly.into(), ..on(policy) };
+            let mut session = engine.session_with(&read_only).unwrap();
+            let logits = session.prefilled(&text);
+            assert_eq!(session.cached_tokens(), prompt(hit), "{policy:?} {n}");
+            assert_eq!(engine.pool().prefixes().tokens_loaded, hit as u64);
+            assert_eq!(logits, engine.session_with(&cold(&on(policy))).unwrap().prefilled(&text), "{policy:?} {n}");
+        }
+    }
+    assert_eq!(folder.files().len(), 6);
+    let salted = PrefixOptions { salt: "b".into(), ..CacheMode::ReadOnly.into() };
+    let others = [
+        (model.clone(), SessionOptions { prefix: salted, ..plain() }),
+        (model.clone(), SessionOptions { kv_type: KvType::Q6, ..plain() }),
+        (model.clone(), SessionOptions { exact: true, ..plain() }),
+        (Tiny::Llama.model(DType::F32), plain()),
+    ];
+    for (model, options) in others {
+        let engine = folder.engine(&model, u64::MAX);
+        let mut session = engine.session_with(&options).unwrap();
+        session.prefill(&all).unwrap();
+        assert_eq!(session.cached_tokens(), prompt(0), "{options:?}");
+    }
+    // Where windows and ages give pages back, the folder is left alone.
+    let n_files = folder.files().len();
+    stored(&folder.engine(&Tiny::Gemma2.model(DType::Q8_0), u64::MAX), &plain(), &all);
+    stored(&folder.engine(&model, u64::MAX), &on(policies()[3]), &all);
+    assert_eq!(folder.files().len(), n_files);
+}
+
+/// Whatever a crash leaves of a block, and whichever bit flips: what is damaged is a miss, and is written anew.
+#[test]
+fn damaged_blocks_are_misses() {
+    let folder = Folder::new("damaged");
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let all = tokens(130, 1);
+    stored(&folder.engine(&model, u64::MAX), &plain(), &all);
+    let whole: Vec<_> = folder.files().into_iter().map(|file| (std::fs::read(&file).unwrap(), file)).collect();
+    assert_eq!(whole.len(), 2);
+    let expected = engine(&model, 1).session_with(&cold(&plain())).unwrap().prefilled(&all);
+    let second = whole.iter().map(|(bytes, _)| bytes.len()).max().unwrap();
+    for (bytes, file) in &whole {
+        let left = if bytes.len() == second { 64 } else { 0 };
+        let step = bytes.len() / if emulated() { 5 } else { 100 };
+        let torn = (0..bytes.len()).step_by(step).chain([bytes.len() - 1]).map(|n| bytes[..n].to_vec());
+        let flipped = (0..bytes.len()).step_by(step + 1).chain([bytes.len() - 1]).map(|i| {
+            let mut bytes = bytes.clone();
+            bytes[i] ^= 1 << (i % 8);
+            bytes
+        });
+        for damaged in torn.chain(flipped).chain([[&bytes[..], &[0]].concat()]) {
+            std::fs::write(file, &damaged).unwrap();
+            let engine = folder.engine(&model, u64::MAX);
+            let mut session = engine.session_with(&plain()).unwrap();
+            assert_eq!(session.prefilled(&all), expected);
+            assert_eq!(session.cached_tokens(), prompt(left));
+            assert_eq!(engine.pool().prefixes().damaged_blocks, 1);
+            assert!(!file.exists());
+            drop(session);
+            assert_eq!(std::fs::read(file).unwrap(), *bytes);
+        }
+    }
+    // A temporary file of a process that was killed is no block.
+    std::fs::write(folder.0.join(".x.kv.1.0.tmp"), "half a block").unwrap();
+    let engine = folder.engine(&model, u64::MAX);
+    let mut session = engine.session_with(&plain()).unwrap();
+    assert_eq!((session.prefilled(&all), session.cached_tokens()), (expected, prompt(128)));
+}
+
+/// A folder keeps its size, also with several engines on it; what cannot be written is counted and harms nobody.
+#[test]
+fn folders_keep_their_size_and_can_be_shared() {
+    let folder = Folder::new("shared");
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let budget = 5 * (PAGE + 2048);
+    let texts: Vec<Vec<u32>> = (0..6).map(|i| [&tokens(64, 1)[..], &tokens(70 + i, i)].concat()).collect();
+    let one = engine(&model, 1);
+    let expected: Vec<_> =
+        texts.iter().map(|text| one.session_with(&cold(&plain())).unwrap().prefilled(text)).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..3usize {
+            let (folder, model, texts, expected) = (&folder, &model, &texts, &expected);
+            scope.spawn(move || {
+                for round in 0..if emulated() { 2 } else { 10 } {
+                    let engine = folder.engine(model, budget);
+                    let i = (thread * 5 + round) % texts.len();
+                    let mut session = engine.session_with(&plain()).unwrap();
+                    assert_eq!(session.prefilled(&texts[i]), expected[i], "{i}");
+                }
+            });
+        }
+    });
+    drop(folder.engine(&model, budget));
+    assert!(folder.bytes() <= budget && folder.bytes() > 0, "{}", folder.bytes());
+    // The prefix that all share was used last, or a moment ago.
+    let engine = folder.engine(&model, PAGE / 2);
+    stored(&engine, &plain(), &texts[0]);
+    assert!(engine.pool().prefixes().failed_blocks > 0);
+    assert_eq!(folder.bytes(), 0);
+    let file = folder.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let options = EngineOptions { prefix_folder: Some(file), ..Default::default() };
+    let error = Engine::new(&model, &options).unwrap_err();
+    assert!(matches!(&error, SessionError::PrefixFolder { path, .. } if path.ends_with("file")), "{error}");
+}

@@ -1,0 +1,147 @@
+//! What a sequence holds, as numbers and bytes, and back.
+
+use super::{Checkpoint, KV_BLOCK, Page, SeqKv, SessionError, is_given_back};
+use crate::cache::layout::Group;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The pages of a sequence, each once, and who holds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KvState<'a> {
+    /// Positions that are filled.
+    pub(crate) len: usize,
+    pub(crate) pages: Vec<&'a [u8]>,
+    /// Numbers of pages, or [`NO_PAGE`], one table after another.
+    pub(crate) tables: Vec<Vec<u32>>,
+    pub(crate) checkpoints: Vec<KvCheckpoint>,
+}
+
+/// A checkpoint with numbers of pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KvCheckpoint {
+    pub(crate) pos: usize,
+    /// Whether it is the end of a message.
+    pub(crate) marked: bool,
+    /// Table, number in it, and number of the page.
+    pub(crate) pages: Vec<[u32; 3]>,
+}
+
+/// A window has left the page, or it has no such form.
+const NO_PAGE: u32 = u32::MAX;
+
+impl SeqKv {
+    /// What it holds.
+    pub(crate) fn state<'a>(&'a self) -> KvState<'a> {
+        let mut numbers = HashMap::new();
+        let mut pages: Vec<&'a [u8]> = Vec::new();
+        let mut number = |page: &'a Arc<Page>| {
+            *numbers.entry(Arc::as_ptr(page)).or_insert_with(|| {
+                pages.push(page.values());
+                pages.len() as u32 - 1
+            })
+        };
+        let mut tables = Vec::new();
+        for (t, table) in self.tables.iter().enumerate() {
+            let filled = table.iter().take(self.pages_of(t));
+            tables.push(filled.map(|page| page.as_ref().map_or(NO_PAGE, &mut number)).collect());
+        }
+        let mut checkpoints = Vec::new();
+        for Checkpoint { pos, marked, pages } in &self.checkpoints {
+            let pages = pages.iter().map(|(table, i, page)| [*table as u32, *i as u32, number(page)]).collect();
+            checkpoints.push(KvCheckpoint { pos: *pos, marked: *marked, pages });
+        }
+        KvState { len: self.len, pages, tables, checkpoints }
+    }
+
+    /// Pages of a table that can hold something.
+    fn pages_of(&self, table: usize) -> usize {
+        let is_first = self.layout.groups.iter().any(|group| group.table == table);
+        // Later forms are those of whole pages.
+        if is_first { self.len.div_ceil(KV_BLOCK) } else { self.len / KV_BLOCK }
+    }
+
+    /// An empty sequence of the same kind that holds `state`; what is wrong with it, if something is.
+    pub(crate) fn with_state(&self, state: &KvState<'_>) -> Result<Result<SeqKv, &'static str>, SessionError> {
+        let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
+        seq.len = state.len;
+        let forms: Vec<_> = self.layout.tables().map(|(_, form)| *form).collect();
+        if state.tables.len() != forms.len() {
+            return Ok(Err("another number of page tables"));
+        }
+        let mut made: Vec<Option<Arc<Page>>> = vec![None; state.pages.len()];
+        let mut page = |table: usize, number: u32| {
+            let (Some(form), Some(slot)) = (forms.get(table), made.get_mut(number as usize)) else { return Ok(None) };
+            let bytes = state.pages[number as usize];
+            if bytes.len() != form.page_bytes {
+                return Ok(None);
+            }
+            if slot.is_none() {
+                let mut page = seq.pool.page(form.page_bytes, form.bytes_by_type())?;
+                if let Some(page) = Arc::get_mut(&mut page) {
+                    page.values_mut().copy_from_slice(bytes);
+                }
+                *slot = Some(page);
+            }
+            Ok::<_, SessionError>(slot.clone())
+        };
+        for (t, listed) in state.tables.iter().enumerate() {
+            let mut table = Vec::new();
+            for &number in listed {
+                if number == NO_PAGE {
+                    table.push(None);
+                    continue;
+                }
+                let Some(page) = page(t, number)? else { return Ok(Err("a page that is not there")) };
+                table.push(Some(page));
+            }
+            seq.tables[t] = table;
+        }
+        for KvCheckpoint { pos, marked, pages: listed } in &state.checkpoints {
+            let mut pages = Vec::new();
+            for &[table, i, number] in listed {
+                let Some(page) = page(table as usize, number)? else { return Ok(Err("a page that is not there")) };
+                pages.push((table as usize, i as usize, page));
+            }
+            seq.checkpoints.push(Checkpoint { pos: *pos, marked: *marked, pages });
+        }
+        Ok(seq.check().map(|()| seq))
+    }
+
+    /// Whether queries from here and from checkpoints on see all they must.
+    fn check(&self) -> Result<(), &'static str> {
+        if (0..self.tables.len()).any(|t| self.tables[t].len() > self.pages_of(t)) {
+            return Err("more pages than positions");
+        }
+        let held = |table: usize, page: usize| self.tables[table].get(page).is_some_and(Option::is_some);
+        if !self.sees(self.len, |_, table, page| held(table, page)) {
+            return Err("too few pages");
+        }
+        if !self.checkpoints.is_sorted_by(|a, b| a.pos < b.pos) {
+            return Err("checkpoints out of order");
+        }
+        for checkpoint in &self.checkpoints {
+            if checkpoint.pos == 0 || checkpoint.pos > self.len {
+                return Err("a checkpoint behind the end");
+            }
+            let listed: std::collections::HashSet<_> = checkpoint.pages.iter().map(|&(t, page, _)| (t, page)).collect();
+            let is_sound = |&(t, page)| page < checkpoint.pos.div_ceil(KV_BLOCK) && t < self.tables.len();
+            let has = |given_back: bool, t, page| if given_back { listed.contains(&(t, page)) } else { held(t, page) };
+            if !listed.iter().all(is_sound) || !self.sees(checkpoint.pos, has) {
+                return Err("a checkpoint with too few pages");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all that the query at `pos` sees is there: `has` is asked for a table, of which pages may be given back,
+    /// and a page.
+    fn sees(&self, pos: usize, has: impl Fn(bool, usize, usize) -> bool) -> bool {
+        let of_group = |group: &Group| {
+            group.seen(pos).all(|page| {
+                let form = group.form_of(pos / KV_BLOCK, page);
+                (0..=form).any(|form| has(is_given_back(group, form), group.table + form, page))
+            })
+        };
+        self.layout.groups.iter().all(of_group)
+    }
+}

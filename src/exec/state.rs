@@ -1,0 +1,262 @@
+//! A session as a file: a GGUF file of its own kind, so that reading it is bounded as that of a model is, and writing it
+//! leaves either the old file or the new one.
+//!
+//! The metadata say what the bits depend on, and have to be those of the session that loads it; the rest is in tensors,
+//! under a checksum.
+
+use super::{Sequence, Session, TokenKind};
+use crate::arch::ARITHMETIC_VERSION;
+use crate::cache::{KvCheckpoint, KvState, SEED, mix};
+use crate::error::{SessionError, StateError};
+use crate::gguf::{Gguf, Writer};
+use crate::quant::DType;
+use bytemuck::Pod;
+use std::borrow::Cow;
+use std::path::Path;
+
+const TYPE: &str = "session";
+/// Raised when a file of the new form could be misread as one of the old.
+const VERSION: u32 = 1;
+const CHECKSUM: &str = "session.checksum";
+
+/// Tensors: tokens; 1 for each that was generated; the positions that are filled, and 1 if the last token waits to be
+/// computed; logits; page tables, each with its length before it; checkpoints, each with position, mark and number of
+/// pages before these; pages.
+const TOKENS: &str = "tokens";
+const KINDS: &str = "kinds";
+const COUNTS: &str = "counts";
+const LOGITS: &str = "logits";
+const TABLES: &str = "tables";
+const CHECKPOINTS: &str = "checkpoints";
+
+impl Session {
+    /// Saves the session: tokens and their kinds, keys and values, logits. The file appears under its name when it is
+    /// complete on disk, in place of an older one, and only for this user. Not saved are adapters, which the session that
+    /// loads it has to have, and hooks.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        let kv = self.seq.kv.state();
+        let mut writer = self.writer(&kv);
+        writer.overwrite().private();
+        Ok(writer.write(path)?)
+    }
+
+    /// The file that [`Session::save`] writes.
+    ///
+    /// # Errors
+    /// If it does not fit a GGUF file.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
+        Ok(self.writer(&self.seq.kv.state()).to_bytes()?)
+    }
+
+    /// Goes on where a saved session was, with the same bits, in place of what this one holds.
+    ///
+    /// # Errors
+    /// If the file is unsound or of another version; if it was saved with another model, instruction-set level or device,
+    /// version of the arithmetic, adapters, precision of keys and values, rope scaling or `exact`; if there is no room.
+    /// Nothing has changed then.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        self.load_gguf(&Gguf::open(path)?)
+    }
+
+    /// The same, from memory.
+    ///
+    /// # Errors
+    /// As [`Session::load`].
+    pub fn load_bytes(&mut self, bytes: impl Into<Cow<'static, [u8]>>) -> Result<(), StateError> {
+        self.load_gguf(&Gguf::from_bytes(bytes)?)
+    }
+
+    fn writer<'a>(&'a self, kv: &KvState<'a>) -> Writer<'a> {
+        let kinds: Vec<u8> = self.seq.kinds().iter().map(|&kind| u8::from(kind == TokenKind::Generated)).collect();
+        let tables: Vec<u32> =
+            kv.tables.iter().flat_map(|table| [&[table.len() as u32], &table[..]].concat()).collect();
+        let mut checkpoints = Vec::new();
+        for KvCheckpoint { pos, marked, pages } in &kv.checkpoints {
+            checkpoints.extend([*pos as u32, u32::from(*marked), pages.len() as u32]);
+            checkpoints.extend(pages.iter().flatten());
+        }
+        let counts = [kv.len as u32, u32::from(self.ahead)];
+        let mut tensors = vec![
+            tensor(TOKENS, DType::I32, self.tokens()),
+            tensor(KINDS, DType::I8, &kinds),
+            tensor(COUNTS, DType::I32, &counts),
+            tensor(LOGITS, DType::F32, self.logits()),
+            tensor(TABLES, DType::I32, &tables),
+            tensor(CHECKPOINTS, DType::I32, &checkpoints),
+        ];
+        let page = |(i, page): (usize, &&'a [u8])| (page_name(i), DType::I8, page.len(), Cow::Borrowed(*page));
+        tensors.extend(kv.pages.iter().enumerate().map(page));
+        // GGUF has no tensors without values.
+        tensors.retain(|(_, _, n, _)| *n > 0);
+        let hash = tensors.iter().fold(SEED, |hash, (name, _, _, bytes)| checksum(hash, name, bytes));
+
+        let mut w = Writer::new();
+        w.metadata("general.type", TYPE);
+        w.metadata("session.version", VERSION);
+        for (key, _, value) in identity(&self.seq) {
+            w.metadata(key, value);
+        }
+        w.metadata(CHECKSUM, hash);
+        for (name, dtype, n, bytes) in tensors {
+            w.tensor(name, &[n as u64], dtype, bytes);
+        }
+        w
+    }
+
+    fn load_gguf(&mut self, gguf: &Gguf) -> Result<(), StateError> {
+        let metadata = gguf.metadata();
+        let found = metadata.opt_str("general.type")?.unwrap_or_default();
+        if found != TYPE {
+            return Err(StateError::NotASession { found: found.to_owned() });
+        }
+        let found = metadata.u32("session.version")?;
+        if found != VERSION {
+            return Err(StateError::Version { found, supported: VERSION });
+        }
+        let identity = identity(&self.seq);
+        for (key, what, expected) in &identity {
+            let found = metadata.str(key)?;
+            if found != expected {
+                return Err(StateError::Other { what, found: found.to_owned(), expected: expected.clone() });
+            }
+        }
+        if metadata.len() != identity.len() + 3 {
+            return Err(damaged("metadata", "keys that are not known"));
+        }
+        let tensors = gguf.tensors().iter();
+        let found = tensors.fold(SEED, |hash, t| checksum(hash, &t.name, gguf.data(t)));
+        let expected = metadata.u64(CHECKSUM)?;
+        if found != expected {
+            return Err(StateError::Checksum { found, expected });
+        }
+
+        // What follows was saved by someone who knew the checksum, which does not mean well.
+        let (n_ctx, n_vocab) = (self.n_ctx(), self.model().hparams().n_vocab);
+        let tokens: Vec<u32> = values(gguf, TOKENS, DType::I32)?;
+        if tokens.len() > n_ctx {
+            return Err(SessionError::ContextFull { n_ctx, n_past: 0, n_new: tokens.len() }.into());
+        }
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
+        }
+        let kinds: Vec<u8> = values(gguf, KINDS, DType::I8)?;
+        if kinds.len() != tokens.len() || kinds.iter().any(|&kind| kind > 1) {
+            return Err(damaged(KINDS, "not one of two kinds for each token"));
+        }
+        let kind = |&kind: &u8| if kind == 1 { TokenKind::Generated } else { TokenKind::Prompt };
+        let kinds: Vec<TokenKind> = kinds.iter().map(kind).collect();
+        let counts: Vec<u32> = values(gguf, COUNTS, DType::I32)?;
+        let &[len, ahead @ 0..=1] = &counts[..] else { return Err(damaged(COUNTS, "not two counts")) };
+        if len as usize > tokens.len() || ahead == 1 && kinds.last() != Some(&TokenKind::Generated) {
+            return Err(damaged(COUNTS, "more than there are tokens"));
+        }
+        let logits: Vec<f32> = values(gguf, LOGITS, DType::F32)?;
+        if !logits.is_empty() && logits.len() != n_vocab {
+            return Err(damaged(LOGITS, "not one for each token of the vocabulary"));
+        }
+
+        let known = [TOKENS, KINDS, COUNTS, LOGITS, TABLES, CHECKPOINTS];
+        let n_pages = gguf.tensors().iter().filter(|t| !known.contains(&t.name.as_str())).count();
+        let mut pages = Vec::new();
+        for i in 0..n_pages {
+            let page = gguf.tensor(&page_name(i)).ok_or(damaged("pages", "one is missing"))?;
+            pages.push(gguf.data(page));
+        }
+        let tables: Vec<u32> = values(gguf, TABLES, DType::I32)?;
+        let checkpoints: Vec<u32> = values(gguf, CHECKPOINTS, DType::I32)?;
+        let state = KvState {
+            len: len as usize,
+            pages,
+            tables: read_tables(&tables).ok_or(damaged(TABLES, "they end inside one"))?,
+            checkpoints: read_checkpoints(&checkpoints).ok_or(damaged(CHECKPOINTS, "they end inside one"))?,
+        };
+        let kv = self.seq.kv.with_state(&state)?.map_err(|what| damaged(TABLES, what))?;
+        self.outputs.reserve(1, n_vocab, 0)?;
+        self.seq.replace(&tokens, &kinds, kv)?;
+        self.outputs.set_last(&logits, n_vocab);
+        self.ahead = ahead == 1;
+        Ok(())
+    }
+}
+
+/// What the bits depend on: key, name, value.
+pub(super) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, String)> {
+    let hash = |x: u64| format!("{x:016x}");
+    vec![
+        ("session.model", "model", hash(seq.model().fingerprint())),
+        ("session.device", "instruction-set level or device", seq.device.clone()),
+        ("session.arithmetic", "version of the arithmetic", ARITHMETIC_VERSION.to_string()),
+        ("session.adapters", "set of adapters", hash(adapters(seq))),
+        ("session.precision", "precision of keys and values", seq.kv.policy().to_string()),
+        ("session.ropes", "rope scaling, which may depend on the context's size", hash(seq.rope.fingerprint())),
+        ("session.exact", "arithmetic of prompts (exact)", seq.exact.to_string()),
+    ]
+}
+
+/// A hash of what adapters add; [`SEED`] without any.
+fn adapters(seq: &Sequence) -> u64 {
+    let mut hash = SEED;
+    for (_, adapter, scale) in seq.adapters() {
+        hash = mix(hash, bytemuck::bytes_of(&[scale, adapter.alpha()]));
+        for (i, site) in adapter.sites().iter().enumerate() {
+            if let Some(term) = adapter.term(i) {
+                hash = checksum(hash, &site.tensor, bytemuck::cast_slice(term.a()));
+                hash = checksum(hash, "b", bytemuck::cast_slice(term.b()));
+            }
+        }
+    }
+    hash
+}
+
+fn page_name(i: usize) -> String {
+    format!("page.{i}")
+}
+
+/// Name, type, number of values, and their bytes.
+type Tensor<'a> = (String, DType, usize, Cow<'a, [u8]>);
+
+fn tensor<'a, T: Pod>(name: &str, dtype: DType, values: &[T]) -> Tensor<'a> {
+    (name.into(), dtype, values.len(), Cow::Owned(bytemuck::cast_slice(values).to_vec()))
+}
+
+/// All values of a tensor; none if it is not there.
+fn values<T: Pod>(gguf: &Gguf, name: &'static str, dtype: DType) -> Result<Vec<T>, StateError> {
+    match gguf.tensor(name) {
+        None => Ok(Vec::new()),
+        Some(t) if t.dtype == dtype && t.dims.len() == 1 => Ok(bytemuck::pod_collect_to_vec(gguf.data(t))),
+        Some(_) => Err(damaged(name, "another type or shape")),
+    }
+}
+
+fn read_tables(mut rest: &[u32]) -> Option<Vec<Vec<u32>>> {
+    let mut tables = Vec::new();
+    while let Some((&n, pages)) = rest.split_first() {
+        let (table, after) = pages.split_at_checked(n as usize)?;
+        tables.push(table.to_vec());
+        rest = after;
+    }
+    Some(tables)
+}
+
+fn read_checkpoints(mut rest: &[u32]) -> Option<Vec<KvCheckpoint>> {
+    let mut checkpoints = Vec::new();
+    while let Some((&[pos, marked, n], pages)) = rest.split_first_chunk::<3>() {
+        let (listed, after) = pages.split_at_checked((n as usize).checked_mul(3)?)?;
+        let pages = listed.chunks_exact(3).map(|p| [p[0], p[1], p[2]]).collect();
+        checkpoints.push(KvCheckpoint { pos: pos as usize, marked: marked == 1, pages });
+        rest = after;
+    }
+    rest.is_empty().then_some(checkpoints)
+}
+
+/// Goes on with the hash of a named tensor.
+fn checksum(hash: u64, name: &str, bytes: &[u8]) -> u64 {
+    mix(mix(hash, name.as_bytes()), bytes)
+}
+
+fn damaged(item: &'static str, what: &'static str) -> StateError {
+    StateError::Damaged { item, what }
+}
