@@ -5,7 +5,7 @@ use super::model::{CacheTypeArgs, ModelArgs, ResidenceArgs, engine, open};
 use super::output::{Failure, print};
 use clap::{ValueEnum, value_parser};
 use ruvllm::bench::synthetic;
-use ruvllm::exec::{CancelToken, Engine, KvType, Outputs, Sequence, SessionOptions, Slot, TokenKind};
+use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvType, Outputs, Sequence, SessionOptions, Slot, TokenKind};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut options = SessionOptions::default();
     args.cache_type.apply(KvType::default(), &mut options);
-    let engine = engine(&model, args.threads, false, &options)?;
+    let engine = engine(&model, args.threads, false, &options, EngineOptions::default())?;
     // So that the first row pays for no page fault.
     measure(args, &engine, &options, Test { pp: 16, tg: 4, pl: 1 })?;
     if args.output_format == Format::Md {
