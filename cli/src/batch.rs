@@ -2,7 +2,7 @@
 
 use super::generate::no_tokenizer;
 use super::input::{on_interrupt, read_text};
-use super::model::{ModelArgs, ResidenceArgs, SessionArgs, engine};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
 use super::output::{Failure, Progress, note, paint};
 use super::sampling::SamplingArgs;
 use ruvllm::exec::{Finish, KvType, Request, Schedule, ScheduleOptions, StopReason, Stream};
@@ -358,7 +358,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
     let adapters = args.session.lora.open(&model)?;
-    let engine = engine(&model, args.session.threads, !adapters.is_empty(), &options, args.session.engine_options())?;
+    let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
     let n_parallel = args.parallel as usize;
     let max_requests = 2 * n_parallel;
     let options = ScheduleOptions { session: options, n_parallel, max_requests, ..Default::default() };

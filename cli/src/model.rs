@@ -236,7 +236,7 @@ pub(super) struct SessionArgs {
     /// Threads, at most 1024; 0 or less is as many as this process may use
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    pub(super) threads: i32,
+    threads: i32,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
@@ -333,19 +333,20 @@ impl SessionArgs {
         options
     }
 
-    /// Options of the engine, but for its threads.
-    pub(super) fn engine_options(&self) -> EngineOptions {
-        EngineOptions {
-            prefix_folder: self.prompt_cache.clone(),
-            prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
-            ..Default::default()
-        }
-    }
-
     /// The same, where `-c 0` is what the model was trained for.
     pub(super) fn with_trained_ctx(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
         let trained = (self.ctx_size == Some(0)).then_some(model.hparams().n_ctx_train);
         SessionOptions { n_ctx: trained.or(options.n_ctx), ..options.clone() }
+    }
+
+    /// An engine for sessions with or without adapters.
+    pub(super) fn engine(&self, model: &Model, adapters: bool, options: &SessionOptions) -> Result<Engine, Failure> {
+        let engine_options = EngineOptions {
+            prefix_folder: self.prompt_cache.clone(),
+            prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
+            ..Default::default()
+        };
+        engine(model, self.threads, adapters, options, engine_options)
     }
 }
 
@@ -392,8 +393,7 @@ pub(super) fn session(
 ) -> Result<Session, Failure> {
     let options = &args.with_trained_ctx(options, model);
     let adapters = args.lora.open(model)?;
-    let engine = engine(model, args.threads, !adapters.is_empty(), options, args.engine_options())?;
-    let mut session = engine.session_with(options)?;
+    let mut session = args.engine(model, !adapters.is_empty(), options)?.session_with(options)?;
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }

@@ -15,7 +15,7 @@ mod params;
 
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
-use super::model::{ModelArgs, ResidenceArgs, SessionArgs, engine};
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
 use super::output::{Failure, note};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
@@ -222,7 +222,7 @@ fn load(args: &Args) -> Result<App, Failure> {
     let mut options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
     options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
     let adapters = args.session.lora.open(&model)?;
-    let engine = engine(&model, args.session.threads, !adapters.is_empty(), &options, args.session.engine_options())?;
+    let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
     let metrics = Metrics::new(&engine);
     let schedule = ScheduleOptions {
         session: options,
