@@ -4,7 +4,7 @@
 //! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
 //! sequence (its positions, keys and values, adapters) goes slot by slot.
 
-use super::activation::{gelu_erf, relu_mul, squared_relu, swiglu_oai, xielu};
+use super::activation::{gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
 use super::latent::LatentBuffers;
@@ -14,8 +14,8 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, MAX_EXPERT, Mixer, Model, Moe, MoeSpec, Norm,
-    NormKind, Norms, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, LayerSpec, MAX_EXPERT, Mixer, Model, Moe, MoeSpec,
+    Norm, NormKind, Norms, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -419,7 +419,7 @@ pub(crate) fn forward(
         if spec.norms == Norms::Parallel {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
         }
-        add_branch(ctx, h, spec.residual_scale, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor(Tap::FfnInp, i, b.x);
 
         if !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
@@ -441,7 +441,7 @@ pub(crate) fn forward(
             }
         }
         probe.tensor(Tap::FfnOut, i, b.branch);
-        add_branch(ctx, h, spec.residual_scale, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor(Tap::LOut, i, b.x);
     }
 
@@ -452,7 +452,7 @@ pub(crate) fn forward(
         let (x, normed) = (&b.x[..n_outputs * h.n_embd], &mut b.normed[..n_outputs * h.n_embd]);
         let slots = Adapters(slots);
         let ctx = base.with(row_adapters(&slots, b.output_ends), n_outputs);
-        norm(ctx, h, Some(&w.output_norm), x, normed);
+        norm(ctx, h, w.output_norm.as_ref(), x, normed);
         probe.tensor(Tap::ResultNorm, 0, normed);
         if wanted != Wanted::Logits {
             outputs.states.extend_from_slice(normed);
@@ -501,6 +501,9 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
             look_up(table, slot.pos() + row - slot.row, buffer);
             arch.add(x, buffer);
         }
+        if let Some(first) = &w.token_types {
+            arch.add(x, first);
+        }
         if let Some(norm) = &w.embd_norm {
             buffer.copy_from_slice(x);
             norm_row(arch, h, norm, buffer, x);
@@ -525,22 +528,23 @@ fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// `x += scale · norm(branch)`.
+/// `x += scale · norm(branch)`, or `x = norm(x + scale · branch)`.
 fn add_branch(
     ctx: Ctx<'_>,
     h: &Hparams,
-    scale: f32,
+    spec: &LayerSpec,
     post: Option<&Norm>,
     x: &mut [f32],
     branch: &[f32],
     normed: &mut [f32],
 ) {
+    let (scale, of_stream) = (spec.residual_scale, spec.norms == Norms::Residual);
     let branch = match post {
-        Some(_) => {
+        Some(_) if !of_stream => {
             norm(ctx, h, post, branch, normed);
             &*normed
         }
-        None => branch,
+        _ => branch,
     };
     ctx.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |i, x| {
         let branch = &branch[i * h.n_embd..][..h.n_embd];
@@ -549,6 +553,10 @@ fn add_branch(
             scale => ctx.arch.add_scaled(x, branch, scale),
         }
     });
+    if of_stream {
+        norm(ctx, h, post, x, normed);
+        x.copy_from_slice(normed);
+    }
 }
 
 /// Attention of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts
@@ -956,6 +964,7 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
         Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| relu_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::SwiGluOai => workers.for_chunks(gate, n_ff, |i, gate| swiglu_oai(gate, &up[i * n_ff..][..n_ff])),
+        Activation::GeGluErf => workers.for_chunks(gate, n_ff, |i, gate| gelu_erf_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| gelu_erf(up)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
             workers.for_chunks(up, n_ff, |_, up| xielu(up, (alpha_p, alpha_n, beta, eps)));

@@ -299,6 +299,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             norm_eps: _,
             embd_scale,
             embd_norm: _, // in `forward_only`
+            token_types: _,
+            final_norm: _,
             learned_positions: _,
             logit_scale: _, // in `logit_finish`
             final_softcap: _,
@@ -316,6 +318,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let Weights {
             token_embd,
             position_embd: _, // in `forward_only`
+            token_types: _,
             embd_norm: _,
             layers,
             output_norm,
@@ -349,7 +352,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 return Ok(self.plan);
             }
         }
-        let normed = self.enter(Some(output_norm))?;
+        let normed = self.enter(output_norm.as_ref())?;
         // As generated rows, whose kernels are the faster ones for few: of a prompt few have logits.
         self.rows.parts.iter_mut().for_each(|part| part.generated = true);
         self.linear(output, normed, Left(Scratch::Logits))?;
@@ -671,7 +674,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
-            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => {
+            Activation::ReGlu
+            | Activation::SwiGluOai
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }

@@ -38,6 +38,10 @@ pub struct Hparams {
     pub norm_eps: f32,
     /// Factor on embeddings.
     pub embd_scale: f32,
+    /// Whether tokens have a type, whose embedding is added; that of the first one.
+    pub token_types: bool,
+    /// Whether the last layer is followed by a norm.
+    pub final_norm: bool,
     /// Whether embeddings have a norm.
     pub embd_norm: bool,
     /// Whether positions have embeddings, which are added to those of tokens: then there are no more positions than
@@ -679,6 +683,8 @@ impl Hparams {
             norm,
             norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
             embd_scale: 1.0,
+            token_types: false,
+            final_norm: true,
             embd_norm: false,
             learned_positions: false,
             logit_scale: 1.0,
@@ -713,8 +719,8 @@ impl Hparams {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
         let activation = |activation: Activation| {
-            use Activation::{GeluErf, ReGlu, SwiGluOai, Xielu};
-            matches!(activation, ReGlu | GeluErf | SwiGluOai | Xielu { .. })
+            use Activation::{GeGluErf, GeluErf, ReGlu, SwiGluOai, Xielu};
+            matches!(activation, ReGlu | GeGluErf | GeluErf | SwiGluOai | Xielu { .. })
         };
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
@@ -722,8 +728,10 @@ impl Hparams {
         });
         let all = [
             (self.embd_norm, "a norm of embeddings"),
+            (self.token_types, "types of tokens"),
             (self.learned_positions, "learned positions"),
             (self.layers.iter().any(|layer| layer.norms == Norms::Parallel), "two norms of one residual stream"),
+            (self.layers.iter().any(|layer| layer.norms == Norms::Residual), "norms of the residual stream"),
             (
                 attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
                 "norms of rotated queries and keys",

@@ -299,6 +299,8 @@ pub enum Activation {
     Gelu,
     /// `max(up, 0)²`; there is no gate.
     SquaredRelu,
+    /// `gelu(gate)·up`, by the error function.
+    GeGluErf,
     /// `max(gate, 0)·up`.
     ReGlu,
     /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7 (gpt-oss).
@@ -322,7 +324,10 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate.
     pub fn is_gated(self) -> bool {
-        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::SwiGluOai)
+        matches!(
+            self,
+            Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::GeGluErf | Activation::SwiGluOai
+        )
     }
 }
 
@@ -332,6 +337,10 @@ impl Activation {
 pub enum Norms {
     /// Of their inputs.
     Before,
+    /// Of the feed-forward layer's input alone.
+    BeforeFfn,
+    /// Of the residual stream itself, after each was added to it (BERT style).
+    Residual,
     /// Of their outputs.
     After,
     /// Of both.

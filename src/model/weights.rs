@@ -239,9 +239,11 @@ pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
     /// A row for each position, added to embeddings.
     pub(crate) position_embd: Option<Weight>,
+    /// Added to all embeddings.
+    pub(crate) token_types: Option<Vec<f32>>,
     pub(crate) embd_norm: Option<Norm>,
     pub(crate) layers: Vec<Layer>,
-    pub(crate) output_norm: Norm,
+    pub(crate) output_norm: Option<Norm>,
     pub(crate) output: Linear,
     /// What pooled vectors are multiplied by, one after the other.
     pub(crate) dense: Vec<Weight>,
@@ -344,6 +346,15 @@ impl<'a> Binder<'a> {
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         self.values(name, &[n])
+    }
+
+    /// The first row of a table of vectors.
+    fn first_row(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })?;
+        let n_rows = tensor.dims.get(1).map_or(1, |&n| n.min(1 << 16) as usize);
+        let mut table = self.values(name, &[n, n_rows])?.unwrap_or_default();
+        table.truncate(n);
+        Ok(table)
     }
 
     /// The values of a tensor that is no matrix of the model.
@@ -460,7 +471,8 @@ impl Weights {
         let position_embd = h.learned_positions.then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
         let position_embd = position_embd.transpose()?;
         let embd_norm = h.embd_norm.then(|| b.norm("token_embd_norm", h)).transpose()?;
-        let output_norm = b.norm("output_norm", h)?;
+        let token_types = h.token_types.then(|| b.first_row("token_types.weight", h.n_embd)).transpose()?;
+        let output_norm = h.final_norm.then(|| b.norm("output_norm", h)).transpose()?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
@@ -499,6 +511,7 @@ impl Weights {
         Ok(Weights {
             token_embd,
             position_embd,
+            token_types,
             embd_norm,
             layers,
             output_norm,
@@ -538,7 +551,9 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Laye
     // Some files call the norm before the feed-forward layer after what comes before it. Falcon's norm of both branches
     // is that of the feed-forward layer where attention has one of its own.
     let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+    let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
     match spec.norms {
+        Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
@@ -550,10 +565,10 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Laye
     Ok(Layer {
         attn_norm: norm(attn_norm, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
         attn: attention(b, h.n_embd, attn, spec.biases, &name)?,
-        post_attn_norm: norm("post_attention_norm", &[Norms::After, Norms::Both])?,
-        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both, Norms::Parallel])?,
+        post_attn_norm: norm(post_attn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
+        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
         ffn: feed_forward(b, h.n_embd, spec, &name)?,
-        post_ffn_norm: norm("post_ffw_norm", &[Norms::After, Norms::Both])?,
+        post_ffn_norm: norm(post_ffn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
     })
 }
 

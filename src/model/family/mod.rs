@@ -2,6 +2,7 @@
 
 mod apertus;
 mod arcee;
+mod bert;
 mod cohere;
 mod deepseek;
 mod exaone;
@@ -66,6 +67,9 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
     Family { arch: "gemma-embedding", hparams: gemma::embedding },
+    Family { arch: "bert", hparams: bert::bert },
+    Family { arch: "nomic-bert", hparams: bert::nomic },
+    Family { arch: "modern-bert", hparams: bert::modern },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
     Family { arch: "granite_swa", hparams: granite::swa },
