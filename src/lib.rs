@@ -99,4 +99,6 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../docs/learning.md")]
     struct Learning;
+    #[doc = include_str!("../docs/prefix-cache.md")]
+    struct PrefixCache;
 }

@@ -12,6 +12,10 @@
 #![allow(clippy::type_complexity)] // signatures are spelt out where they are read
 #![allow(clippy::multiple_unsafe_ops_per_block)] // a load at an offset is two operations with one reason
 
+/// Raised when a change of a kernel, or of the order in which they are called, changes the bits of keys and values: those
+/// of another version are not reused.
+pub const ARITHMETIC_VERSION: u32 = 1;
+
 /// A table of kernels whose element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {
     ($($field:ident $(: $kernel:expr)?,)*) => {

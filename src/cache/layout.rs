@@ -108,6 +108,7 @@ pub(super) fn sparse(window: usize) -> usize {
 /// How the pages of a model are laid out.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayout {
+    pub(super) policy: KvPolicy,
     pub(super) groups: Vec<Group>,
     pub(super) layers: Vec<LayerAt>,
 }
@@ -146,7 +147,7 @@ impl KvLayout {
             }
             layers.push(layer);
         }
-        KvLayout { groups, layers }
+        KvLayout { policy, groups, layers }
     }
 
     /// All forms of all groups, table by table.

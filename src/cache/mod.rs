@@ -11,10 +11,13 @@
 
 mod layout;
 mod pool;
+mod prefix;
 mod sequence;
 
 pub(crate) use layout::{KvLayout, LayerShape};
 pub use pool::{KvPool, PageMemory, PoolStats};
+pub use prefix::PrefixStats;
+pub(crate) use prefix::{CachedToken, PrefixKey};
 pub use sequence::PagePlace;
 pub(crate) use sequence::SeqKv;
 

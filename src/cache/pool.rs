@@ -1,5 +1,6 @@
 //! The pool of pages that sequences keep their keys and values in.
 
+use super::prefix::{PrefixStats, PrefixTree};
 use super::{KvBytes, KvType};
 use crate::error::SessionError;
 use bytemuck::{Pod, Zeroable};
@@ -68,7 +69,11 @@ impl Memory {
 
 /// Memory for keys and values, shared by any number of sessions. Clones are handles of the same pool.
 #[derive(Clone, Debug)]
-pub struct KvPool(Arc<Inner>);
+pub struct KvPool {
+    inner: Arc<Inner>,
+    /// Locked before `Inner::state`, as it drops pages.
+    prefixes: Arc<Mutex<PrefixTree>>,
+}
 
 struct Inner {
     budget: u64,
@@ -97,7 +102,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Bytes of the pages in use.
+    /// Bytes of the pages in use, by sequences or the prefix cache.
     pub used: u64,
     /// The same by precision.
     pub by_type: KvBytes,
@@ -118,7 +123,7 @@ impl Default for KvPool {
 impl KvPool {
     /// A pool of at most `budget` bytes, none of which it takes yet.
     pub fn new(budget: u64) -> KvPool {
-        KvPool(Arc::new(Inner { budget, source: None, state: Mutex::default() }))
+        KvPool::of(Inner { budget, source: None, state: Mutex::default() })
     }
 
     /// The same with pages whose memory `source` gives.
@@ -126,30 +131,54 @@ impl KvPool {
         budget: u64,
         source: impl Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync + 'static,
     ) -> KvPool {
-        KvPool(Arc::new(Inner { budget, source: Some(Box::new(source)), state: Mutex::default() }))
+        KvPool::of(Inner { budget, source: Some(Box::new(source)), state: Mutex::default() })
+    }
+
+    fn of(inner: Inner) -> KvPool {
+        KvPool { inner: Arc::new(inner), prefixes: Arc::default() }
     }
 
     /// What it holds now.
     pub fn stats(&self) -> PoolStats {
-        let State { used, by_type, free, n_pages, .. } = *self.state();
-        PoolStats { used, by_type, free, n_pages, budget: self.0.budget }
+        let State { used, by_type, free, n_pages, .. } = *self.inner.state();
+        PoolStats { used, by_type, free, n_pages, budget: self.inner.budget }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Counts are changed only after what may panic.
-        self.0.state.lock().unwrap_or_else(|e| e.into_inner())
+    /// What its prefix cache holds and did.
+    pub fn prefixes(&self) -> PrefixStats {
+        self.prefix_tree().stats()
+    }
+
+    /// Most bytes of pages that the prefix cache holds, within the pool's own budget. What is too much goes at once, the
+    /// least recently used first. Default 1 GiB.
+    pub fn set_prefix_budget(&self, bytes: u64) {
+        self.prefix_tree().set_budget(bytes);
+    }
+
+    /// Empties the prefix cache.
+    pub fn clear_prefixes(&self) {
+        self.prefix_tree().clear();
+    }
+
+    pub(super) fn prefix_tree(&self) -> MutexGuard<'_, PrefixTree> {
+        self.prefixes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// A page of `bytes`, a multiple of 64, of which keys and values take those of `types`, with zeros or what its last
-    /// user left.
+    /// user left. In a full pool the prefix cache makes room.
     pub(super) fn page(&self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
-        let (size, budget) = (bytes as u64, self.0.budget);
+        let (size, budget) = (bytes as u64, self.inner.budget);
         // Given back to the system once the lock is open again.
         let mut released = Vec::new();
-        let recycled = {
-            let mut state = self.state();
+        let recycled = loop {
+            let mut state = self.inner.state();
             if size > budget.saturating_sub(state.used) {
-                return Err(SessionError::PoolFull { need: size, used: state.used, budget });
+                let used = state.used;
+                drop(state);
+                if self.prefix_tree().evict(false) {
+                    continue;
+                }
+                return Err(SessionError::PoolFull { need: size, used, budget });
             }
             let recycled = state.take_free(bytes);
             while recycled.is_none() && size > budget - state.used - state.free {
@@ -158,20 +187,28 @@ impl KvPool {
             state.used += size;
             types.into_iter().for_each(|(kind, bytes)| state.by_type.add(kind, bytes));
             state.n_pages += 1;
-            recycled
+            break recycled;
         };
         drop(released);
-        let memory = recycled.or_else(|| match &self.0.source {
+        let memory = recycled.or_else(|| match &self.inner.source {
             Some(source) => source(bytes).map(Memory::Shared),
             None => Memory::new(bytes),
         });
         // Also without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
-        let page = Page { memory: memory.unwrap_or(Memory::Heap(Vec::new())), bytes, types, pool: self.clone() };
+        let page =
+            Page { memory: memory.unwrap_or(Memory::Heap(Vec::new())), bytes, types, pool: Arc::clone(&self.inner) };
         if out_of_memory {
             return Err(SessionError::OutOfMemory { what: "a page of keys and values", bytes: size });
         }
         Ok(Arc::new(page))
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Counts are changed only after what may panic.
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -213,7 +250,7 @@ pub(super) struct Page {
     memory: Memory,
     bytes: usize,
     types: [(KvType, u64); 2],
-    pool: KvPool,
+    pool: Arc<Inner>,
 }
 
 impl Page {
@@ -223,6 +260,10 @@ impl Page {
             Memory::Shared(memory) => memory.address(),
             Memory::Heap(_) | Memory::Mapped(_) => 0,
         }
+    }
+
+    pub(super) fn n_bytes(&self) -> u64 {
+        self.bytes as u64
     }
 
     /// Bytes of its keys and of its values, with their precision.
@@ -337,8 +378,8 @@ mod tests {
             let other = self::page(&pool, bytes + 64).unwrap();
             drop(other);
             // Emptied for the next size.
-            pool.state().free_lists.clear();
-            pool.state().free = 0;
+            pool.inner.state().free_lists.clear();
+            pool.inner.state().free = 0;
         }
     }
 }

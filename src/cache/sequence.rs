@@ -2,7 +2,8 @@
 
 use super::layout::{Form, Group, KvLayout, LayerAt, N_MARKED, sparse};
 use super::pool::{KvPool, Page};
-use super::{KvBytes, KvType};
+use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
+use super::{KvBytes, KvPolicy, KvType};
 use crate::arch::{
     Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored, MAX_HEAD_DIM, drop_bits,
 };
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
-type BlockTable = Vec<Option<Arc<Page>>>;
+pub(super) type BlockTable = Vec<Option<Arc<Page>>>;
 
 /// A sequence: a block table for each form of each group of the layout, and how many positions are filled.
 #[derive(Debug)]
@@ -54,12 +55,18 @@ struct Pending {
 
 /// What the query at a position needs of what is given back in time.
 #[derive(Clone, Debug)]
-struct Checkpoint {
-    pos: usize,
+pub(super) struct Checkpoint {
+    pub(super) pos: usize,
     /// Whether it is the end of a message.
-    marked: bool,
+    pub(super) marked: bool,
     /// With their tables and numbers.
-    pages: Vec<(usize, usize, Arc<Page>)>,
+    pub(super) pages: Vec<(usize, usize, Arc<Page>)>,
+}
+
+impl Checkpoint {
+    pub(super) fn pages(&self) -> impl Iterator<Item = &Arc<Page>> {
+        self.pages.iter().map(|(_, _, page)| page)
+    }
 }
 
 impl SeqKv {
@@ -72,6 +79,11 @@ impl SeqKv {
     /// Positions that are filled.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Precision of its keys and values.
+    pub(crate) fn policy(&self) -> KvPolicy {
+        self.layout.policy
     }
 
     /// Where each layer lies in a page, of half-precision pages.
@@ -103,6 +115,36 @@ impl SeqKv {
         };
         fork.cut();
         fork
+    }
+
+    /// Takes a prefix of `tokens` from the pool's prefix cache into this sequence, which is empty: the tokens it holds
+    /// then. With `any`, whichever arithmetic its tokens have.
+    pub(crate) fn reuse(&mut self, key: &PrefixKey, tokens: &[CachedToken], min: usize, any: bool) -> Vec<CachedToken> {
+        let found = self.pool.prefix_tree().find(key, tokens, min, any);
+        let Some(Prefix { tokens, mut tables, checkpoint }) = found else { return Vec::new() };
+        tables.resize(self.tables.len(), Vec::new());
+        (self.tables, self.len) = (tables, tokens.len());
+        if let Some(checkpoint) = checkpoint {
+            self.return_to(&checkpoint);
+            self.checkpoints = vec![checkpoint];
+        }
+        self.cut();
+        tokens
+    }
+
+    /// Leaves what it holds, which are `tokens`, to the pool's prefix cache, and is empty then.
+    pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
+        self.cut();
+        self.add_checkpoint(self.len, true);
+        let mut tables: Vec<_> = self.tables.iter_mut().map(std::mem::take).collect();
+        for group in &self.layout.groups {
+            for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
+                tables[group.table + form].clear();
+            }
+        }
+        let (checkpoints, by_checkpoint) = (std::mem::take(&mut self.checkpoints), self.layout.window().is_some());
+        self.len = 0;
+        self.pool.prefix_tree().insert(key, Stored { tokens, tables, checkpoints, by_checkpoint });
     }
 
     /// Takes the pages that `n` more positions need, and copies the filled rows of one that is shared. If the pool
@@ -367,13 +409,15 @@ impl SeqKv {
             old = old.saturating_sub(1);
         }
         // Between two neighbours that are not farther from each other than twice the later one is from here, none
-        // is needed: distances grow with their distance from here.
+        // is needed: distances grow with their distance from here. A page border within this page is kept, to which who has
+        // the same tokens but the last returns.
         let mut i = 0;
         while i + 1 < self.checkpoints.len() {
             let before = i.checked_sub(1).map_or(0, |before| self.checkpoints[before].pos);
             let after = self.checkpoints[i + 1].pos;
             let near = after - before <= (2 * (self.len - after)).max(sparse(window));
-            if near && !self.checkpoints[i].marked {
+            let recent = self.len - self.checkpoints[i].pos < KV_BLOCK;
+            if near && !recent && !self.checkpoints[i].marked {
                 self.checkpoints.remove(i);
             } else {
                 i += 1;
@@ -451,7 +495,7 @@ impl SeqKv {
     /// Bytes of the pages that it holds, by precision; pages that others hold too count in full.
     pub(crate) fn memory(&self) -> KvBytes {
         let of_tables = self.tables.iter().flatten().flatten();
-        let of_checkpoints = self.checkpoints.iter().flat_map(|c| c.pages.iter().map(|(_, _, page)| page));
+        let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
         let mut seen = HashSet::new();
         let mut bytes = KvBytes::default();
         for page in of_tables.chain(of_checkpoints).filter(|page| seen.insert(Arc::as_ptr(page))) {

@@ -38,6 +38,8 @@ pub struct EngineOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Most bytes that keys and values of all sequences take together. Default: as many as there are.
     pub kv_budget: Option<u64>,
+    /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
+    pub prefix_budget: Option<u64>,
     /// What computes. Default: what the model was opened for.
     pub device: Option<Device>,
 }
@@ -100,6 +102,9 @@ impl Core {
             }
             None => KvPool::new(budget),
         };
+        if let Some(bytes) = options.prefix_budget {
+            pool.set_prefix_budget(bytes);
+        }
         Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner })
     }
 }
@@ -191,7 +196,8 @@ impl Engine {
             }
         }
         let layout = Arc::new(kv_layout(h, policy));
-        Sequence::new(&self.model, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options.exact)
+        let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
+        Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
     }
 
     /// Computes one pass: appends to each slot's sequence its tokens. The logits lie in `outputs`. Without
@@ -296,6 +302,9 @@ impl Engine {
         outputs: &mut Outputs,
         cancel: &CancelToken,
     ) -> Result<(), SessionError> {
+        if seq.n_missing() > 0 {
+            seq.reload();
+        }
         while seq.n_missing() > 0 {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {

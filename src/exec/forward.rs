@@ -69,6 +69,16 @@ impl RopeTables {
         RopeTables { ropes }
     }
 
+    /// Tells tables apart: a hash (FNV-1a) of all that angles depend on.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let of_table = |table: &RopeTable| {
+            let values = table.frequencies.iter().chain([&table.factor]).map(|x| x.to_bits());
+            values.chain([table.order as u32, table.first as u32]).collect::<Vec<u32>>()
+        };
+        let values = self.ropes.iter().flat_map(of_table);
+        values.fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ u64::from(x)).wrapping_mul(0x0100_0000_01b3))
+    }
+
     /// Cosines, or sines, that `m` tokens take.
     pub(super) fn n_angles(h: &Hparams, m: usize) -> usize {
         h.ropes.iter().map(|rope| m * rope.n_dims / 2).sum()

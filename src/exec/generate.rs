@@ -1,7 +1,7 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
-use super::Session;
 use super::hook::Cut;
+use super::{CachedTokens, Session};
 use crate::clock::Timer;
 use crate::error::{Error, SampleError, SessionError};
 use crate::sample::Sampler;
@@ -53,6 +53,8 @@ pub struct Finish {
     pub reason: StopReason,
     /// Tokens of the prompt that were computed.
     pub n_prompt: usize,
+    /// Tokens of the prompt before them, which came from the prefix cache.
+    pub n_cached: CachedTokens,
     /// Tokens generated, those of a stop string included.
     pub n_generated: usize,
     /// Where the time went.
@@ -131,6 +133,7 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     state: State,
     begun: Timer,
     n_prompt: usize,
+    n_cached: CachedTokens,
     timings: Timings,
     /// What the session's adapters had taken before.
     adapters_before: Duration,
@@ -213,6 +216,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             state: State::Running,
             begun: Timer::start(),
             n_prompt: 0,
+            n_cached: CachedTokens::default(),
             timings: Timings::default(),
         }
     }
@@ -275,7 +279,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let State::Ended(reason) = self.state else { return None };
         let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
         let timings = Timings { adapters, ..self.timings };
-        Some(Finish { reason, n_prompt: self.n_prompt, n_generated: self.tokens.len(), timings })
+        let &Generation { n_prompt, n_cached, .. } = self;
+        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens.len(), timings })
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
@@ -319,7 +324,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let timer = Timer::start();
         self.session_mut().prefill(&prompt)?;
         self.timings.prefill = timer.elapsed();
-        self.n_prompt = prompt.len();
+        self.n_cached = self.session().cached_tokens();
+        self.n_prompt = prompt.len() - self.n_cached.total();
         self.start = self.session().position();
         // What is forced waits until it is known how many tokens there may be.
         if self.forced().is_empty() {

@@ -16,6 +16,7 @@ mod latent;
 mod linear;
 mod memory;
 mod offload;
+mod prefix;
 mod probe;
 mod sequence;
 mod session;
@@ -26,7 +27,7 @@ use crate::model::{AttnSpec, Hparams};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats};
+pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, PrefixStats};
 pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
@@ -36,6 +37,7 @@ pub use generate::{Finish, Generation, Piece, StopReason, Timings};
 pub use gradient::cross_entropy;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use memory::{EngineMemory, SessionMemory};
+pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};
 pub use probe::{NoProbe, Probe, Tap};
 pub use sequence::Sequence;
 pub use session::Session;
@@ -62,12 +64,22 @@ pub struct SessionOptions {
     /// Whether tokens of prompts are computed like generated ones, with more exact activations and the same bits,
     /// which takes about twice the time. Default: no.
     pub exact: bool,
+    /// How it uses the engine's prefix cache. Default: not at all.
+    pub prefix: PrefixOptions,
 }
 
 impl Default for SessionOptions {
     fn default() -> Self {
         let kv_type = KvType::default();
-        SessionOptions { n_ctx: None, n_batch: 512, kv_type, kv_type_v: None, kv_tiers: None, exact: false }
+        SessionOptions {
+            n_ctx: None,
+            n_batch: 512,
+            kv_type,
+            kv_type_v: None,
+            kv_tiers: None,
+            exact: false,
+            prefix: PrefixOptions::default(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::adapters::Adapters;
 use super::batch::reserve;
 use super::forward::RopeTables;
 use super::hook::{Cut, OutputHook, OutputRows, TokenKind};
+use super::{PrefixOptions, SessionOptions};
 use crate::cache::SeqKv;
 use crate::error::SessionError;
 use crate::model::Model;
@@ -34,6 +35,9 @@ pub struct Sequence {
     n_ctx: usize,
     /// See [`SessionOptions::exact`](super::SessionOptions::exact).
     pub(super) exact: bool,
+    pub(super) prefix: PrefixOptions,
+    /// The level or device that computes it.
+    pub(super) device: String,
     /// Time that products with adapters took so far, shared out among threads.
     pub(super) adapter_time: Duration,
 }
@@ -45,7 +49,13 @@ impl fmt::Debug for Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(model: &Model, kv: SeqKv, n_ctx: usize, exact: bool) -> Result<Sequence, SessionError> {
+    pub(super) fn new(
+        model: &Model,
+        device: String,
+        kv: SeqKv,
+        n_ctx: usize,
+        options: &SessionOptions,
+    ) -> Result<Sequence, SessionError> {
         let mut seq = Sequence {
             rope: Arc::new(RopeTables::new(model, n_ctx)),
             model: model.clone(),
@@ -55,7 +65,9 @@ impl Sequence {
             tokens: Vec::new(),
             kinds: Vec::new(),
             n_ctx,
-            exact,
+            exact: options.exact,
+            prefix: options.prefix.clone(),
+            device,
             adapter_time: Duration::ZERO,
         };
         seq.reserve(0)?;
@@ -80,6 +92,11 @@ impl Sequence {
     /// The tokens it holds.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// How each of them came.
+    pub(super) fn kinds(&self) -> &[TokenKind] {
+        &self.kinds
     }
 
     /// How many of the last tokens a pass has to compute first.
@@ -160,6 +177,8 @@ impl Sequence {
             kinds: Vec::new(),
             n_ctx: self.n_ctx,
             exact: self.exact,
+            prefix: self.prefix.clone(),
+            device: self.device.clone(),
             adapter_time: self.adapter_time,
         };
         fork.reserve(self.tokens.len())?;

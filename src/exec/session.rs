@@ -5,7 +5,7 @@ use super::batch::{Outputs, Slot};
 use super::hook::{Cut, OutputRows, TokenKind};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
-use super::{CancelToken, Engine, SessionOptions};
+use super::{CachedTokens, CancelToken, Engine, SessionOptions};
 use crate::error::SessionError;
 use crate::model::Model;
 use std::fmt;
@@ -53,6 +53,8 @@ pub struct Session {
     /// Whether the last token was generated and never computed: the next pass begins with it.
     ahead: bool,
     n_batch: usize,
+    /// Of the last prompt.
+    pub(super) cached: CachedTokens,
     pub(super) cancel: CancelToken,
 }
 
@@ -79,6 +81,7 @@ impl Session {
             outputs,
             saved: Saved::default(),
             ahead: false,
+            cached: CachedTokens::default(),
             cancel: CancelToken::default(),
         })
     }
@@ -134,7 +137,8 @@ impl Session {
         self.seq.adapter_time
     }
 
-    /// Appends `tokens`; [`Session::logits`] are then those of what follows the last of them.
+    /// Appends `tokens`; [`Session::logits`] are then those of what follows the last of them. An empty session begins with
+    /// what the engine's prefix cache has of them, if [`SessionOptions::prefix`] asks for it.
     ///
     /// # Errors
     /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled, or there is no
@@ -142,7 +146,7 @@ impl Session {
     /// many.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
         let last = tokens.len().saturating_sub(1);
-        self.run(TokenKind::Prompt, tokens, last, &mut NoProbe, &mut |_, _| ())
+        self.prefill_each(tokens, last, |_, _| ())
     }
 
     /// Appends one generated token; [`Session::logits`] are then those of what follows it.
@@ -164,7 +168,15 @@ impl Session {
         first: usize,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
-        self.run(TokenKind::Prompt, tokens, first, &mut NoProbe, &mut each)
+        let n = self.reuse(tokens, first)?;
+        self.run(TokenKind::Prompt, &tokens[n..], first - n, &mut NoProbe, &mut |i, logits| each(n + i, logits))
+    }
+
+    /// Takes what the prefix cache has of `tokens`, of which logits are wanted from `first` on; returns how many.
+    fn reuse(&mut self, tokens: &[u32], first: usize) -> Result<usize, SessionError> {
+        self.engine.check(&self.seq, tokens)?;
+        self.cached = self.seq.reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?;
+        Ok(self.cached.total())
     }
 
     /// [`Session::prefill_each`] with a look inside.
@@ -346,6 +358,7 @@ impl Session {
             saved: Saved::default(),
             ahead: self.ahead,
             n_batch: self.n_batch,
+            cached: self.cached,
             cancel: self.cancel.clone(),
         })
     }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hparams::UnknownNames;
 pub(crate) use hparams::{Finish, MAX_EXPERT};
@@ -212,6 +212,7 @@ impl<'p> OpenOptions<'p> {
             device: self.device,
             unknown: unknown.names,
             decoded: AtomicU32::new(0),
+            fingerprint: OnceLock::new(),
             shared: Mutex::default(),
         })))
     }
@@ -231,6 +232,7 @@ struct Inner {
     device: Device,
     unknown: Vec<String>,
     decoded: AtomicU32,
+    fingerprint: OnceLock<u64>,
     /// What sessions share unless they have an engine of their own. `exec` knows its type.
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
@@ -342,7 +344,7 @@ impl Model {
     /// Tells models apart: a hash of the metadata, the tensor table and samples of the weights. Not meant
     /// to withstand forgery.
     pub fn fingerprint(&self) -> u64 {
-        self.gguf().fingerprint()
+        *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
     /// The tensors that passes multiply by: not those of multi-token heads, which are not run, nor positions, of which one

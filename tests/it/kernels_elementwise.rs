@@ -667,7 +667,7 @@ impl Case {
 enum Loss {
     Nothing,
     /// Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸ of itself, and four sums of up to `longest`
-    /// products are rounded for one.
+    /// products are rounded for one. Whatever is below 2⁻¹²⁶, operands and sums, counts as zero.
     Tiles {
         longest: usize,
     },
@@ -707,13 +707,25 @@ impl Loss {
         }
     }
 
-    /// Of the sum of a block's values by weight. Values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights
-    /// `Σ w²` is bounded by `max w·Σ w`, so that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    /// Of the sum of a block's values by weight.
+    ///
+    /// Words: values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights `Σ w²` is bounded by `max w·Σ w`, so
+    /// that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    ///
+    /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts are far above that
+    /// or nothing. An instruction adds two products to a number, each of which may vanish; four do so for a product.
     fn of_block(self, weights: &[f64], values: impl Iterator<Item = f64> + Clone) -> f64 {
-        let Loss::Words = self else { return 0.0 };
-        let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
-        let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
-        (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
+        match self {
+            Loss::Nothing => 0.0,
+            Loss::Tiles { .. } => {
+                values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>() * f64::from(f32::MIN_POSITIVE)
+            }
+            Loss::Words => {
+                let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
+                let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
+                (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
+            }
+        }
     }
 }
 

@@ -89,7 +89,8 @@ fn gemm(arch: Arch, dtype: DType, w: &[u8], n: usize, x: &[f32], m: usize) -> Ve
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Panels {
     F32,
-    /// Weights and activations as the sums of two bf16 numbers, all of whose products are added.
+    /// Weights as the sums of up to two bf16 numbers and activations of three, whose products are added but for the
+    /// smallest.
     Split,
     /// Weights and activations rounded to bf16.
     Bf16,
@@ -102,7 +103,7 @@ enum Panels {
 fn panels(arch: Arch, f: &Format) -> Panels {
     let group = arch.pack_group(f.dtype);
     let panels = match arch.packed_len(f.dtype, group, 32) / group {
-        128 if arch.name() == "amx" && f.dtype != DType::F32 => Panels::Split,
+        192 => Panels::Split,
         128 => Panels::F32,
         64 => Panels::Bf16,
         80 => Panels::I16,
@@ -217,8 +218,9 @@ fn products_are_within_rounding() {
                                 sum_squares += w * x * w * x;
                                 let (abs, error) = match panels {
                                     Panels::F32 => ((w * x).abs(), 0.0),
-                                    // `lo ≤ 2⁻⁹·x`, rounded to eight bits again; four sums for one.
-                                    Panels::Split => ((w * x).abs() * 4.0, (w * x).abs() * 2f64.powi(-17)),
+                                    // Each part is at most 2⁻⁹ of the one before: what an activation loses and the
+                                    // product of the smallest parts are 2⁻²⁷ of the product. Five sums for one.
+                                    Panels::Split => ((w * x).abs() * 5.0, (w * x).abs() * 2f64.powi(-26)),
                                     Panels::Bf16 => ((w * x).abs(), (w * x).abs() * (2f64.powi(-7) + 2f64.powi(-16))),
                                     Panels::I16 => (reach * x.abs(), w.abs() * largest * 2f64.powi(-14)),
                                     Panels::I8 => (reach * x.abs(), w.abs() * largest / 254.0),

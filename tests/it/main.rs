@@ -33,6 +33,7 @@ mod kv;
 mod learn;
 mod lora;
 mod pages;
+mod prefix;
 mod quant;
 mod run;
 mod sample;

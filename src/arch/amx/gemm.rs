@@ -4,10 +4,10 @@
 //! are the words of 16 rows side by side, as a tile of the other operand does: tiles are loaded from
 //! both without any more shuffling. A register tile is 2 × 2 tiles of sums. Block formats are rounded to
 //! bf16, which makes 0.4 of the error of 8-bit activations. F16 and BF16 weights are to stay exact:
-//! a factor is a sum of two bf16 numbers, `x = hi + lo`, but for weights that are bf16 themselves; all
-//! products go into the same sum. An activation loses at most 2⁻¹⁸ of itself. Without `lo·lo`, which is as
-//! much, the logits of one F16 model of the tests are off by more than a thousandth. F32 weights have more
-//! bits than that, and use the `f32` panels of AVX-512.
+//! an activation is the sum of three bf16 numbers, a weight of two or, BF16, of one; all products go into the same
+//! sum, but the one of the smallest parts, 2⁻²⁷ of the whole. With two numbers an activation loses up to 2⁻¹⁸ of
+//! itself, and logits of F16 models with 32 layers are off by three thousandths. F32 weights have more
+//! bits than two numbers hold, and use the `f32` panels of AVX-512.
 //!
 //! ```text
 //! for each SUMS activation rows, for each SWEEP of weight rows
@@ -37,8 +37,8 @@
 //! activations that pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles
 //! over all of k saves 8 KiB of sums per step, and costs 16 KiB of weights that then come from L2.
 //!
-//! Four products for F16 leave a quarter of the peak, two for BF16 half: at 60 % of 2.1 TFLOP/s that is more
-//! than twice the 0.14 that `f32` multiply-adds could reach.
+//! Five products for F16 leave a fifth of the peak, three for BF16 a third: at 60 % of 2.1 TFLOP/s that is 1.8
+//! and three times the 0.14 that `f32` multiply-adds could reach.
 //!
 //! Up to 16 rows, a step is 16 products in two chains, at most 52 · 8 = 416 cycles, less than the unpacking
 //! of 8192 weights (1100) that runs beside it: rows are free up to there. Activations then stay in L2 anyway,
@@ -54,7 +54,6 @@ use super::unpack::{
     Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened, split,
 };
 use crate::arch::avx512::{gemm as avx512, peak};
-use crate::arch::avx512_bf16::gemm::bf16_pairs;
 use crate::arch::gemm::{TILE, packed_bytes, prefetch, prefetch_line_l1};
 use crate::arch::{CacheLine, ColumnsMut, Element, Gemm};
 use crate::quant::*;
@@ -96,20 +95,19 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
 
 const fn on_tiles<W: UnpackTile>() -> Gemm {
     Gemm {
-        element: (Element::Bf16, (W::PARTS * W::X_PARTS) as u64),
+        element: (Element::Bf16, products_of::<W>()),
         tile: SWEEP,
         group: VECS * LANES,
-        packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<2> },
-        pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<2> },
+        packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<3> },
+        pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<3> },
         workspace: CacheLine::holding(2 * TILE * PANEL + SWEEP * SUMS),
         kernel: kernel::<W>,
     }
 }
 
-/// Values of a weight row that a panel holds: whole super-blocks, or, of formats without blocks, as many as
-/// take no more room.
-const fn depth<W: UnpackTile>() -> usize {
-    DEPTH / W::X_PARTS
+/// Products of parts for one of a weight and an activation: all but the one of the smallest parts of two sums.
+const fn products_of<W: UnpackTile>() -> u64 {
+    (W::PARTS * W::X_PARTS - (W::PARTS - 1)) as u64
 }
 
 /// Words that `k` values of an activation row take.
@@ -143,13 +141,11 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (g, packed) in packed.chunks_mut(PARTS * LANES * n_vecs * LANES).enumerate() {
-            let mut parts = [[_mm512_setzero_si512(); LANES]; 2];
+            let mut parts = [[_mm512_setzero_si512(); LANES]; PARTS];
             for (row, x) in x.chunks_exact(k).enumerate() {
                 let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
-                if PARTS == 1 {
-                    parts[0][row] = bf16_pairs(x);
-                } else {
-                    [parts[0][row], parts[1][row]] = split(x);
+                for (to, part) in parts.iter_mut().zip(split::<PARTS>(x)) {
+                    to[row] = part;
                 }
             }
             for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(LANES * n_vecs * LANES)) {
@@ -246,7 +242,7 @@ unsafe fn kernel<W: UnpackTile>(
     let format = dtype.float_format();
     let x: &[u32] = bytemuck::cast_slice(packed);
     let words = |k: usize| k.div_ceil(GROUP) * W::X_PARTS * LANES;
-    let depth = const { depth::<W>() };
+    let depth = W::VALUES;
     let row_bytes = k / format.block_elems * format.block_bytes;
     let panels = PanelWeights {
         dtype,
@@ -396,8 +392,10 @@ unsafe fn tile<W: UnpackTile, const VECS: usize>(
             weights(w);
             activations::<VECS>(x, x_stride);
             products::<VECS>();
-            if W::X_PARTS == 2 {
-                // hi·lo, lo·lo, lo·hi: each time only one operand has to be loaded.
+            if W::X_PARTS == 3 {
+                // hi·lowest, hi·middle, lo·middle, lo·hi: each time only one operand has to be loaded.
+                activations::<VECS>(x.wrapping_add(2 * x_part), x_stride);
+                products::<VECS>();
                 activations::<VECS>(x.wrapping_add(x_part), x_stride);
                 products::<VECS>();
                 if W::PARTS == 2 {

@@ -23,13 +23,15 @@ pub(super) type PanelRow = [[u32; LANES]; DEPTH / GROUP];
 
 /// A format, as factors of products of tiles.
 pub(super) trait UnpackTile {
-    /// bf16 numbers that are a weight's sum.
+    /// bf16 numbers that are a weight's sum: one or two.
     const PARTS: usize;
-    /// Those of the activations it is multiplied by.
+    /// Those of the activations it is multiplied by: one, or three, which hold an `f32` whole.
     const X_PARTS: usize;
 
-    /// Writes the values of `bytes`, [`DEPTH`] / `X_PARTS` of them; part `p` of group `g` to the words of group
-    /// `g·PARTS + p`.
+    /// Values that a row of a panel holds: a super-block, or, of formats without blocks, half as many.
+    const VALUES: usize = if Self::X_PARTS == 1 { DEPTH } else { DEPTH / 2 };
+
+    /// Writes the values of `bytes`, `VALUES` of them; part `p` of group `g` to the words of group `g·PARTS + p`.
     ///
     /// # Safety
     /// The CPU must have the level's features.
@@ -423,7 +425,7 @@ pub(super) enum Bf16 {}
 
 impl UnpackTile for Bf16 {
     const PARTS: usize = 1;
-    const X_PARTS: usize = 2;
+    const X_PARTS: usize = 3;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -438,7 +440,7 @@ pub(super) enum F16 {}
 
 impl UnpackTile for F16 {
     const PARTS: usize = 2;
-    const X_PARTS: usize = 2;
+    const X_PARTS: usize = 3;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -454,18 +456,20 @@ impl UnpackTile for F16 {
     }
 }
 
-/// 32 values as `hi` and `lo`.
+/// 32 values as sums of bf16 numbers, the largest part first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) fn split([low, high]: [__m512; 2]) -> [__m512i; 2] {
-    let hi = bf16_pairs([low, high]);
-    let widened = [_mm512_castsi512_si256(hi), _mm512_extracti64x4_epi64::<1>(hi)];
-    let mut rest = [low, high];
-    for i in 0..2 {
-        let hi = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(widened[i])));
-        rest[i] = _mm512_sub_ps(rest[i], hi);
+pub(super) fn split<const PARTS: usize>(mut rest: [__m512; 2]) -> [__m512i; PARTS] {
+    let mut parts = [_mm512_setzero_si512(); PARTS];
+    for part in &mut parts {
+        *part = bf16_pairs(rest);
+        let widened = [_mm512_castsi512_si256(*part), _mm512_extracti64x4_epi64::<1>(*part)];
+        for (rest, part) in rest.iter_mut().zip(widened) {
+            let part = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(part)));
+            *rest = _mm512_sub_ps(*rest, part);
+        }
     }
-    [hi, bf16_pairs(rest)]
+    parts
 }
 
 #[cfg(test)]

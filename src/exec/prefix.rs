@@ -1,0 +1,156 @@
+//! Reusing the keys and values of sequences that ended: which sequences do, and what they have to have in common.
+
+use super::{Sequence, Session, TokenKind};
+use crate::arch::ARITHMETIC_VERSION;
+use crate::cache::{CachedToken, PrefixKey};
+use crate::error::SessionError;
+
+/// Whether a sequence uses the prefix cache of its engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// It neither takes from it nor leaves anything to it.
+    #[default]
+    Off,
+    /// It begins with what others left, and leaves nothing.
+    ReadOnly,
+    /// It begins with what others left, and leaves its own when it ends.
+    On,
+}
+
+/// Which cached tokens a prompt matches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// Those that came in prompts: logits have the bits of a run without cache.
+    #[default]
+    Prompt,
+    /// Generated ones, too, whose arithmetic is more exact: logits have the bits of the run that generated them.
+    Any,
+}
+
+/// How a sequence uses the prefix cache of its engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefixOptions {
+    /// Whether it does. Default: no.
+    pub cache: CacheMode,
+    /// Sequences with fewer tokens are not stored, and shorter prefixes not reused. Default 0.
+    pub min_cache_tokens: usize,
+    /// What a prompt matches. Default [`Reuse::Prompt`].
+    pub reuse: Reuse,
+    /// Sequences see only what others with the same salt left: one for each tenant keeps their prompts apart.
+    pub salt: String,
+}
+
+impl From<CacheMode> for PrefixOptions {
+    fn from(cache: CacheMode) -> PrefixOptions {
+        PrefixOptions { cache, ..PrefixOptions::default() }
+    }
+}
+
+/// Tokens of a prompt whose keys and values came from the prefix cache, by how they were computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedTokens {
+    /// As prompts.
+    pub prompt: usize,
+    /// As generated tokens, see [`Reuse::Any`].
+    pub generated: usize,
+}
+
+impl CachedTokens {
+    /// Both.
+    pub fn total(&self) -> usize {
+        self.prompt + self.generated
+    }
+}
+
+impl Sequence {
+    /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache has: all but the last
+    /// at most, so that there are logits to compute. Returns how many; the next pass goes on behind them.
+    ///
+    /// A sequence with a [hook](super::OutputHook), which has to see every token, gets none.
+    ///
+    /// # Errors
+    /// If there is no memory for the tokens.
+    pub fn reuse(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
+        let mut cached = CachedTokens::default();
+        let n = tokens.len().saturating_sub(1).min(self.n_ctx());
+        if self.prefix.cache == CacheMode::Off || self.hook.is_some() || self.position() > 0 || n == 0 {
+            return Ok(cached);
+        }
+        self.reserve(n)?;
+        let wanted: Vec<_> = tokens[..n].iter().map(|&token| self.cached(token, TokenKind::Prompt)).collect();
+        let (key, any) = (self.prefix_key(), self.prefix.reuse == Reuse::Any);
+        for CachedToken { token, generated } in self.kv.reuse(&key, &wanted, self.prefix.min_cache_tokens, any) {
+            cached.prompt += usize::from(!generated);
+            cached.generated += usize::from(generated);
+            self.push(&[token], if generated { TokenKind::Generated } else { TokenKind::Prompt });
+        }
+        Ok(cached)
+    }
+
+    /// Gives back the pages of this sequence, to the prefix cache where that is on; the tokens stay. The next pass takes
+    /// them back, or computes again what is no longer there.
+    pub fn unload(&mut self) {
+        self.store();
+        self.kv.truncate(0);
+    }
+
+    /// Takes back what [`Sequence::unload`] left.
+    pub(super) fn reload(&mut self) {
+        if self.prefix.cache != CacheMode::Off && self.kv.len() == 0 {
+            let wanted = self.cached_tokens(self.position());
+            self.kv.reuse(&self.prefix_key(), &wanted, 0, false);
+        }
+    }
+
+    /// Leaves its keys and values to the prefix cache, if that is on.
+    fn store(&mut self) {
+        let n = self.kv.len();
+        if self.prefix.cache == CacheMode::On && n > 0 && n >= self.prefix.min_cache_tokens {
+            let tokens = self.cached_tokens(n);
+            self.kv.store(self.prefix_key(), tokens);
+        }
+    }
+
+    /// The first `n` tokens as the cache knows them.
+    fn cached_tokens(&self, n: usize) -> Vec<CachedToken> {
+        self.tokens()[..n].iter().zip(self.kinds()).map(|(&token, &kind)| self.cached(token, kind)).collect()
+    }
+
+    fn cached(&self, token: u32, kind: TokenKind) -> CachedToken {
+        CachedToken { token, generated: kind == TokenKind::Generated && !self.exact }
+    }
+
+    fn prefix_key(&self) -> PrefixKey {
+        PrefixKey {
+            model: self.model().fingerprint(),
+            device: self.device.clone(),
+            arithmetic: ARITHMETIC_VERSION,
+            adapters: self.adapter_generation(),
+            policy: self.kv.policy(),
+            ropes: self.rope.fingerprint(),
+            exact: self.exact,
+            salt: self.prefix.salt.clone(),
+        }
+    }
+}
+
+impl Drop for Sequence {
+    /// Leaves its keys and values to the prefix cache, if that is on.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.store();
+        }
+    }
+}
+
+impl Session {
+    /// Tokens of the last prompt that came from the prefix cache, which is asked where the session is empty.
+    pub fn cached_tokens(&self) -> CachedTokens {
+        self.cached
+    }
+
+    /// Gives back the pages of this session; see [`Sequence::unload`]. Its logits stay.
+    pub fn unload(&mut self) {
+        self.seq.unload();
+    }
+}

@@ -1,0 +1,505 @@
+//! The prefix cache: what comes from it has the bits of what is computed, nobody sees what is not theirs, and it stays
+//! within its budget.
+
+use crate::common::emulated;
+use crate::run::{OnLevel, Pass, engine, level};
+use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::arch::Arch;
+use ruvllm::exec::{
+    CacheMode, CachedTokens, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PrefixOptions, Reuse, SessionOptions,
+};
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use ruvllm::{Sampler, Session, SessionError};
+
+fn tokens(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+}
+
+fn on(policy: KvPolicy) -> SessionOptions {
+    let KvPolicy { k, v, tiers, .. } = policy;
+    SessionOptions {
+        n_ctx: Some(2048),
+        kv_type: k,
+        kv_type_v: Some(v),
+        kv_tiers: tiers,
+        prefix: CacheMode::On.into(),
+        ..Default::default()
+    }
+}
+
+fn plain() -> SessionOptions {
+    on(KvPolicy::default())
+}
+
+fn any(options: SessionOptions) -> SessionOptions {
+    SessionOptions { prefix: PrefixOptions { reuse: Reuse::Any, ..options.prefix.clone() }, ..options }
+}
+
+fn cold(options: &SessionOptions) -> SessionOptions {
+    SessionOptions { prefix: CacheMode::Off.into(), ..options.clone() }
+}
+
+/// Borders after one page and after three.
+const NEAR: KvTiers = KvTiers { recent: 64, middle: 192 };
+
+fn policies() -> [KvPolicy; 4] {
+    let mixed = KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None };
+    let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
+    [KvPolicy::default(), KvType::F32.into(), mixed, tiered]
+}
+
+fn stored(engine: &Engine, options: &SessionOptions, tokens: &[u32]) {
+    engine.session_with(options).unwrap().prefill(tokens).unwrap();
+}
+
+fn prompt(n: usize) -> CachedTokens {
+    CachedTokens { prompt: n, generated: 0 }
+}
+
+/// mistral.rs !2311: a prompt that is in the cache as a whole was off by one. Prompts that agree with a cached one of 200
+/// tokens in 1, 63, 64, 65, 127 to 129, 199, 200 tokens, and in all of them.
+#[test]
+fn hits_of_any_length_have_the_bits_of_a_cold_run() {
+    let others = [Arch::scalar()].into_iter().filter(|_| !emulated());
+    for arch in [level()].into_iter().chain(others) {
+        for tiny in Tiny::ALL {
+            let model = tiny.model(DType::Q8_0).on(arch);
+            for policy in policies() {
+                let options = on(policy);
+                let by_checkpoint = tiny == Tiny::Gemma2 || policy.tiers.is_some();
+                let engine = engine(&model, 2);
+                let all = tokens(200, 1);
+                for n in [0, 1, 63, 64, 65, 127, 128, 129, 199, 200] {
+                    for n_more in [0, 1, 90] {
+                        engine.pool().clear_prefixes();
+                        stored(&engine, &options, &all);
+                        let mut text = all[..n].to_vec();
+                        text.extend(tokens(n_more, 3).iter().map(|t| (t + 1) % N_VOCAB as u32));
+                        if text.is_empty() {
+                            continue;
+                        }
+                        let same = all.iter().zip(&text).take_while(|(a, b)| a == b).count().min(text.len() - 1);
+                        let name = format!("{arch:?} {tiny:?} {policy:?} {n}+{n_more}");
+                        let mut session = engine.session_with(&options).unwrap();
+                        let logits = session.prefilled(&text);
+                        let cached = session.cached_tokens();
+                        match by_checkpoint {
+                            false => assert_eq!(cached, prompt(same), "{name}"),
+                            // The end of the cached prompt, and its newest page border.
+                            true => {
+                                let expected = [200, 192].into_iter().find(|&pos| pos <= same).unwrap_or(0);
+                                assert!(cached.prompt >= expected && cached.prompt <= same, "{name}: {cached:?}");
+                            }
+                        }
+                        let mut cold = engine.session_with(&cold(&options)).unwrap();
+                        assert_eq!(logits, cold.prefilled(&text), "{name}");
+                        assert_eq!((cold.cached_tokens(), session.tokens()), (prompt(0), &text[..]), "{name}");
+                        assert_eq!(session.decoded(3), cold.decoded(3), "{name}");
+                        // A rewind into what was reused.
+                        [&mut session, &mut cold].into_iter().for_each(|s| s.rewind(text.len() / 2).unwrap());
+                        assert_eq!(session.prefilled(&[9, 8]), cold.prefilled(&[9, 8]), "{name}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_of_tokens_in_the_middle_are_computed() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let all = tokens(150, 2);
+    stored(&engine, &plain(), &all);
+    let each = |options: &SessionOptions| {
+        let mut session = engine.session_with(options).unwrap();
+        let mut rows = Vec::new();
+        session.prefill_each(&all, 100, |i, logits| rows.push((i, logits.to_vec()))).unwrap();
+        (rows, session.cached_tokens())
+    };
+    let (warm, of_cold) = (each(&plain()), each(&cold(&plain())));
+    assert_eq!(warm.0.iter().map(|row| row.0).collect::<Vec<_>>(), (100..150).collect::<Vec<_>>());
+    assert_eq!((warm.0, warm.1), (of_cold.0, prompt(100)));
+}
+
+/// llama.cpp #27148: requests saw others' prompts in `cached_tokens`.
+#[test]
+fn salts_keep_tenants_apart() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let canary = tokens(150, 1);
+    let of = |salt: &str| {
+        let prefix = PrefixOptions { salt: salt.into(), reuse: Reuse::Any, ..CacheMode::On.into() };
+        SessionOptions { prefix, ..plain() }
+    };
+    stored(&engine, &of("a"), &canary);
+    for salt in ["b", "", "A", "a "] {
+        let mut session = engine
+            .session_with(&SessionOptions {
+                prefix: PrefixOptions { cache: CacheMode::ReadOnly, ..of(salt).prefix },
+                ..plain()
+            })
+            .unwrap();
+        session.prefill(&canary).unwrap();
+        assert_eq!(session.cached_tokens().total(), 0, "{salt:?}");
+    }
+    assert_eq!((engine.pool().prefixes().lookups, engine.pool().prefixes().hits), (5, 0));
+    let mut session = engine.session_with(&of("a")).unwrap();
+    session.prefill(&canary).unwrap();
+    assert_eq!(session.cached_tokens(), prompt(149));
+}
+
+/// Everything that bits depend on is a key of its own.
+#[test]
+fn what_bits_depend_on_is_not_mixed() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let all = tokens(100, 1);
+    stored(&engine, &plain(), &all);
+    let variants = [
+        SessionOptions { exact: true, ..plain() },
+        SessionOptions { kv_type: KvType::F32, ..plain() },
+        SessionOptions { kv_type_v: Some(KvType::Q8), ..plain() },
+        SessionOptions { kv_tiers: Some(NEAR), ..plain() },
+        SessionOptions { kv_tiers: Some(KvTiers::default()), ..plain() },
+    ];
+    for options in variants {
+        let mut session = engine.session_with(&options).unwrap();
+        session.prefill(&all).unwrap();
+        assert_eq!(session.cached_tokens(), prompt(0), "{options:?}");
+        // Its own it finds.
+        drop(session);
+        let mut session = engine.session_with(&options).unwrap();
+        let logits = session.prefilled(&all);
+        assert!(session.cached_tokens().total() > 0, "{options:?}");
+        assert_eq!(logits, engine.session_with(&cold(&options)).unwrap().prefilled(&all), "{options:?}");
+    }
+    // Sizes of batches are none.
+    let mut session = engine.session_with(&SessionOptions { n_batch: 7, ..plain() }).unwrap();
+    session.prefill(&all).unwrap();
+    assert_eq!(session.cached_tokens(), prompt(99));
+}
+
+/// Phi 3's long rope has other factors for long contexts.
+#[test]
+fn ropes_are_not_mixed() {
+    let mut parts = Tiny::Phi3.parts(DType::F32);
+    parts.set("phi3.rope.scaling.original_context_length", 128u32);
+    parts.vector("rope_factors_short.weight", &[1.0; 8]);
+    parts.vector("rope_factors_long.weight", &[1.5; 8]);
+    let model = crate::run::open(parts.gguf()).unwrap();
+    let engine = engine(&model, 1);
+    let all = tokens(90, 1);
+    let of = |n_ctx| SessionOptions { n_ctx: Some(n_ctx), ..plain() };
+    stored(&engine, &of(128), &all);
+    for (n_ctx, hit) in [(256, 0), (100, 89)] {
+        let mut session = engine.session_with(&of(n_ctx)).unwrap();
+        let logits = session.prefilled(&all);
+        assert_eq!(session.cached_tokens(), prompt(hit), "{n_ctx}");
+        assert_eq!(logits, engine.session_with(&cold(&of(n_ctx))).unwrap().prefilled(&all), "{n_ctx}");
+    }
+}
+
+/// A conversation: 70 tokens of a prompt, 80 generated ones, 30 of a prompt.
+fn converse(session: &mut Session, text: &[u32]) -> Vec<f32> {
+    session.prefill(&text[..70]).unwrap();
+    text[70..150].iter().for_each(|&token| session.decode(token).unwrap());
+    session.prefilled(&text[150..])
+}
+
+#[test]
+fn generated_tokens_match_where_it_is_asked_for() {
+    let differs = level().name() != "scalar";
+    for policy in policies() {
+        let model = Tiny::Llama.model(DType::Q8_0).on(level());
+        let engine = engine(&model, 1);
+        let text = tokens(180, 4);
+        let mut first = engine.session_with(&on(policy)).unwrap();
+        let generated = converse(&mut first, &text);
+        drop(first);
+        let read_only = |options: SessionOptions| {
+            let prefix = PrefixOptions { cache: CacheMode::ReadOnly, ..options.prefix.clone() };
+            SessionOptions { prefix, ..options }
+        };
+        // The prompt alone, and the bits of a cold run.
+        let mut session = engine.session_with(&read_only(on(policy))).unwrap();
+        let logits = session.prefilled(&text);
+        let cold = engine.session_with(&cold(&on(policy))).unwrap().prefilled(&text);
+        assert!(session.cached_tokens().prompt <= 70 && session.cached_tokens().generated == 0);
+        assert_eq!(logits, cold, "{policy:?}");
+        assert!(!differs || cold != generated, "kinds have the same bits: nothing is tested");
+        // All but the last, and the bits of the run that generated.
+        let mut session = engine.session_with(&any(read_only(on(policy)))).unwrap();
+        let logits = session.prefilled(&text);
+        let cached = session.cached_tokens();
+        match policy.tiers {
+            None => assert_eq!(cached, CachedTokens { prompt: 70 + 29, generated: 80 }),
+            Some(_) => assert!(cached.generated > 0, "{cached:?}"),
+        }
+        assert_eq!(logits, generated, "{policy:?}");
+    }
+}
+
+/// The same tokens as a prompt and as generated ones are two entries, and `exact` makes them one.
+#[test]
+fn kinds_are_kept_apart() {
+    let model = Tiny::Llama.model(DType::Q8_0).on(level());
+    let engine = engine(&model, 1);
+    let text = tokens(180, 4);
+    converse(&mut engine.session_with(&plain()).unwrap(), &text);
+    stored(&engine, &plain(), &text);
+    let mut session = engine.session_with(&plain()).unwrap();
+    session.prefill(&text).unwrap();
+    assert_eq!(session.cached_tokens(), prompt(179));
+    drop(session);
+    let exact = SessionOptions { exact: true, ..plain() };
+    let generated = converse(&mut engine.session_with(&exact).unwrap(), &text);
+    let mut session = engine.session_with(&exact).unwrap();
+    assert_eq!(session.prefilled(&text), generated);
+    assert_eq!(session.cached_tokens(), prompt(179));
+}
+
+#[test]
+fn modes_and_least_lengths() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let pool = engine.pool();
+    let all = tokens(100, 1);
+    let of = |cache, min_cache_tokens| SessionOptions {
+        prefix: PrefixOptions { cache, min_cache_tokens, ..PrefixOptions::default() },
+        ..plain()
+    };
+    for options in [of(CacheMode::Off, 0), of(CacheMode::ReadOnly, 0), of(CacheMode::On, 101)] {
+        stored(&engine, &options, &all);
+        assert_eq!((pool.prefixes().bytes, pool.stats().used), (0, 0), "{options:?}");
+    }
+    stored(&engine, &of(CacheMode::On, 100), &all);
+    assert_eq!(pool.prefixes().bytes, pool.stats().used);
+    for (cache, min, n_text, hit) in [
+        (CacheMode::Off, 0, 100, 0),
+        (CacheMode::ReadOnly, 0, 100, 99),
+        (CacheMode::ReadOnly, 99, 100, 99),
+        (CacheMode::ReadOnly, 100, 100, 0),
+        (CacheMode::ReadOnly, 10, 11, 10),
+        (CacheMode::ReadOnly, 11, 11, 0),
+    ] {
+        let mut session = engine.session_with(&of(cache, min)).unwrap();
+        session.prefill(&all[..n_text]).unwrap();
+        assert_eq!(session.cached_tokens(), prompt(hit), "{cache:?} {min} {n_text}");
+        // What comes later in a session is not looked up.
+        session.prefill(&all[..20]).unwrap();
+        assert_eq!(session.cached_tokens(), prompt(0));
+    }
+    let stats = pool.prefixes();
+    assert_eq!((stats.hits, stats.tokens_reused, stats.evictions), (3, 99 + 99 + 10, 0));
+    pool.clear_prefixes();
+    assert_eq!((pool.prefixes().bytes, pool.stats().used), (0, 0));
+}
+
+/// Bytes of a page of the tiny llama: two layers, keys and values, two heads of 16, 64 rows, 2 bytes.
+const PAGE: u64 = 2 * 2 * 2 * 16 * 64 * 2;
+
+/// Prompts of two pages each that differ from the first token on.
+fn apart(i: usize) -> Vec<u32> {
+    [vec![i as u32], tokens(127, i)].concat()
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_from_its_end() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let options = EngineOptions { prefix_budget: Some(6 * PAGE), ..Default::default() };
+    let engine = Engine::new(&model, &options).unwrap();
+    let hit = |i: usize| {
+        let prefix = CacheMode::ReadOnly.into();
+        let mut session = engine.session_with(&SessionOptions { prefix, ..plain() }).unwrap();
+        session.prefill(&[&apart(i)[..], &[1]].concat()).unwrap();
+        session.cached_tokens().prompt
+    };
+    (0..3).for_each(|i| stored(&engine, &plain(), &apart(i)));
+    assert_eq!(engine.pool().prefixes().bytes, 6 * PAGE);
+    assert_eq!([0, 1, 2].map(hit), [128; 3]);
+    assert_eq!(hit(0), 128);
+    // One page more: the second page of the second prompt goes.
+    stored(&engine, &plain(), &apart(3)[..64]);
+    assert_eq!(engine.pool().prefixes().evictions, 1);
+    assert_eq!([0, 1, 2].map(hit), [128, 64, 128]);
+    stored(&engine, &plain(), &apart(4));
+    // The fourth prompt was used least recently, then the first.
+    assert_eq!([3, 0, 1, 2, 4].map(hit), [0, 64, 64, 128, 128]);
+    assert!(engine.pool().prefixes().bytes <= 6 * PAGE);
+    engine.pool().set_prefix_budget(PAGE);
+    assert_eq!(engine.pool().prefixes().bytes, PAGE);
+    engine.pool().set_prefix_budget(0);
+    stored(&engine, &plain(), &apart(5));
+    assert_eq!((engine.pool().prefixes().bytes, engine.pool().stats().used), (0, 0));
+}
+
+/// Cached pages count in the pool's budget, and go when a sequence needs pages, but never those in use.
+#[test]
+fn sequences_take_the_room_of_the_cache() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = Engine::new(&model, &EngineOptions { kv_budget: Some(6 * PAGE), ..Default::default() }).unwrap();
+    let pool = engine.pool();
+    (0..3).for_each(|i| stored(&engine, &plain(), &apart(i)));
+    assert_eq!((pool.stats().used, pool.prefixes().bytes), (6 * PAGE, 6 * PAGE));
+    let mut user = engine.session_with(&plain()).unwrap();
+    user.prefill(&[&apart(0)[..100], &[1]].concat()).unwrap();
+    assert_eq!(user.cached_tokens(), prompt(100));
+    // Its first page is in use; of its second it has a copy, for which the end of the second prompt went.
+    assert_eq!((pool.stats().used, pool.prefixes().bytes, pool.prefixes().evictions), (6 * PAGE, 5 * PAGE, 1));
+    let mut other = engine.session_with(&cold(&plain())).unwrap();
+    other.prefill(&tokens(256, 9)).unwrap();
+    assert_eq!((pool.stats().used, pool.prefixes().bytes), (6 * PAGE, PAGE));
+    // All that is left is in use.
+    let full = other.prefill(&[1]).unwrap_err();
+    assert!(matches!(full, SessionError::PoolFull { need: PAGE, .. }), "{full}");
+    let logits = user.decoded(7);
+    let mut cold = engine.session_with(&cold(&plain())).unwrap();
+    drop(other);
+    cold.prefill(&[&apart(0)[..100], &[1]].concat()).unwrap();
+    assert_eq!(logits, cold.decoded(7));
+}
+
+/// Two prompts that part inside a page, inside an edge and at their ends; the tree holds what they share once.
+#[test]
+fn partial_edges_match_and_split() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let all = tokens(300, 1);
+    let branch = |n: usize, seed: u32| [&all[..n], &[seed; 40]].concat();
+    stored(&engine, &plain(), &all);
+    let pages = |n: u64| assert_eq!(engine.pool().prefixes().bytes, n * PAGE);
+    pages(5);
+    // By hand: page 1 with its own rows from 100 on, and page 2; pages 2 and 3; page 4, of which the tree has 44 rows.
+    let more =
+        [(branch(100, 3), 100, 2), (branch(128, 4), 128, 1), (branch(300, 5), 299 + 1, 2), (branch(100, 3), 139, 0)];
+    let mut total = 5;
+    for (text, hit, new) in more {
+        let mut session = engine.session_with(&plain()).unwrap();
+        let logits = session.prefilled(&text);
+        assert_eq!(session.cached_tokens(), prompt(hit), "{text:?}");
+        assert_eq!(logits, engine.session_with(&cold(&plain())).unwrap().prefilled(&text));
+        drop(session);
+        total += new;
+        pages(total);
+    }
+    // A prefix of what is there adds nothing.
+    stored(&engine, &plain(), &all[..77]);
+    pages(total);
+    assert_eq!(engine.pool().stats().used, total * PAGE);
+    assert_eq!(engine.pool().stats().n_pages as u64, total);
+}
+
+#[test]
+fn forks_and_unloaded_sessions_come_back() {
+    for (tiny, policy) in [(Tiny::Llama, policies()[0]), (Tiny::Gemma2, policies()[0]), (Tiny::Llama, policies()[3])] {
+        let model = tiny.model(DType::Q8_0);
+        for cache in [CacheMode::On, CacheMode::Off] {
+            let engine = engine(&model, 1);
+            let options = SessionOptions { prefix: cache.into(), ..on(policy) };
+            let text = tokens(180, 1);
+            let mut session = engine.session_with(&options).unwrap();
+            let logits = converse(&mut session, &text);
+            let mut fork = session.fork().unwrap();
+            session.unload();
+            assert_eq!((session.logits(), session.tokens()), (&logits[..], &text[..]));
+            assert_eq!(session.memory().kv.total(), 0);
+            let next = fork.decoded(4);
+            drop(fork);
+            assert_eq!(session.decoded(4), next, "{tiny:?} {cache:?}");
+            assert_eq!(engine.pool().prefixes().hits, u64::from(cache == CacheMode::On));
+            // What was dropped meanwhile is computed again, each token with its own arithmetic.
+            session.unload();
+            engine.pool().clear_prefixes();
+            assert_eq!(engine.pool().stats().used, 0);
+            session.rewind(180).unwrap();
+            assert_eq!(session.decoded(4), next, "{tiny:?} {cache:?}");
+        }
+    }
+}
+
+/// A generation tells how much of its prompt came from the cache.
+#[test]
+fn generations_tell_what_they_reused() {
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = engine(&model, 2);
+    let prefix: PrefixOptions = CacheMode::On.into();
+    let generate = || {
+        let options = SessionOptions { prefix: prefix.clone(), ..Default::default() };
+        let mut session = engine.session_with(&options).unwrap();
+        let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+        let mut generation = session.generate("Ownership is", &mut sampler).unwrap().max_tokens(8);
+        let text: String = generation.by_ref().map(|piece| piece.unwrap().text).collect();
+        let finish = generation.finish().unwrap();
+        (text, finish.n_prompt, finish.n_cached)
+    };
+    let (first, second) = (generate(), generate());
+    assert_eq!((first.0, first.2), (second.0, prompt(0)));
+    assert_eq!((second.1, second.2), (1, prompt(first.1 - 1)));
+}
+
+/// What a thread leaves that panics is not trusted.
+#[test]
+fn panicking_threads_leave_nothing() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let engine = engine(&model, 1);
+    let mut session = engine.session_with(&plain()).unwrap();
+    session.prefill(&tokens(100, 1)).unwrap();
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _session = session;
+        std::panic::resume_unwind(Box::new(()));
+    }))
+    .unwrap_err();
+    assert_eq!((engine.pool().prefixes().bytes, engine.pool().stats().used), (0, 0));
+}
+
+/// Eight threads on one engine with little room; prompts share prefixes, and are cancelled at random. Whoever finishes
+/// has the bits of a cold run, and in the end nothing is left but the cache.
+#[test]
+fn many_threads_on_one_engine() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let budget = 40 * PAGE;
+    let options = EngineOptions { kv_budget: Some(budget), prefix_budget: Some(20 * PAGE), ..Default::default() };
+    let engine = Engine::new(&model, &options).unwrap();
+    let texts: Vec<Vec<u32>> =
+        (0..12).map(|i| [&tokens(40 * (i % 4), 1)[..], &tokens(30 + 11 * i, i)].concat()).collect();
+    let expected: Vec<_> =
+        texts.iter().map(|text| engine.session_with(&cold(&plain())).unwrap().prefilled(text)).collect();
+    let n_rounds = if emulated() { 5 } else { 60 };
+    std::thread::scope(|scope| {
+        for thread in 0..8usize {
+            let (engine, texts, expected) = (&engine, &texts, &expected);
+            scope.spawn(move || {
+                let mut random = 77 * thread + 5;
+                for _ in 0..n_rounds {
+                    random = random.wrapping_mul(1_103_515_245).wrapping_add(12345) & 0x7fff_ffff;
+                    let i = (random >> 8) % texts.len();
+                    let options = SessionOptions { n_batch: 16 + (random >> 12) % 100, ..plain() };
+                    let mut session = engine.session_with(&options).unwrap();
+                    let cancel = session.cancel_token();
+                    let outcome = std::thread::scope(|inner| {
+                        if (random >> 16) % 3 == 0 {
+                            inner.spawn(move || cancel.cancel());
+                        }
+                        session.prefill(&texts[i])
+                    });
+                    match outcome {
+                        Ok(()) => assert_eq!(session.logits(), expected[i], "{i}"),
+                        Err(SessionError::Cancelled | SessionError::PoolFull { .. }) => {
+                            assert_eq!(session.tokens(), &texts[i][..session.position()]);
+                        }
+                        Err(e) => panic!("{e}"),
+                    }
+                    assert!(engine.pool().stats().used <= budget);
+                    assert!(engine.pool().prefixes().bytes <= 20 * PAGE);
+                }
+            });
+        }
+    });
+    let stats = engine.pool().prefixes();
+    assert!(stats.hits > 0 && stats.evictions > 0, "{stats:?}");
+    assert_eq!(stats.bytes, engine.pool().stats().used);
+    engine.pool().clear_prefixes();
+    assert_eq!((engine.pool().stats().used, engine.pool().stats().n_pages), (0, 0));
+}
