@@ -908,8 +908,25 @@ impl AttnLayer<'_> {
                 let out = &mut out[rows.start * d_v..rows.end * d_v];
                 let mut total = AttnPartial { out, max: &mut max[rows.clone()], sum: &mut sum[rows] };
                 self.begin(&mut total, head);
-                for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
-                    kv.attention(arch, (i, head), piece, &mut total, q, ranges, &params);
+                let add = |total: &mut AttnPartial<'_>, ranges: &[(u32, u32)], params: &AttnParams| {
+                    for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
+                        kv.attention(arch, (i, head), piece, total, q, ranges, params);
+                    }
+                };
+                if spec.causal || params.slope == 0.0 {
+                    add(&mut total, ranges, &params);
+                } else {
+                    // ALiBi on both sides. Scores of later keys count positions from the end of the text: those of
+                    // earlier keys are raised by as much as these have too much.
+                    let (n, own) = (ranges[0].1, (slot.pos() + first + token) as u32);
+                    let mut split = [(0, 0); MAX_GROUP];
+                    let split = &mut split[..ranges.len()];
+                    split.iter_mut().zip(own..).for_each(|(range, own)| *range = (0, own + 1));
+                    add(&mut total, split, &params);
+                    let raise = |own: u32| params.slope * (n - 1 - own) as f32;
+                    total.max.iter_mut().zip(own..).for_each(|(max, own)| *max += raise(own));
+                    split.iter_mut().zip(own..).for_each(|(range, own)| *range = (own + 1, n));
+                    add(&mut total, split, &AttnParams { slope: -params.slope, ..params });
                 }
                 arch.attention_finish(&mut total, &params);
             }

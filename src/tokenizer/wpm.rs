@@ -1,10 +1,10 @@
 //! WordPiece (arXiv 1609.08144, §4.1): words are cut into the longest tokens that the vocabulary has, from the front.
 //!
 //! Files write the beginning of a word as `▁` and leave out BERT's `##` inside of one. As in llama.cpp a character becomes
-//! the first of its canonical decomposition, without the marks that BERT's tokeniser takes off, Hangul its first jamo.
+//! the first of its canonical decomposition, Hangul its first jamo.
 
 use super::SPACE;
-use super::unicode::{self, Char, P, S, WS};
+use super::unicode::{self, Char, L, M, N, P, S, WS};
 use super::vocab::Vocab;
 
 /// A WordPiece vocabulary.
@@ -32,7 +32,8 @@ impl Wpm {
             if alone || class.is(WS) {
                 self.word(vocab, &mut word, out);
             }
-            if class.is(WS) || c.is_control() || matches!(c, '\0' | char::REPLACEMENT_CHARACTER) {
+            // Marks, what is not printed and what is not assigned are left out.
+            if class.is(WS | M) || !class.is(L | N | P | S) || c == char::REPLACEMENT_CHARACTER {
                 continue;
             }
             word.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());

@@ -1,4 +1,4 @@
-//! Encoders: BERT, Nomic BERT, ModernBERT. Their tokens see the whole text.
+//! Encoders: BERT, Nomic BERT, Jina BERT 2, ModernBERT. Their tokens see the whole text.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -15,6 +15,13 @@ pub(super) fn bert(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn nomic(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     post_norms(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+/// Jina BERT 2, with ALiBi on both sides, whose exponent is not in the file (Hugging Face `_build_alibi_tensor`).
+pub(super) fn jina2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = post_norms(keys, keys.dense_fused(Activation::GeGluErf)?)?;
+    h.set_alibi(keys.number("attention.max_alibi_bias")?.unwrap_or(8.0))?;
+    Ok(h)
 }
 
 fn post_norms(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {

@@ -69,6 +69,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma-embedding", hparams: gemma::embedding },
     Family { arch: "bert", hparams: bert::bert },
     Family { arch: "nomic-bert", hparams: bert::nomic },
+    Family { arch: "jina-bert-v2", hparams: bert::jina2 },
     Family { arch: "modern-bert", hparams: bert::modern },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
