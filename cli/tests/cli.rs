@@ -249,7 +249,8 @@ fn wrong_calls() {
 fn metadata_can_be_overridden() {
     let folder = Folder::new();
     let model = tiny(&folder);
-    let logits = |more: &[&str]| run(&[&["logits", "-m", &model, "--tokens", "1,5,9", "-o", "-"], more].concat()).stdout;
+    let logits =
+        |more: &[&str]| run(&[&["logits", "-m", &model, "--tokens", "1,5,9", "-o", "-"], more].concat()).stdout;
     let (plain, scaled) = (logits(&[]), logits(&["--override-kv", "llama.rope.freq_base=float:100"]));
     assert!(plain.len() == scaled.len() && !plain.is_empty() && plain != scaled);
     assert_eq!(logits(&["--override-kv", "llama.rope.freq_base=float:10000"]), plain);

@@ -4,7 +4,7 @@
 //! the first of its canonical decomposition, Hangul its first jamo.
 
 use super::SPACE;
-use super::unicode::{self, Char, L, M, N, P, S, WS};
+use super::unicode::{self, Char, M, P, S, WS};
 use super::vocab::Vocab;
 
 /// A WordPiece vocabulary.
@@ -32,8 +32,7 @@ impl Wpm {
             if alone || class.is(WS) {
                 self.word(vocab, &mut word, out);
             }
-            // Marks, what is not printed and what is not assigned are left out.
-            if class.is(WS | M) || !class.is(L | N | P | S) || c == char::REPLACEMENT_CHARACTER {
+            if class.is(WS | M) || is_control(c) || c == char::REPLACEMENT_CHARACTER {
                 continue;
             }
             word.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
@@ -69,6 +68,16 @@ fn lowercase(c: char) -> char {
         (Some(lower), None) => lower,
         _ => c,
     }
+}
+
+/// Control, format and private characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left out, as marks are.
+fn is_control(c: char) -> bool {
+    let format = matches!(u32::from(c),
+        0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F
+        | 0x202A..=0x202E | 0x2060..=0x2064 | 0x2066..=0x206F | 0xFEFF | 0xFFF9..=0xFFFB | 0x110BD | 0x110CD
+        | 0x13430..=0x1343F | 0x1BCA0..=0x1BCA3 | 0x1D173..=0x1D17A | 0xE0001 | 0xE0020..=0xE007F);
+    let private = matches!(u32::from(c), 0xE000..=0xF8FF | 0xF0000..=0xFFFFD | 0x10_0000..=0x10_FFFD);
+    c.is_control() || format || private
 }
 
 /// Chinese characters, which are words of their own.
