@@ -15,7 +15,7 @@ use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, LayerSpec, MAX_EXPERT, Mixer, Model, Moe, MoeSpec,
-    Norm, NormKind, Norms, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
+    Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl RopeTables {
                 Some((short, _)) => Some(short),
                 None => w.rope_factors.as_ref(),
             };
-            let (frequencies, factor) = rope.frequencies(factors.map(Vec::as_slice));
+            let (frequencies, factor) = rope.frequencies(factors.filter(|_| rope.factors).map(Vec::as_slice));
             let first = ropes.last().map_or(0, |last| last.first + last.frequencies.len());
             ropes.push(RopeTable { order: rope.order, frequencies, factor, first });
         }
@@ -191,6 +191,10 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
+    /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
+    per_layer: &'a mut [f32],
+    per_layer_table: &'a mut [f32],
+    per_layer_gate: &'a mut [f32],
     /// Room for [`AttnBuffers`] or [`FfnBuffers`].
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`].
@@ -334,6 +338,9 @@ impl<'a> Buffers<'a> {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
             branch: frame.take(m * h.n_embd),
+            per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
+            per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
+            per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
             inner: frame.take(attention.fold(ffn, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
@@ -390,6 +397,10 @@ pub(crate) fn forward(
     embed(base, h, w, slots, b.x, b.normed);
     probe.tensor(Tap::InpEmbd, 0, b.x);
 
+    if let Some(w) = &w.per_layer {
+        per_layer_inputs(base, h, w, slots, &mut b);
+    }
+
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
     for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
@@ -416,6 +427,7 @@ pub(crate) fn forward(
                 return Ok(());
             }
             gather(slots, b.x, h.n_embd);
+            gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
             b.keep_rows(n_outputs, h.n_embd);
         }
         let n_rows = b.x.len() / h.n_embd;
@@ -452,6 +464,15 @@ pub(crate) fn forward(
         }
         probe.tensor(Tap::FfnOut, i, b.branch);
         add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        if let Some(w) = &layer.per_layer {
+            let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
+            let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
+            per_layer(base.with(adapters, n_generated), h, w, i, &mut b);
+            add_branch(ctx, h, spec, Some(&w.norm), b.x, b.branch, b.normed);
+        }
+        if let Some(scale) = layer.output_scale {
+            b.x.iter_mut().for_each(|x| *x *= scale);
+        }
         probe.tensor(Tap::LOut, i, b.x);
     }
 
@@ -519,6 +540,45 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
             norm_row(arch, h, norm, buffer, x);
         }
     });
+}
+
+/// Leaves in `b.per_layer` what layers have for tokens, whose embeddings are in `b.x`.
+fn per_layer_inputs(base: Base<'_>, h: &Hparams, w: &PerLayerInputs, slots: &[Slot<'_>], b: &mut Buffers<'_>) {
+    let (arch, n, m) = (base.arch, w.proj.n_out, b.x.len() / h.n_embd);
+    let adapters = Adapters(slots);
+    let ctx = base.with(row_adapters(&adapters, b.ends), Rows::All.n_generated(slots));
+    linear(ctx, &mut b.scratch, b.x, m, &mut [Product::of_weight(&w.proj, b.per_layer, m)]);
+    let (table, bytes) = (w.table.data(base.gguf), w.table.row_bytes());
+    let (scale, table_scale) = (1.0 / (h.n_embd as f32).sqrt(), (w.norm.len() as f32).sqrt());
+    base.crew.when(m > 1).for_chunk_pairs(b.per_layer, n, b.per_layer_table, n, |row, x, of_token| {
+        let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
+        let token = slot.tokens[row - slot.row] as usize;
+        arch.dequantize(w.table.dtype, &table[token * bytes..][..bytes], of_token);
+        let layers = x.chunks_exact_mut(w.norm.len()).zip(of_token.chunks_exact(w.norm.len()));
+        for (x, of_token) in layers {
+            x.iter_mut().for_each(|x| *x *= scale);
+            let factor = rms_factor(arch, x, h.norm_eps);
+            for ((x, w), of_token) in x.iter_mut().zip(&w.norm).zip(of_token) {
+                *x = (*x * factor * w + of_token * table_scale) * std::f32::consts::FRAC_1_SQRT_2;
+            }
+        }
+    });
+}
+
+/// `1/√(mean(x²) + eps)`.
+fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
+    1.0 / (arch.dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Leaves in `b.branch` what layer `i` adds of its vectors for tokens.
+fn per_layer(ctx: Ctx<'_>, h: &Hparams, w: &PerLayer, i: usize, b: &mut Buffers<'_>) {
+    let (n, m) = (w.gate.w.n_out, b.x.len() / h.n_embd);
+    let gate = &mut b.per_layer_gate[..m * n];
+    linear(ctx, &mut b.scratch, b.x, m, &mut [Product::of(&w.gate, gate, m)]);
+    let of_tokens = &*b.per_layer;
+    let times = |row: usize, gate: &mut [f32]| ctx.arch.gelu_mul(gate, &of_tokens[(row * h.n_layer + i) * n..][..n]);
+    ctx.crew.when(m > 1).for_chunks(gate, n, times);
+    linear(ctx, &mut b.scratch, gate, m, &mut [Product::of(&w.proj, b.branch, m)]);
 }
 
 /// Each row of `x`, normed; copied if there is no norm.
@@ -592,7 +652,7 @@ fn attention(
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
-        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none();
+        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none() && !spec.shares_kv;
         if at_once {
             let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
             linear(ctx, &mut b.scratch, b.normed, m, products);
@@ -600,7 +660,7 @@ fn attention(
             if let Some((of, weights)) = latent_spec {
                 let (ctx, x) = ((ctx, &mut b.scratch), (&*b.normed, m_kv));
                 latent.keys_values(ctx, (spec, of, w, weights), h.norm_eps, x, k, v);
-            } else {
+            } else if !spec.shares_kv {
                 let products = &mut [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
                 linear(ctx, &mut b.scratch, b.normed, m_kv, products);
             }
@@ -664,22 +724,30 @@ fn attention(
             rotate(row, to);
         }
     };
-    let d = spec.head_dim;
+    let (d, kv_layer) = (spec.head_dim, h.kv_layers[i]);
     let workers = crew.when(m_kv > 1);
-    workers.for_chunks(k, spec.n_k(), |row, k| {
-        let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
-        for k in k.chunks_exact_mut(d) {
-            place(row, k, k_norm, &mut buffer[..d]);
-            k.copy_from_slice(&buffer[..d]);
+    if !spec.shares_kv {
+        if spec.value_norm {
+            workers.for_chunks(v, spec.head_dim_v, |_, v| {
+                let factor = rms_factor(arch, v, h.norm_eps);
+                v.iter_mut().for_each(|v| *v *= factor);
+            });
         }
-    });
-    probe.tensor(Tap::K, i, k);
-    probe.tensor(Tap::V, i, v);
-    for slot in &mut *slots {
-        let (pos, range) = (slot.pos(), Rows::All.range(slot));
-        let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())].map(|(x, n)| &x[range.start * n..range.end * n]);
-        slot.seq.kv.append(&workers, arch, i, pos, k, v)?;
-        slot.seq.kv.convert(crew, arch, i);
+        workers.for_chunks(k, spec.n_k(), |row, k| {
+            let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+            for k in k.chunks_exact_mut(d) {
+                place(row, k, k_norm, &mut buffer[..d]);
+                k.copy_from_slice(&buffer[..d]);
+            }
+        });
+        probe.tensor(Tap::K, i, k);
+        probe.tensor(Tap::V, i, v);
+        for slot in &mut *slots {
+            let (pos, range) = (slot.pos(), Rows::All.range(slot));
+            let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())].map(|(x, n)| &x[range.start * n..range.end * n]);
+            slot.seq.kv.append(&workers, arch, kv_layer, pos, k, v)?;
+            slot.seq.kv.convert(crew, arch, kv_layer);
+        }
     }
     if m == 0 {
         return Ok(());
@@ -688,7 +756,7 @@ fn attention(
     // Slots with one row are taken together, each of the others alone.
     let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
     let q = Queries { values: q, norm: q_norm, place: &place, temperature: spec.temperature };
-    let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i, rows };
+    let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i: kv_layer, rows };
     let mut rest = &*slots;
     while let Some(first) = rest.first() {
         let n_rows = rows.of(first).2;
@@ -781,6 +849,7 @@ struct AttnLayer<'a> {
     spec: &'a AttnSpec,
     /// Of each query head.
     sinks: Option<&'a [f32]>,
+    /// Whose keys and values are read.
     i: usize,
     rows: Rows,
 }

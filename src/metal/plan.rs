@@ -310,6 +310,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             dense: _,
             ropes: _,
             layers: _,
+            kv_layers: _,
+            per_layer_embd: _,
         } = self.h;
         if let Some(what) = self.h.forward_only() {
             return Err(refused(what.to_string()));
@@ -317,7 +319,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         let w = self.model.weights();
         let Weights {
             token_embd,
-            position_embd: _, // in `forward_only`
+            per_layer: _, // in `forward_only`
+            position_embd: _,
             token_types: _,
             embd_norm: _,
             layers,
@@ -478,8 +481,17 @@ impl<'m, 'b> Planner<'m, 'b> {
         w: &'m Layer,
         outputs: Option<&RowSet>,
     ) -> Result<(), MetalError> {
-        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale } = spec;
-        let Layer { attn_norm, attn: weights, post_attn_norm, ffn_norm, ffn, post_ffn_norm } = w;
+        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale, output_scale: _ } = spec;
+        let Layer {
+            attn_norm,
+            attn: weights,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+            per_layer: _,
+            output_scale: _,
+        } = w;
         let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
         #[allow(irrefutable_let_patterns)] // there may come other mixers
         let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
@@ -588,6 +600,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             qk_norm: _,
             clip: _, // this and what follows is in `forward_only`
             value_scale: _,
+            value_norm: _,
+            keys_as_values: _,
+            shares_kv: _,
             alibi: _,
             sinks: _,
             temperature: _,

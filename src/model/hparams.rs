@@ -63,6 +63,10 @@ pub struct Hparams {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// Which keys and values each layer reads, counted among those that are kept.
+    pub kv_layers: Vec<usize>,
+    /// Width of the vectors that each layer has for a token, if they have some (Gemma 3n, 4).
+    pub per_layer_embd: Option<usize>,
 }
 
 /// From the head's product to the logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
@@ -171,6 +175,8 @@ pub struct Rope {
     pub n_ctx_orig: usize,
     /// Factor on the rotated values.
     pub attn_factor: f32,
+    /// Whether the file's divisors (`rope_freqs.weight`) count.
+    pub factors: bool,
     /// Whether YaRN has a factor of its own besides, `1 + ln(factor)/10`.
     pub yarn_magnitude: bool,
 }
@@ -662,6 +668,9 @@ impl Hparams {
                 qk_norm: None,
                 clip: None,
                 value_scale: 1.0,
+                value_norm: false,
+                keys_as_values: false,
+                shares_kv: false,
                 alibi: None,
                 sinks: false,
                 temperature: None,
@@ -672,6 +681,7 @@ impl Hparams {
             norms: Norms::Before,
             biases: Biases::Optional,
             residual_scale: 1.0,
+            output_scale: false,
         });
         Ok(Hparams {
             arch: keys.arch.to_owned(),
@@ -695,6 +705,8 @@ impl Hparams {
             dense: Vec::new(),
             ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
             layers: layers.collect(),
+            kv_layers: (0..keys.n_layer).collect(),
+            per_layer_embd: None,
         })
     }
 
@@ -738,6 +750,11 @@ impl Hparams {
             ),
             (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
             (attn(|a| a.value_scale != 1.0), "a factor on values"),
+            (attn(|a| a.value_norm), "norms of values"),
+            (attn(|a| a.keys_as_values), "keys that serve as values"),
+            (attn(|a| a.shares_kv), "keys and values of other layers"),
+            (self.per_layer_embd.is_some(), "embeddings for each layer"),
+            (self.layers.iter().any(|layer| layer.output_scale), "factors behind layers"),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
             (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
@@ -856,6 +873,21 @@ impl Hparams {
         Ok(())
     }
 
+    /// Lets the last `n` layers read the keys and values of the last layer before them that has a window, or none, as
+    /// they do.
+    pub(crate) fn share_kv(&mut self, n: usize) -> Result<(), ModelError> {
+        let windows: Vec<bool> = self.attention().map(|attn| attn.window.is_some()).collect();
+        let own = self.n_layer.saturating_sub(n);
+        for i in own..self.n_layer {
+            let source = (0..own).rev().find(|&source| windows[source] == windows[i]);
+            self.kv_layers[i] = source.ok_or_else(|| ModelError::Inconsistent {
+                what: format!("layer {i} shares keys and values, but no layer of its kind has some"),
+            })?;
+        }
+        self.attention_mut().skip(own).for_each(|attn| attn.shares_kv = true);
+        Ok(())
+    }
+
     /// Gives attention sinks to the layers that have the tensor.
     pub(crate) fn set_sinks(&mut self, keys: &Keys<'_>) {
         let sinks = (0..).map(|i| keys.has_in_layer(i, "attn_sinks.weight"));
@@ -910,6 +942,7 @@ impl Rope {
             scaling,
             n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
             attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            factors: true,
             // YaRN's factor on rotated values is left out where a multiplier of its logarithm is given: those models
             // divide it by itself.
             yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0),

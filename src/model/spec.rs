@@ -17,6 +17,8 @@ pub struct LayerSpec {
     pub biases: Biases,
     /// Factor on what mixer and feed-forward layer add to the residual stream.
     pub residual_scale: f32,
+    /// Whether the file has a factor on the residual stream behind the layer.
+    pub output_scale: bool,
 }
 
 /// What mixes tokens.
@@ -57,6 +59,12 @@ pub struct AttnSpec {
     pub clip: Option<f32>,
     /// Factor on values.
     pub value_scale: f32,
+    /// Whether each head of values has a norm, without weights.
+    pub value_norm: bool,
+    /// Whether values are products with the matrix of keys, which then have their norm and rotation.
+    pub keys_as_values: bool,
+    /// Whether keys and values are those of another layer, see [`Hparams::kv_layers`](super::Hparams::kv_layers).
+    pub shares_kv: bool,
     /// ALiBi instead of a rope: a key `n` positions back has `n·slope` taken from its score (arXiv 2108.12409); this is
     /// the base-2 logarithm of the last head's slope, negated.
     pub alibi: Option<f32>,

@@ -212,6 +212,7 @@ const REFUSED: &[&str] = &[
     "deepseek2",
     "falcon",
     "gemma-embedding",
+    "gemma4",
     "gpt-oss",
     "gpt2",
     "gptneox",

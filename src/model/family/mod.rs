@@ -7,6 +7,7 @@ mod cohere;
 mod deepseek;
 mod exaone;
 mod gemma;
+mod gemma4;
 mod glm;
 mod gpt;
 mod gpt_oss;
@@ -66,6 +67,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma", hparams: gemma::gemma1 },
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "gemma4", hparams: gemma4::hparams },
     Family { arch: "gemma-embedding", hparams: gemma::embedding },
     Family { arch: "bert", hparams: bert::bert },
     Family { arch: "nomic-bert", hparams: bert::nomic },
