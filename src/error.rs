@@ -28,6 +28,9 @@ pub enum Error {
     /// A session could not do what was asked.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// A request to a scheduler was refused, or lost.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// An adapter was refused.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -833,6 +836,44 @@ pub enum SessionError {
     #[cfg(feature = "metal")]
     #[error(transparent)]
     Metal(#[from] MetalError),
+}
+
+/// Why a scheduler refused a request, or lost it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The request makes no sense to a session either.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// Its adapters cannot be attached.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// There are too many requests.
+    #[error("{max} requests are waiting or running already; try again later, or raise max_requests")]
+    QueueFull {
+        /// Most that there may be.
+        max: usize,
+    },
+    /// The prompt would not fit, were it alone.
+    #[error(
+        "keys and values of the prompt take {need} bytes, the pool has {budget}: use a shorter prompt, a larger pool, \
+         or less precision"
+    )]
+    PoolTooSmall {
+        /// Bytes of its pages.
+        need: u64,
+        /// Bytes of the pool.
+        budget: u64,
+    },
+    /// The system gave no thread for the scheduler.
+    #[error("cannot start the scheduler's thread: {error}")]
+    Thread {
+        /// What the system said.
+        error: String,
+    },
+    /// The scheduler ended before the request did.
+    #[error("the scheduler has ended")]
+    Ended,
 }
 
 /// Why learning, or a file of what was learnt, was refused.

@@ -1,83 +1,13 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
 use super::hook::Cut;
+use super::writer::{Finish, Piece, StopReason, Timings, Writer};
 use super::{CachedTokens, Session};
 use crate::clock::Timer;
-use crate::error::{Error, SampleError, SessionError};
+use crate::error::{Error, SessionError};
 use crate::sample::Sampler;
-use crate::tokenizer::TextStream;
 use std::borrow::BorrowMut;
-use std::collections::VecDeque;
 use std::time::Duration;
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StopReason {
-    /// The model ended its text.
-    EndOfGeneration,
-    /// A stop string appeared; it is not part of the text.
-    StopString,
-    /// The limit of [`Generation::max_tokens`] was reached.
-    MaxTokens,
-    /// The context is full; the session does not hold the last token.
-    ContextFull,
-}
-
-/// One generated token and its text.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Piece {
-    /// The text that the token completes: empty where it ends inside a character, cut where a stop string begins
-    /// inside it.
-    pub text: String,
-    /// The token.
-    pub token: u32,
-    /// `ln p(token)` of the model, before bias and filters, where [`Generation::logprobs`] asked for it.
-    pub logprob: Option<f32>,
-    /// The most probable tokens and their `ln p`, as many as [`Generation::logprobs`] asked for.
-    pub top_logprobs: Vec<(u32, f32)>,
-}
-
-impl Piece {
-    fn new(token: u32) -> Piece {
-        Piece { text: String::new(), token, logprob: None, top_logprobs: Vec::new() }
-    }
-}
-
-/// How a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Finish {
-    /// Why.
-    pub reason: StopReason,
-    /// Tokens of the prompt that were computed.
-    pub n_prompt: usize,
-    /// Tokens of the prompt before them, which came from the prefix cache.
-    pub n_cached: CachedTokens,
-    /// Tokens generated, those of a stop string included.
-    pub n_generated: usize,
-    /// Where the time went.
-    pub timings: Timings,
-}
-
-/// Time that a generation took, part by part; all zero where there is no clock (wasm32-unknown-unknown).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Timings {
-    /// From text to tokens.
-    pub tokenize: Duration,
-    /// Computing the prompt.
-    pub prefill: Duration,
-    /// Computing generated tokens.
-    pub decode: Duration,
-    /// Choosing tokens, and turning them to text.
-    pub sample: Duration,
-    /// Products with adapters, part of `prefill` and `decode`.
-    pub adapters: Duration,
-    /// From the beginning to the first token chosen.
-    pub first_token: Duration,
-}
 
 /// Text as it is generated, token by token. Nothing follows an error.
 ///
@@ -107,51 +37,22 @@ pub struct Timings {
 pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = Sampler> {
     /// Session and sampler; taken by [`Generation::into_parts`] alone.
     parts: Option<(S, P)>,
-    stream: Option<TextStream>,
+    writer: Writer,
     /// What is to be computed before the first token; empty afterwards.
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
     refused: Option<Error>,
-    stop: Vec<String>,
-    max_tokens: usize,
-    logprobs: Option<usize>,
-    /// Pieces that were not handed out yet.
-    pieces: VecDeque<Held>,
-    /// How many of them can be.
-    n_ready: usize,
-    /// Their text from the first that is not ready on; it may be the beginning of a stop string.
-    text: String,
     /// Position of the first token generated.
     start: usize,
-    /// Tokens generated.
-    tokens: Vec<u32>,
-    /// Pieces that were handed out.
-    n_out: usize,
-    rest: String,
     /// Sampled, not yet in the session.
     pending: Option<Piece>,
-    state: State,
+    failed: bool,
     begun: Timer,
     n_prompt: usize,
     n_cached: CachedTokens,
     timings: Timings,
     /// What the session's adapters had taken before.
     adapters_before: Duration,
-}
-
-/// A piece that waits to be handed out.
-#[derive(Debug)]
-struct Held {
-    piece: Piece,
-    /// Whether its text ends a character.
-    is_whole: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    Running,
-    Ended(StopReason),
-    Failed,
 }
 
 impl Session {
@@ -195,25 +96,16 @@ impl Session {
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     fn new(session: S, sampler: P) -> Self {
         let held = session.borrow();
-        let stream = held.model().tokenizer().map(|tokenizer| TextStream::new(tokenizer, false));
+        let writer = Writer::new(held.model());
         Generation {
-            refused: stream.is_none().then(|| SessionError::NoTokenizer.into()),
-            stream,
+            refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
+            writer,
             start: held.position(),
             adapters_before: held.adapter_time(),
             parts: Some((session, sampler)),
             prompt: Vec::new(),
-            stop: Vec::new(),
-            max_tokens: usize::MAX,
-            logprobs: None,
-            pieces: VecDeque::new(),
-            n_ready: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            n_out: 0,
-            rest: String::new(),
             pending: None,
-            state: State::Running,
+            failed: false,
             begun: Timer::start(),
             n_prompt: 0,
             n_cached: CachedTokens::default(),
@@ -251,42 +143,42 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// Ends after `n` tokens.
     #[must_use]
     pub fn max_tokens(mut self, n: usize) -> Self {
-        self.max_tokens = n;
+        self.writer.max_tokens = n;
         self
     }
 
     /// Ends before any of these strings.
     #[must_use]
     pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Self {
-        self.stop = stop.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
+        self.writer.set_stop(stop);
         self
     }
 
     /// Tells the log-probability of each token that is sampled from now on, and of the `n_top` most probable ones.
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Self {
-        self.logprobs = Some(n_top);
+        self.writer.logprobs = Some(n_top);
         self
     }
 
     /// Tokens generated so far, those of a stop string included.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        self.writer.tokens()
     }
 
     /// How it ended, once it has; nothing if that was by an error.
     pub fn finish(&self) -> Option<Finish> {
-        let State::Ended(reason) = self.state else { return None };
+        let reason = self.writer.reason()?;
         let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
         let timings = Timings { adapters, ..self.timings };
         let &Generation { n_prompt, n_cached, .. } = self;
-        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens.len(), timings })
+        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens().len(), timings })
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
     /// begins inside its token; mostly empty. A next prompt begins with it.
     pub fn rest(&self) -> &str {
-        &self.rest
+        self.writer.rest()
     }
 
     /// All text that is left.
@@ -337,198 +229,100 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// The tokens that the sampler's mask forces next.
     fn forced(&mut self) -> Vec<u32> {
-        let Some((session, sampler)) = &mut self.parts else { return Vec::new() };
-        let (session, sampler): (&Session, &mut Sampler) = ((*session).borrow(), sampler.borrow_mut());
-        let tokenizer = session.model().tokenizer();
-        tokenizer.map_or_else(Vec::new, |tokenizer| sampler.forced(&|text| tokenizer.encode_inside(text)))
+        let Some((_, sampler)) = &mut self.parts else { return Vec::new() };
+        self.writer.forced(sampler.borrow_mut())
     }
 
     /// Computes the token that waits and what the mask forces behind it, in one pass, and samples what follows; or ends.
     fn decode(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
-        let mut forced = self.forced();
+        let is_full = self.start + self.tokens().len() > self.session().position();
+        let room = self.session().n_ctx() - self.session().position();
+        let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
+        let sampler = sampler.borrow_mut();
+        let forced = self.writer.forced(sampler);
+        let forced = self.writer.go_on(sampler, forced, (room, is_full))?;
         self.timings.sample += timer.elapsed();
-        let session = self.session();
-        let is_eog = |token: &u32| session.model().tokenizer().is_some_and(|tokenizer| tokenizer.is_eog(*token));
-        let is_full = self.start + self.tokens.len() > session.position();
-        let room = (session.n_ctx() - session.position()).min(self.max_tokens - self.tokens.len());
-        match forced.iter().position(is_eog) {
-            Some(0) => {
-                self.accept(forced[0])?;
-                return self.end(StopReason::EndOfGeneration);
-            }
-            Some(n) => forced.truncate(n),
-            None => {}
+        if self.writer.reason().is_some() {
+            return Ok(());
         }
-        if is_full {
-            return self.end(StopReason::ContextFull);
-        }
-        forced.truncate(room);
         let pieces = self.compute(&forced)?;
         let timer = Timer::start();
-        for piece in pieces {
-            self.accept(piece.token)?;
-            self.hold(piece)?;
-            self.release();
-            if self.state != State::Running {
-                return Ok(());
-            }
-        }
+        let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
+        let kept = self.writer.take_forced(sampler.borrow_mut(), pieces)?;
         self.timings.sample += timer.elapsed();
-        if self.tokens.len() < self.max_tokens { self.sample() } else { Ok(()) }
+        match kept {
+            Some(n) => self.keep(n),
+            None if self.writer.n_left() > 0 => self.sample()?,
+            None => {}
+        }
+        Ok(())
     }
 
     /// Computes the token that waits and `forced` behind it; the pieces of these, without text.
     fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
         let timer = Timer::start();
-        let n_top = self.logprobs;
         let Some((session, sampler)) = &mut self.parts else { return Ok(Vec::new()) };
         let (session, sampler): (&mut Session, &mut Sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
-        let n_vocab = session.model().tokenizer().map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
         let mut pieces: Vec<Piece> = forced.iter().map(|&token| Piece::new(token)).collect();
-        let mut next = pieces.iter_mut();
-        let mut tell = |logits: &[f32]| {
-            if let (Some(n_top), Some(piece)) = (n_top, next.next()) {
-                let told = sampler.logprobs(&logits[..n_vocab.min(logits.len())], piece.token, n_top);
-                (piece.logprob, piece.top_logprobs) = (Some(told.logprob), told.top);
-            }
-        };
-        session.catch_up_with(forced, n_top.is_some(), &mut tell)?;
+        let (writer, mut next) = (&self.writer, pieces.iter_mut());
+        let mut tell = |logits: &[f32]| next.next().into_iter().for_each(|piece| writer.tell(piece, sampler, logits));
+        session.catch_up_with(forced, writer.logprobs.is_some(), &mut tell)?;
         self.timings.decode += timer.elapsed();
         Ok(pieces)
-    }
-
-    /// Lets the mask take a token that was not sampled.
-    fn accept(&mut self, token: u32) -> Result<(), Error> {
-        let sampler = self.parts.as_mut().map(|(_, sampler)| sampler.borrow_mut());
-        match sampler.and_then(Sampler::mask_mut) {
-            Some(mask) => Ok(mask.accept(token).map_err(SampleError::from)?),
-            None => Ok(()),
-        }
     }
 
     fn sample(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
         let Some((session, sampler)) = &mut self.parts else { return Ok(()) };
         let (session, sampler): (&Session, &mut Sampler) = ((*session).borrow(), sampler.borrow_mut());
-        // Embedding tables are padded; rows behind the vocabulary are no tokens.
-        let n_vocab = session.model().tokenizer().map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
-        let logits = session.logits();
-        let logits = &logits[..n_vocab.min(logits.len())];
-        self.pending = Some(match self.logprobs {
-            None => Piece::new(sampler.sample(logits, session.tokens())?),
-            Some(n_top) => {
-                let sampled = sampler.sample_with_logprobs(logits, session.tokens(), n_top)?;
-                Piece { logprob: Some(sampled.logprob), top_logprobs: sampled.top, ..Piece::new(sampled.token) }
-            }
-        });
+        self.pending = Some(self.writer.sample(sampler, session.logits(), session.tokens())?);
         self.timings.sample += timer.elapsed();
         Ok(())
     }
 
-    /// Goes on by one token, and those that are forced before it: they are held, or the state is no longer running.
+    /// Goes on by one token, and those that are forced before it: they are held, or it has ended.
     fn advance(&mut self) -> Result<(), Error> {
         self.prefill()?;
-        if self.tokens.len() >= self.max_tokens {
-            return self.end(StopReason::MaxTokens);
+        if self.writer.n_left() == 0 {
+            self.writer.end(StopReason::MaxTokens);
+            return Ok(());
         }
         if self.pending.is_none() {
             self.decode()?;
         }
         let Some(piece) = self.pending.take() else { return Ok(()) };
         let token = piece.token;
-        if self.session().model().tokenizer().is_some_and(|tokenizer| tokenizer.is_eog(token)) {
-            return self.end(StopReason::EndOfGeneration);
+        if self.writer.is_eog(token) {
+            self.writer.end(StopReason::EndOfGeneration);
+            return Ok(());
         }
         let timer = Timer::start();
-        self.hold(piece)?;
+        self.writer.hold(piece)?;
         self.session_mut().push_ahead(token)?;
-        self.release();
+        if let Some(n) = self.writer.release() {
+            self.keep(n);
+        }
         self.timings.sample += timer.elapsed();
         Ok(())
     }
 
-    /// Gives a piece its text, and holds it back until [`Self::release`].
-    fn hold(&mut self, mut piece: Piece) -> Result<(), Error> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
-        piece.text.push_str(stream.push(piece.token)?);
-        let is_whole = stream.is_whole();
-        self.tokens.push(piece.token);
-        self.text.push_str(&piece.text);
-        self.pieces.push_back(Held { piece, is_whole });
-        Ok(())
-    }
-
-    /// Makes pieces ready that cannot be part of a stop string; ends before one.
-    fn release(&mut self) {
-        if let Some(at) = self.stop.iter().filter_map(|s| self.text.find(s.as_str())).min() {
-            self.end_before(at);
-            return;
-        }
-        let is_beginning = |from: &usize| self.stop.iter().any(|s| s.starts_with(&self.text[*from..]));
-        let free = (0..self.text.len()).filter(|&i| self.text.is_char_boundary(i)).find(is_beginning);
-        let n = self.n_whole(free.unwrap_or(self.text.len()));
-        self.make_ready(n);
-    }
-
-    /// Of the pieces that are not ready, how many end within the first `len` bytes of their text, at a whole character.
-    fn n_whole(&self, len: usize) -> usize {
-        let mut end = 0;
-        let ends = self.pieces.iter().skip(self.n_ready).map(|held| {
-            end += held.piece.text.len();
-            (end, held.is_whole)
-        });
-        ends.enumerate().filter(|(_, (end, is_whole))| *is_whole && *end <= len).last().map_or(0, |(i, _)| i + 1)
-    }
-
-    fn make_ready(&mut self, n: usize) {
-        let len = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
-        self.text.drain(..len);
-        self.n_ready += n;
-    }
-
-    /// Ends before a stop string at byte `at` of the text that is not ready.
-    fn end_before(&mut self, at: usize) {
-        let n = self.n_whole(at);
-        let kept = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
-        self.rest = self.text[kept..at].to_owned();
-        let first_cut = self.pieces.drain(self.n_ready + n..).next();
-        self.make_ready(n);
-        self.text.clear();
-        let position = self.start + self.n_out + self.n_ready;
-        if let Some(Held { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
-            piece.text.clone_from(&self.rest);
-            self.pieces.push_back(Held { piece, is_whole: true });
-            self.n_ready += 1;
-        }
+    /// Takes all but the first `n` generated tokens out of the session.
+    fn keep(&mut self, n: usize) {
+        let position = self.start + n;
         self.session_mut().cut(position, Cut::AnswerShortened);
-        self.state = State::Ended(StopReason::StopString);
-    }
-
-    /// Ends; what was held back can be handed out.
-    fn end(&mut self, reason: StopReason) -> Result<(), Error> {
-        let rest = self.stream.as_mut().map_or("", TextStream::finish);
-        if let Some(last) = self.pieces.back_mut() {
-            last.piece.text.push_str(rest);
-        }
-        self.n_ready = self.pieces.len();
-        self.text.clear();
-        self.state = State::Ended(reason);
-        Ok(())
     }
 
     /// Takes out of the session the tokens whose pieces nobody was given.
     fn take_back(&mut self) {
-        let end = self.start + self.n_out;
-        let nobody_has = !self.pieces.is_empty();
+        let end = self.start + self.writer.n_out();
+        let nobody_has = self.writer.forget();
         if let Some((session, _)) = self.parts.as_mut().filter(|_| nobody_has) {
             let session: &mut Session = session.borrow_mut();
             if end < session.position() {
                 session.cut(end, Cut::AnswerShortened);
             }
         }
-        self.pieces.clear();
-        self.n_ready = 0;
     }
 }
 
@@ -536,16 +330,14 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Iterator for Generation<S, P>
     type Item = Result<Piece, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.n_ready == 0 && self.state == State::Running {
+        while !self.writer.is_ready() && self.writer.reason().is_none() && !self.failed {
             if let Err(error) = self.advance() {
-                self.state = State::Failed;
+                self.failed = true;
                 self.take_back();
                 return Some(Err(error));
             }
         }
-        self.n_ready = self.n_ready.checked_sub(1)?;
-        self.n_out += 1;
-        self.pieces.pop_front().map(|held| Ok(held.piece))
+        self.writer.pop().map(Ok)
     }
 }
 

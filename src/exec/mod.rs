@@ -18,8 +18,10 @@ mod memory;
 mod offload;
 mod prefix;
 mod probe;
+mod schedule;
 mod sequence;
 mod session;
+mod writer;
 
 use crate::arch::KV_SPAN;
 use crate::cache::{KvLayout, LayerShape};
@@ -33,14 +35,16 @@ pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
-pub use generate::{Finish, Generation, Piece, StopReason, Timings};
+pub use generate::Generation;
 pub use gradient::cross_entropy;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use memory::{EngineMemory, SessionMemory};
 pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};
 pub use probe::{NoProbe, Probe, Tap};
+pub use schedule::{Observer, Request, RequestId, Schedule, ScheduleOptions, Scheduler, Stream};
 pub use sequence::Sequence;
 pub use session::Session;
+pub use writer::{Finish, Piece, StopReason, Timings};
 
 pub(crate) use forward::with_scratch;
 pub(crate) use linear::{Ctx, Product, RowAdapters, linear};

@@ -102,6 +102,18 @@ impl Sequence {
         }
     }
 
+    /// Begins this sequence, which is empty, with what the cache has of tokens that were computed before, each in its own
+    /// kind.
+    pub(super) fn recall(&mut self, tokens: &[u32], kinds: &[TokenKind]) -> Result<(), SessionError> {
+        if self.prefix.cache != CacheMode::Off {
+            self.reserve(kinds.len())?;
+            tokens.iter().zip(kinds).for_each(|(&token, &kind)| self.push(&[token], kind));
+            self.reload();
+            self.truncate(self.kv.len());
+        }
+        Ok(())
+    }
+
     /// Leaves its keys and values to the prefix cache, if that is on.
     fn store(&mut self) {
         let n = self.kv.len();

@@ -37,6 +37,7 @@ mod prefix;
 mod quant;
 mod run;
 mod sample;
+mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
 mod tiny;

@@ -1,0 +1,769 @@
+//! Many requests on one engine: continuous batching.
+//!
+//! A [`Schedule`] decides what the next pass holds and hands out what comes of it; it has no thread. A [`Scheduler`] is a
+//! handle of one that a thread of its own drives. Each pass takes one row (and what a grammar forces behind it) of every
+//! sequence that decodes, and as many rows of prompts as leave those sequences their time between tokens (`pace.rs`). So
+//! prompts do not stop those who decode (Sarathi-Serve, <https://arxiv.org/abs/2403.02310>), and who is done makes room at
+//! once (Orca, OSDI 2022).
+//!
+//! Requests have one order, their [`Rank`]: it says who is admitted first, whose prompt gets on first, and, from its end,
+//! who loses its pages when the pool is full. What was preempted keeps its tokens and is computed again, those of the
+//! prompt as a prompt and the others as generated ones, so that its text has the same bits.
+
+mod driver;
+mod pace;
+mod stream;
+
+use super::hook::TokenKind;
+use super::writer::{Finish, Piece, StopReason, Timings, Writer};
+use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
+use crate::cache::KvLayout;
+use crate::clock::Timer;
+use crate::error::{Error, ScheduleError, SessionError};
+use crate::lora::Adapter;
+use crate::sample::Sampler;
+use pace::Pace;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use stream::{Sender, Wake};
+
+pub use driver::Scheduler;
+pub use stream::Stream;
+
+/// Passes after which a request goes before new ones of the next higher priority.
+const AGING: i64 = 512;
+
+/// How a schedule runs. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug)]
+pub struct ScheduleOptions {
+    /// How each sequence runs. Its `n_batch` is the most rows of prompts in a pass.
+    pub session: SessionOptions,
+    /// Sequences that are computed side by side. Default 16.
+    pub n_parallel: usize,
+    /// Requests that wait or run at a time. Default 4096.
+    pub max_requests: usize,
+    /// Pieces of a request that wait for its reader before it pauses. Default 64.
+    pub n_pieces: usize,
+    /// Most time between two tokens of a sequence that prompts of others may cause. Default: twice what it is without
+    /// prompts.
+    pub max_itl: Option<Duration>,
+}
+
+impl Default for ScheduleOptions {
+    fn default() -> Self {
+        let session = SessionOptions::default();
+        ScheduleOptions { session, n_parallel: 16, max_requests: 4096, n_pieces: 64, max_itl: None }
+    }
+}
+
+/// Names a request, in the order of submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// A prompt to be continued, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    tokens: Vec<u32>,
+    sampler: Sampler,
+    max_tokens: usize,
+    stop: Vec<String>,
+    logprobs: Option<usize>,
+    priority: i32,
+    deadline: Option<Duration>,
+    adapters: Vec<(Arc<Adapter>, f32)>,
+}
+
+impl Request {
+    /// Continues `tokens`, as [`Session::generate_from`](super::Session::generate_from) does.
+    pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
+        Request {
+            tokens,
+            sampler,
+            max_tokens: usize::MAX,
+            stop: Vec::new(),
+            logprobs: None,
+            priority: 0,
+            deadline: None,
+            adapters: Vec::new(),
+        }
+    }
+
+    /// Ends after `n` tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, n: usize) -> Request {
+        self.max_tokens = n;
+        self
+    }
+
+    /// Ends before any of these strings.
+    #[must_use]
+    pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Request {
+        self.stop = stop.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Tells the log-probability of each token, and of the `n_top` most probable ones.
+    #[must_use]
+    pub fn logprobs(mut self, n_top: usize) -> Request {
+        self.logprobs = Some(n_top);
+        self
+    }
+
+    /// Goes before requests of lower priority, and keeps its pages before they do. Default 0. Who has waited for 512
+    /// passes goes before newer requests of the next higher priority.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Request {
+        self.priority = priority;
+        self
+    }
+
+    /// Ends after so much time, as [`StopReason::Deadline`], with the text that there is then; without a clock (wasm32)
+    /// never.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Request {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Computes it with an adapter; repeatable. See [`Session::attach`](super::Session::attach).
+    #[must_use]
+    pub fn adapter(mut self, adapter: Arc<Adapter>, scale: f32) -> Request {
+        self.adapters.push((adapter, scale));
+        self
+    }
+}
+
+/// Hears of every request's life, in this order, from the thread that computes. A call delays all requests.
+pub trait Observer: Send + Sync {
+    /// It was accepted; its prompt has `n_prompt` tokens.
+    fn queued(&self, _id: RequestId, _n_prompt: usize) {}
+    /// It takes part in passes from now on; again after each time that it was preempted.
+    fn admitted(&self, _id: RequestId) {}
+    /// Its first token was chosen.
+    fn first_token(&self, _id: RequestId) {}
+    /// Its pages went to others; it waits to be admitted again.
+    fn preempted(&self, _id: RequestId) {}
+    /// It is over: with an answer, which may be cut short, or with an error.
+    fn ended(&self, _id: RequestId, _outcome: Result<&Finish, &Error>) {}
+}
+
+/// One that does not listen.
+struct NoObserver;
+
+impl Observer for NoObserver {}
+
+/// Place among requests, best first: the pass in which it came, less [`AGING`] passes per priority; then its number.
+/// As it never changes, the first of all always gets on, and everyone is the first some day.
+type Rank = (i64, u64);
+
+/// What requests are judged by; does not change.
+struct Terms {
+    engine: Engine,
+    options: ScheduleOptions,
+    layout: KvLayout,
+    /// An empty sequence that those of requests are forks of.
+    empty: Sequence,
+    observer: Box<dyn Observer>,
+    clock: Timer,
+    n_requests: Arc<AtomicUsize>,
+    next_id: AtomicU64,
+}
+
+/// One of [`ScheduleOptions::max_requests`], till it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Terms {
+    fn new(engine: &Engine, options: &ScheduleOptions, observer: Box<dyn Observer>) -> Result<Terms, SessionError> {
+        let ScheduleOptions { session, n_parallel, max_requests, n_pieces, .. } = options;
+        let sizes = [
+            ("n_batch", session.n_batch),
+            ("n_parallel", *n_parallel),
+            ("max_requests", *max_requests),
+            ("n_pieces", *n_pieces),
+        ];
+        if let Some((option, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+            return Err(SessionError::Option { option, value, expected: "at least 1".into() });
+        }
+        Ok(Terms {
+            engine: engine.clone(),
+            options: options.clone(),
+            layout: kv_layout(engine.model().hparams(), session.kv_policy()),
+            empty: engine.sequence(session)?,
+            observer,
+            clock: Timer::start(),
+            n_requests: Arc::default(),
+            next_id: AtomicU64::new(0),
+        })
+    }
+
+    /// Most bytes of keys and values of the first `n` positions.
+    fn bytes(&self, n: usize) -> u64 {
+        self.layout.bytes(n, self.options.session.n_batch)
+    }
+
+    fn n_requests(&self) -> usize {
+        self.n_requests.load(Ordering::Relaxed)
+    }
+
+    fn place(&self) -> Result<Place, ScheduleError> {
+        let max = self.options.max_requests;
+        let before = self.n_requests.fetch_add(1, Ordering::Relaxed);
+        let place = Place(Arc::clone(&self.n_requests));
+        if before < max { Ok(place) } else { Err(ScheduleError::QueueFull { max }) }
+    }
+
+    /// Refuses what could never be computed.
+    fn judge(&self, request: Request, wake: &Arc<Wake>) -> Result<(Box<Live>, Stream), ScheduleError> {
+        let Request { tokens, sampler, max_tokens, stop, logprobs, priority, deadline, adapters } = request;
+        let place = self.place()?;
+        let mut writer = Writer::new(self.engine.model());
+        if !writer.has_text() {
+            return Err(SessionError::NoTokenizer.into());
+        }
+        self.engine.check(&self.empty, &tokens)?;
+        self.sequence(&adapters)?;
+        let (need, budget) = (self.bytes(tokens.len()), self.engine.pool().stats().budget);
+        if need > budget {
+            return Err(ScheduleError::PoolTooSmall { need, budget });
+        }
+        writer.set_stop(stop);
+        (writer.max_tokens, writer.logprobs) = (max_tokens, logprobs);
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let (sender, stream) = stream::stream(id, self.options.n_pieces, wake);
+        let live = Live {
+            id,
+            rank: (0, id.0),
+            priority,
+            deadline: deadline.map(|deadline| self.clock.elapsed().saturating_add(deadline)),
+            sampler,
+            writer,
+            adapters,
+            sender,
+            n_prompt: tokens.len(),
+            kinds: Vec::new(),
+            n_cached: CachedTokens::default(),
+            n_read: tokens.len(),
+            tokens,
+            forced: Vec::new(),
+            n_told: 0,
+            has_begun: false,
+            seq: None,
+            rows: Rows::default(),
+            since: Timer::start(),
+            timings: Timings::default(),
+            _place: place,
+        };
+        Ok((Box::new(live), stream))
+    }
+
+    fn sequence(&self, adapters: &[(Arc<Adapter>, f32)]) -> Result<Sequence, ScheduleError> {
+        let mut seq = self.empty.fork()?;
+        for (adapter, scale) in adapters {
+            seq.attach(Arc::clone(adapter), *scale)?;
+        }
+        Ok(seq)
+    }
+}
+
+/// What a request adds to a pass.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rows {
+    n: usize,
+    /// Whether the sequence decodes, rather than computing what it has for the first time or again.
+    is_decoding: bool,
+    /// Logits are wanted from this row on.
+    first_output: usize,
+}
+
+/// A request that has not ended.
+struct Live {
+    id: RequestId,
+    rank: Rank,
+    priority: i32,
+    /// On the clock of the schedule.
+    deadline: Option<Duration>,
+    sampler: Sampler,
+    writer: Writer,
+    adapters: Vec<(Arc<Adapter>, f32)>,
+    sender: Sender,
+    /// The prompt and what was generated; the last ones may not be computed yet.
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    /// How the tokens came that were computed before it was preempted.
+    kinds: Vec<TokenKind>,
+    /// Of the prompt, what came from the prefix cache.
+    n_cached: CachedTokens,
+    /// Tokens that have to be computed before the sequence decodes: the prompt, or what it had when it was preempted.
+    n_read: usize,
+    /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes; without text.
+    forced: Vec<Piece>,
+    /// How many of them have their log-probabilities.
+    n_told: usize,
+    /// Whether the logits behind the prompt were seen.
+    has_begun: bool,
+    /// Keys and values; none while it waits.
+    seq: Option<Sequence>,
+    /// Its part in the next pass.
+    rows: Rows,
+    since: Timer,
+    timings: Timings,
+    _place: Place,
+}
+
+impl Live {
+    fn position(&self) -> usize {
+        self.seq.as_ref().map_or(0, Sequence::position)
+    }
+
+    /// How a token came.
+    fn kind(&self, position: usize) -> TokenKind {
+        let of_place = if position < self.n_prompt { TokenKind::Prompt } else { TokenKind::Generated };
+        self.kinds.get(position).copied().unwrap_or(of_place)
+    }
+
+    /// Gets a sequence, which begins with what the prefix cache has.
+    fn begin(&mut self, mut seq: Sequence) -> Result<(), SessionError> {
+        if self.kinds.is_empty() {
+            self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
+        } else {
+            seq.recall(&self.tokens, &self.kinds)?;
+        }
+        self.seq = Some(seq);
+        Ok(())
+    }
+
+    /// Its part of the next pass.
+    fn slot(&mut self) -> Slot<'_> {
+        let (position, Rows { n, first_output, .. }) = (self.position(), self.rows);
+        let kind = self.kind(position);
+        let seq = self.seq.as_mut().expect("who runs has a sequence");
+        Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output)
+    }
+
+    /// Gives its pages back.
+    fn release_sequence(&mut self) {
+        if let Some(seq) = self.seq.take() {
+            self.timings.adapters += seq.adapter_time;
+        }
+    }
+
+    /// Sends the pieces that are ready.
+    fn hand_out(&mut self) {
+        if self.writer.is_ready() {
+            self.sender.send(std::iter::from_fn(|| self.writer.pop()));
+        }
+    }
+
+    /// Whether its reader is behind. A request that has no text yet has nothing to read.
+    fn is_paused(&self) -> bool {
+        self.has_begun && self.sender.is_paused()
+    }
+
+    /// What the next pass computes of it, at most `chunk` rows of what it has to read.
+    fn next_rows(&self, chunk: usize) -> Rows {
+        let position = self.position();
+        if self.has_begun && position >= self.n_read {
+            // What is told of forced tokens takes the logits before each of them.
+            let n = self.tokens.len() - position;
+            let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
+            return Rows { n, is_decoding: true, first_output };
+        }
+        let kind = self.kind(position);
+        let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
+        let is_last = !self.has_begun && position + n == self.n_prompt;
+        Rows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
+    }
+
+    /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n, n_vocab)`.
+    fn follow(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
+        let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else { return Ok(()) };
+        if self.has_begun {
+            let Live { writer, sampler, forced, n_told, .. } = self;
+            for (piece, logits) in forced[*n_told..].iter_mut().zip(logits.chunks_exact(n_vocab)) {
+                writer.tell(piece, sampler, logits);
+            }
+            writer.take_forced(sampler, forced.drain(..))?;
+            return if writer.reason().is_none() { self.sample(last) } else { Ok(()) };
+        }
+        self.has_begun = true;
+        // What is forced is computed before anything is sampled.
+        let forced = self.writer.forced(&mut self.sampler);
+        if !forced.is_empty() && self.writer.n_left() > 0 {
+            self.go_on(forced)?;
+            if let Some(piece) = self.forced.first_mut() {
+                self.writer.tell(piece, &mut self.sampler, last);
+                self.n_told = 1;
+            }
+        }
+        if self.forced.is_empty() && self.writer.reason().is_none() { self.sample(last) } else { Ok(()) }
+    }
+
+    /// Samples a token, which the next pass computes, and takes what the mask forces behind it; or ends.
+    fn sample(&mut self, logits: &[f32]) -> Result<(), Error> {
+        if self.writer.n_left() == 0 {
+            self.writer.end(StopReason::MaxTokens);
+            return Ok(());
+        }
+        let piece = self.writer.sample(&mut self.sampler, logits, &self.tokens)?;
+        let token = piece.token;
+        if self.writer.is_eog(token) {
+            self.writer.end(StopReason::EndOfGeneration);
+            return Ok(());
+        }
+        self.writer.hold(piece)?;
+        if self.writer.release().is_some() {
+            return Ok(());
+        }
+        self.tokens.push(token);
+        if self.writer.n_left() == 0 {
+            self.writer.end(StopReason::MaxTokens);
+            return Ok(());
+        }
+        let forced = self.writer.forced(&mut self.sampler);
+        self.go_on(forced)
+    }
+
+    /// Appends what is forced, as far as there is room; or ends.
+    fn go_on(&mut self, forced: Vec<u32>) -> Result<(), Error> {
+        let n_ctx = self.seq.as_ref().map_or(0, Sequence::n_ctx);
+        let room = n_ctx.saturating_sub(self.tokens.len());
+        let forced = self.writer.go_on(&mut self.sampler, forced, (room, self.tokens.len() > n_ctx))?;
+        self.tokens.extend_from_slice(&forced);
+        self.forced.extend(forced.into_iter().map(Piece::new));
+        self.n_told = 0;
+        Ok(())
+    }
+}
+
+/// Requests on an engine, without a thread: [`Schedule::step`] computes the next pass on the caller's.
+///
+/// ```
+/// use ruvllm::exec::{Request, Schedule, ScheduleOptions};
+/// use ruvllm::{Model, Sampler};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let mut schedule = Schedule::new(&model.engine()?, &ScheduleOptions::default())?;
+/// let tokenizer = model.tokenizer().unwrap();
+/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let request = |text| Request::new(tokenizer.encode_prompt(text), sampler.clone()).max_tokens(8);
+/// let (one, other) = (schedule.submit(request("Ownership is"))?, schedule.submit(request("A slice is"))?);
+/// while schedule.step() {}
+/// assert!(!one.text()?.is_empty() && !other.text()?.is_empty());
+/// # Ok(()) }
+/// ```
+pub struct Schedule {
+    terms: Arc<Terms>,
+    wake: Arc<Wake>,
+    /// Both in the order of ranks.
+    queue: VecDeque<Box<Live>>,
+    #[expect(clippy::vec_box)] // moved from list to list, never copied
+    running: Vec<Box<Live>>,
+    n_passes: u64,
+    pace: Pace,
+    outputs: Outputs,
+    /// Memory of the next pass's list of slots.
+    slots: Vec<Slot<'static>>,
+}
+
+impl std::fmt::Debug for Schedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Schedule {{ queued: {}, running: {}, .. }}", self.queue.len(), self.running.len())
+    }
+}
+
+impl Schedule {
+    /// A schedule for `engine`, which others may use, too: passes are exclusive.
+    ///
+    /// # Errors
+    /// If an option makes no sense, or there is no memory.
+    pub fn new(engine: &Engine, options: &ScheduleOptions) -> Result<Schedule, SessionError> {
+        Schedule::observed(engine, options, NoObserver)
+    }
+
+    /// The same with someone who hears of every request's life.
+    ///
+    /// # Errors
+    /// As [`Schedule::new`].
+    pub fn observed(
+        engine: &Engine,
+        options: &ScheduleOptions,
+        observer: impl Observer + 'static,
+    ) -> Result<Schedule, SessionError> {
+        let terms = Terms::new(engine, options, Box::new(observer))?;
+        Ok(Schedule::on(Arc::new(terms), Arc::default()))
+    }
+
+    fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
+        Schedule {
+            terms,
+            wake,
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            n_passes: 0,
+            pace: Pace::default(),
+            outputs: Outputs::default(),
+            slots: Vec::new(),
+        }
+    }
+
+    /// Takes a request in.
+    ///
+    /// # Errors
+    /// If it could never be computed, or there are too many requests.
+    pub fn submit(&mut self, request: Request) -> Result<Stream, ScheduleError> {
+        let (live, stream) = self.terms.judge(request, &self.wake)?;
+        self.accept(live);
+        Ok(stream)
+    }
+
+    fn accept(&mut self, mut live: Box<Live>) {
+        live.rank.0 = (self.n_passes as i64).saturating_sub(i64::from(live.priority) * AGING);
+        self.terms.observer.queued(live.id, live.n_prompt);
+        self.enqueue(live);
+    }
+
+    fn enqueue(&mut self, live: Box<Live>) {
+        let at = self.queue.partition_point(|other| other.rank < live.rank);
+        self.queue.insert(at, live);
+    }
+
+    /// Requests that wait to be admitted.
+    pub fn n_queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Requests that take part in passes.
+    pub fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether there are no requests.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// Computes a pass. False if there is nothing to do: no request, or all of them wait for their readers.
+    pub fn step(&mut self) -> bool {
+        let n = self.queue.len() + self.running.len();
+        self.running.iter_mut().for_each(|live| live.rows = Rows::default());
+        self.sweep();
+        self.admit();
+        let (n_decode, n_prompt) = self.plan();
+        if n_decode + n_prompt > 0 {
+            self.compute(n_decode, n_prompt);
+            return true;
+        }
+        // What ended made room.
+        self.queue.len() + self.running.len() < n
+    }
+
+    /// When the next request has to end.
+    fn next_deadline(&self) -> Option<Duration> {
+        let deadline = self.queue.iter().chain(&self.running).filter_map(|live| live.deadline).min()?;
+        Some(deadline.saturating_sub(self.terms.clock.elapsed()))
+    }
+
+    /// Ends what was cancelled, or has no time left.
+    fn sweep(&mut self) {
+        let now = self.terms.clock.elapsed();
+        let reason = |live: &Live| match live.deadline {
+            _ if live.sender.is_cancelled() => Some(StopReason::Cancelled),
+            Some(deadline) if now >= deadline => Some(StopReason::Deadline),
+            _ => None,
+        };
+        for i in (0..self.running.len()).rev() {
+            if let Some(reason) = reason(&self.running[i]) {
+                self.running[i].writer.end(reason);
+                let live = self.running.remove(i);
+                self.end(live, Ok(()));
+            }
+        }
+        for i in (0..self.queue.len()).rev() {
+            if let Some(reason) = reason(&self.queue[i]) {
+                self.queue[i].writer.end(reason);
+                self.queue.remove(i).into_iter().for_each(|live| self.end(live, Ok(())));
+            }
+        }
+    }
+
+    /// Hands out the last pieces of a request, and its end.
+    fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
+        let n_prompt = if live.has_begun { live.n_prompt } else { live.position() };
+        live.release_sequence();
+        let outcome = outcome.map(|()| Finish {
+            reason: live.writer.reason().expect("an answer ends for a reason"),
+            n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
+            n_cached: live.n_cached,
+            n_generated: live.writer.tokens().len(),
+            timings: live.timings,
+        });
+        self.terms.observer.ended(live.id, outcome.as_ref());
+        live.hand_out();
+        live.sender.end(outcome);
+    }
+
+    /// Admits who is next, as long as there are pages, at the cost of those behind it.
+    fn admit(&mut self) {
+        while let Some(i) = self.queue.iter().position(|live| !live.is_paused()) {
+            let live = &self.queue[i];
+            let has_place = self.running.len() < self.terms.options.n_parallel;
+            if !has_place || !self.has_room(live) {
+                let rank = live.rank;
+                let Some(victim) = self.victim(|other| other.rank > rank) else { return };
+                self.preempt(victim);
+                continue;
+            }
+            let Some(mut live) = self.queue.remove(i) else { return };
+            let seq = self.terms.sequence(&live.adapters);
+            match seq.and_then(|seq| Ok(live.begin(seq)?)) {
+                Ok(()) => {
+                    self.terms.observer.admitted(live.id);
+                    let at = self.running.partition_point(|other| other.rank < live.rank);
+                    self.running.insert(at, live);
+                }
+                Err(error) => self.end(live, Err(error.into())),
+            }
+        }
+    }
+
+    /// Whether the pool has room for what a request has to read and its next page, beside what those that run still
+    /// have to. Alone, a request may try. The prefix cache makes room.
+    fn has_room(&self, live: &Live) -> bool {
+        let stats = self.terms.engine.pool().stats();
+        if self.running.is_empty() || stats.budget == u64::MAX {
+            return true;
+        }
+        let to_come = |live: &Live| self.terms.bytes(live.n_read + 1).saturating_sub(self.terms.bytes(live.position()));
+        let promised = self.running.iter().fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
+        promised <= (stats.budget - stats.used).saturating_add(self.terms.engine.pool().prefixes().bytes)
+    }
+
+    /// Who loses its pages next: who waits for its reader, else the last one, if that `is_behind`.
+    fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
+        let paused = self.running.iter().rposition(|live| live.rows.n == 0 && live.is_paused());
+        paused.or_else(|| self.running.len().checked_sub(1).filter(|&last| is_behind(&self.running[last])))
+    }
+
+    /// Takes a running request's pages; it keeps its tokens.
+    fn preempt(&mut self, i: usize) {
+        let mut live = self.running.remove(i);
+        live.n_read = live.n_read.max(live.position());
+        if let Some(seq) = &live.seq {
+            let known = live.kinds.len().min(seq.kinds().len());
+            live.kinds.extend_from_slice(&seq.kinds()[known..]);
+        }
+        live.release_sequence();
+        self.terms.observer.preempted(live.id);
+        self.enqueue(live);
+    }
+
+    /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
+    fn plan(&mut self) -> (usize, usize) {
+        let options = &self.terms.options;
+        let n_decoding = self.running.iter().filter(|live| live.next_rows(0).is_decoding && !live.is_paused()).count();
+        let mut chunk = self.pace.chunk(n_decoding, options.max_itl, options.session.n_batch);
+        let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
+        while let Some(live) = self.running.get(i) {
+            let rows = if live.is_paused() { Rows::default() } else { live.next_rows(chunk) };
+            if rows.n == 0 {
+                i += 1;
+                continue;
+            }
+            let Some((at, is_reserved)) = self.reserve(i, rows.n, n_decode + n_prompt > 0) else { continue };
+            i = at + 1;
+            if is_reserved {
+                self.running[at].rows = rows;
+                let n = if rows.is_decoding { &mut n_decode } else { &mut n_prompt };
+                *n += rows.n;
+                chunk -= if rows.is_decoding { 0 } else { rows.n };
+            }
+        }
+        (n_decode, n_prompt)
+    }
+
+    /// Takes the pages of a running request for `n` rows, at the cost of those behind it. Where it is then, and
+    /// whether it has them: if `may_wait`, it can do without till others are done. Nothing if it has ended.
+    fn reserve(&mut self, mut i: usize, n: usize, may_wait: bool) -> Option<(usize, bool)> {
+        loop {
+            let seq = self.running[i].seq.as_mut().expect("who runs has a sequence");
+            let error = match seq.kv.reserve(n) {
+                Ok(()) => return Some((i, true)),
+                Err(error) => error,
+            };
+            let is_full = matches!(error, SessionError::PoolFull { .. });
+            let rank = self.running[i].rank;
+            match self.victim(|other| other.rank > rank).filter(|_| is_full) {
+                Some(victim) => {
+                    self.preempt(victim);
+                    i -= usize::from(victim < i);
+                }
+                None if is_full && may_wait => return Some((i, false)),
+                None => {
+                    let live = self.running.remove(i);
+                    self.end(live, Err(error.into()));
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn compute(&mut self, n_decode: usize, n_prompt: usize) {
+        let Schedule { terms, running, outputs, slots, .. } = self;
+        let (timer, cancel) = (Timer::start(), CancelToken::default());
+        let mut pass = reuse(std::mem::take(slots));
+        pass.extend(running.iter_mut().filter(|live| live.rows.n > 0).map(|live| live.slot()));
+        let outcome = terms.engine.step(&mut pass, outputs, &cancel);
+        *slots = reuse(pass);
+        let time = timer.elapsed();
+        self.n_passes += 1;
+        if outcome.is_ok() {
+            self.pace.note(n_decode, n_prompt, time);
+        }
+        let n_vocab = self.terms.engine.model().hparams().n_vocab;
+        let (mut i, mut slot) = (0, 0);
+        while let Some(live) = self.running.get_mut(i) {
+            if live.rows.n == 0 {
+                i += 1;
+                continue;
+            }
+            // Whose rows cannot be computed fails alone.
+            let (outcome, at) = match outcome {
+                Ok(()) => (Ok(()), slot),
+                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0),
+            };
+            slot += 1;
+            let had_token = !live.writer.tokens().is_empty();
+            let outcome = outcome.map_err(Error::from).and_then(|()| {
+                let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
+                *part += time;
+                live.follow(self.outputs.logits(at), n_vocab)
+            });
+            if !had_token && !live.writer.tokens().is_empty() {
+                live.timings.first_token = live.since.elapsed();
+                self.terms.observer.first_token(live.id);
+            }
+            if outcome.is_err() || live.writer.reason().is_some() {
+                let live = self.running.remove(i);
+                self.end(live, outcome);
+            } else {
+                live.hand_out();
+                i += 1;
+            }
+        }
+    }
+}
+
+/// The memory of a list of slots, for other slots.
+fn reuse<'a>(mut slots: Vec<Slot<'_>>) -> Vec<Slot<'a>> {
+    slots.clear();
+    slots.into_iter().map(|_| unreachable!("the list is empty")).collect()
+}

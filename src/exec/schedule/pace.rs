@@ -1,0 +1,114 @@
+//! How many rows of prompts a pass takes, so that those who decode do not wait for them.
+
+use std::time::Duration;
+
+/// Rows of prompts that every pass takes at least, so that prompts get on whatever the limit.
+pub(super) const MIN_CHUNK: usize = 8;
+/// Rows beside decoding ones as long as nothing was measured.
+const FIRST_CHUNK: usize = 32;
+/// Weight of the newest measurement in a moving average.
+const NEWEST: f64 = 0.2;
+/// Powers of two of decoding rows that are told apart.
+const N_BUCKETS: usize = 12;
+
+/// Times of passes, as moving averages in seconds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pace {
+    /// Of a pass of so many decoding rows, by the number's logarithm.
+    decode: [Option<f64>; N_BUCKETS],
+    /// What a prompt's row takes in a pass of its own kind, and adds beside decoding rows.
+    row_alone: Option<f64>,
+    row_beside: Option<f64>,
+}
+
+fn average(old: &mut Option<f64>, new: f64) {
+    *old = Some(old.map_or(new, |old| old + NEWEST * (new - old)));
+}
+
+impl Pace {
+    fn bucket(n_decode: usize) -> usize {
+        (n_decode.max(1).ilog2() as usize).min(N_BUCKETS - 1)
+    }
+
+    /// What a pass of `n_decode` decoding rows takes: as the nearest one measured.
+    fn decode(&self, n_decode: usize) -> Option<f64> {
+        let bucket = Pace::bucket(n_decode);
+        let (below, above) = self.decode.split_at(bucket);
+        above.first().copied().flatten().or_else(|| below.iter().rev().chain(&above[1..]).find_map(|&time| time))
+    }
+
+    /// Learns from a pass.
+    pub(super) fn note(&mut self, n_decode: usize, n_prompt: usize, time: Duration) {
+        let time = time.as_secs_f64();
+        match (n_decode, n_prompt) {
+            (0, 0) => {}
+            (_, 0) => average(&mut self.decode[Pace::bucket(n_decode)], time),
+            (0, _) => average(&mut self.row_alone, time / n_prompt as f64),
+            _ => {
+                if let Some(decode) = self.decode(n_decode) {
+                    // Never 0, or a slow decoding pass before would let any chunk through.
+                    let rows = (time - decode).max(0.05 * time);
+                    average(&mut self.row_beside, rows / n_prompt as f64);
+                }
+            }
+        }
+    }
+
+    /// Rows of prompts for a pass with `n_decode` decoding rows, so that it takes `max_itl`, by default twice its time
+    /// without them; at most `n_batch`.
+    pub(super) fn chunk(&self, n_decode: usize, max_itl: Option<Duration>, n_batch: usize) -> usize {
+        if n_decode == 0 {
+            return n_batch;
+        }
+        let rows = match (self.decode(n_decode), self.row_beside.or(self.row_alone)) {
+            (Some(decode), Some(row)) if row > 0.0 => {
+                let limit = max_itl.map_or(2.0 * decode, |limit| limit.as_secs_f64());
+                // Saturates.
+                ((limit - decode) / row) as usize
+            }
+            _ => FIRST_CHUNK,
+        };
+        rows.max(MIN_CHUNK).min(n_batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn a_chunk_takes_what_is_left_of_the_limit() {
+        let mut pace = Pace::default();
+        assert_eq!((pace.chunk(0, None, 512), pace.chunk(4, None, 512)), (512, FIRST_CHUNK));
+        for _ in 0..50 {
+            pace.note(4, 0, MS(20));
+            pace.note(4, 40, MS(20 + 40 / 2));
+        }
+        // Half a millisecond a row: 20 ms are 40 rows.
+        assert_eq!(pace.chunk(4, None, 512), 40);
+        assert_eq!(pace.chunk(5, None, 32), 32);
+        assert_eq!(pace.chunk(4, Some(MS(120)), 512), 200);
+        // A limit below the time of decoding lets prompts get on, slowly.
+        assert_eq!(pace.chunk(4, Some(MS(1)), 512), MIN_CHUNK);
+        // Other numbers of rows: as the nearest number measured.
+        assert_eq!(pace.chunk(64, None, 512), 40);
+        assert_eq!(pace.chunk(1, None, 512), 40);
+    }
+
+    #[test]
+    fn what_takes_longer_gets_smaller_chunks() {
+        let mut pace = Pace::default();
+        (0..20).for_each(|_| pace.note(2, 0, MS(10)));
+        (0..20).for_each(|_| pace.note(0, 100, MS(10)));
+        assert_eq!(pace.chunk(2, None, 512), 100);
+        (0..30).for_each(|_| pace.note(2, 100, MS(110)));
+        assert_eq!(pace.chunk(2, None, 512), 10);
+        // Without a clock all is zero.
+        let mut none = Pace::default();
+        none.note(2, 0, Duration::ZERO);
+        none.note(2, 7, Duration::ZERO);
+        assert_eq!(none.chunk(2, None, 512), FIRST_CHUNK);
+    }
+}

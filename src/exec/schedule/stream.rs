@@ -1,0 +1,199 @@
+//! The answer of a request on its way from the schedule to its reader.
+
+use super::RequestId;
+use crate::error::{Error, ScheduleError};
+use crate::exec::writer::{Finish, Piece};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Tells whoever computes that there may be something to do.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    is_set: Mutex<bool>,
+    set: Condvar,
+}
+
+impl Wake {
+    pub(super) fn set(&self) {
+        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.set.notify_all();
+    }
+
+    /// Waits until it is set, at most for `timeout`, and resets it.
+    pub(super) fn wait(&self, timeout: Option<Duration>) {
+        let guard = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = match timeout {
+            None => self.set.wait_while(guard, |is_set| !*is_set).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                let outcome = self.set.wait_timeout_while(guard, timeout, |is_set| !*is_set);
+                outcome.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *guard = false;
+    }
+}
+
+#[derive(Debug)]
+struct Channel {
+    state: Mutex<State>,
+    moved: Condvar,
+    is_cancelled: AtomicBool,
+    /// Pieces that may wait for the reader before the request pauses.
+    n_pieces: usize,
+    wake: Arc<Wake>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pieces: VecDeque<Piece>,
+    outcome: Option<Result<Finish, Error>>,
+    /// Whether the reader is behind: from `n_pieces` waiting pieces on, until half of them are left.
+    is_paused: bool,
+}
+
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Both ends of a request's answer.
+pub(super) fn stream(id: RequestId, n_pieces: usize, wake: &Arc<Wake>) -> (Sender, Stream) {
+    let channel = Arc::new(Channel {
+        state: Mutex::default(),
+        moved: Condvar::new(),
+        is_cancelled: AtomicBool::new(false),
+        n_pieces,
+        wake: Arc::clone(wake),
+    });
+    (Sender(Arc::clone(&channel)), Stream { id, channel, finish: None, is_over: false })
+}
+
+/// The schedule's end. Dropped without an outcome, it ends the answer with [`ScheduleError::Ended`].
+#[derive(Debug)]
+pub(super) struct Sender(Arc<Channel>);
+
+impl Sender {
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Whether the reader is so far behind that the request has to wait.
+    pub(super) fn is_paused(&self) -> bool {
+        self.0.lock().is_paused
+    }
+
+    pub(super) fn send(&self, pieces: impl Iterator<Item = Piece>) {
+        let mut state = self.0.lock();
+        state.pieces.extend(pieces);
+        state.is_paused |= state.pieces.len() >= self.0.n_pieces;
+        drop(state);
+        self.0.moved.notify_all();
+    }
+
+    pub(super) fn end(&self, outcome: Result<Finish, Error>) {
+        self.0.lock().outcome.get_or_insert(outcome);
+        self.0.moved.notify_all();
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.end(Err(ScheduleError::Ended.into()));
+    }
+}
+
+/// The pieces of a request's answer, as they come; nothing follows an error.
+///
+/// Iterating waits for the next piece, [`Stream::try_next`] does not. At most
+/// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and what a grammar forces in one pass) wait
+/// for the reader: who reads slowly pauses this request, and no other. Dropping it cancels the request within a pass.
+#[derive(Debug)]
+pub struct Stream {
+    id: RequestId,
+    channel: Arc<Channel>,
+    finish: Option<Finish>,
+    is_over: bool,
+}
+
+impl Stream {
+    /// The request's number, as an [`Observer`](super::Observer) hears it.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// How the answer ended, once all of its pieces were read; nothing if that was by an error.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Ends the request within a pass, as [`StopReason::Cancelled`](crate::exec::StopReason::Cancelled).
+    pub fn cancel(&self) {
+        self.channel.is_cancelled.store(true, Ordering::Relaxed);
+        self.channel.wake.set();
+    }
+
+    /// The next piece, if it is there; `Ready(None)` at the end.
+    pub fn try_next(&mut self) -> Poll<Option<Result<Piece, Error>>> {
+        let channel = Arc::clone(&self.channel);
+        self.take(&mut channel.lock())
+    }
+
+    /// All text that is left.
+    ///
+    /// # Errors
+    /// The first that comes.
+    pub fn text(self) -> Result<String, Error> {
+        self.map(|piece| Ok(piece?.text)).collect()
+    }
+
+    fn take(&mut self, state: &mut State) -> Poll<Option<Result<Piece, Error>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        if let Some(piece) = state.pieces.pop_front() {
+            if state.is_paused && state.pieces.len() <= self.channel.n_pieces / 2 {
+                state.is_paused = false;
+                self.channel.wake.set();
+            }
+            return Poll::Ready(Some(Ok(piece)));
+        }
+        match state.outcome.take() {
+            None => Poll::Pending,
+            Some(outcome) => {
+                self.is_over = true;
+                Poll::Ready(match outcome {
+                    Ok(finish) => {
+                        self.finish = Some(finish);
+                        None
+                    }
+                    Err(error) => Some(Err(error)),
+                })
+            }
+        }
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Result<Piece, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let channel = Arc::clone(&self.channel);
+        let mut state = channel.lock();
+        loop {
+            if let Poll::Ready(piece) = self.take(&mut state) {
+                return piece;
+            }
+            state = channel.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

@@ -1,0 +1,343 @@
+//! The text of an answer as it comes into being: tokens are sampled or forced, become pieces, and end.
+
+use super::CachedTokens;
+use crate::error::{Error, SampleError};
+use crate::model::Model;
+use crate::sample::Sampler;
+use crate::tokenizer::TextStream;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// The model ended its text.
+    EndOfGeneration,
+    /// A stop string appeared; it is not part of the text.
+    StopString,
+    /// The limit of [`Generation::max_tokens`] was reached.
+    MaxTokens,
+    /// The context is full; the session does not hold the last token.
+    ContextFull,
+    /// A request to a [`Scheduler`](super::Scheduler) was cancelled, or its [`Stream`](super::Stream) dropped.
+    Cancelled,
+    /// The time that a request to a [`Scheduler`](super::Scheduler) had is over.
+    Deadline,
+}
+
+/// One generated token and its text.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Piece {
+    /// The text that the token completes: empty where it ends inside a character, cut where a stop string begins
+    /// inside it.
+    pub text: String,
+    /// The token.
+    pub token: u32,
+    /// `ln p(token)` of the model, before bias and filters, where [`Generation::logprobs`] asked for it.
+    pub logprob: Option<f32>,
+    /// The most probable tokens and their `ln p`, as many as [`Generation::logprobs`] asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+impl Piece {
+    pub(super) fn new(token: u32) -> Piece {
+        Piece { text: String::new(), token, logprob: None, top_logprobs: Vec::new() }
+    }
+}
+
+/// How a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Finish {
+    /// Why.
+    pub reason: StopReason,
+    /// Tokens of the prompt that were computed.
+    pub n_prompt: usize,
+    /// Tokens of the prompt before them, which came from the prefix cache.
+    pub n_cached: CachedTokens,
+    /// Tokens generated, those of a stop string included.
+    pub n_generated: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Time that a generation took, part by part; all zero where there is no clock (wasm32-unknown-unknown).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Timings {
+    /// From text to tokens.
+    pub tokenize: Duration,
+    /// Computing the prompt.
+    pub prefill: Duration,
+    /// Computing generated tokens.
+    pub decode: Duration,
+    /// Choosing tokens, and turning them to text.
+    pub sample: Duration,
+    /// Products with adapters, part of `prefill` and `decode`.
+    pub adapters: Duration,
+    /// From the beginning to the first token chosen.
+    pub first_token: Duration,
+}
+
+/// Turns the tokens of one answer into pieces, and knows when it ends. Others compute the tokens.
+#[derive(Debug)]
+pub(super) struct Writer {
+    model: Model,
+    stream: Option<TextStream>,
+    stop: Vec<String>,
+    pub(super) max_tokens: usize,
+    /// Log-probabilities to tell: of the token, and of so many others.
+    pub(super) logprobs: Option<usize>,
+    /// Pieces that were not handed out yet.
+    pieces: VecDeque<Held>,
+    /// How many of them can be.
+    n_ready: usize,
+    /// Their text from the first that is not ready on; it may be the beginning of a stop string.
+    text: String,
+    /// Tokens generated.
+    tokens: Vec<u32>,
+    /// Pieces that were handed out.
+    n_out: usize,
+    rest: String,
+    reason: Option<StopReason>,
+}
+
+/// A piece that waits to be handed out.
+#[derive(Debug)]
+struct Held {
+    piece: Piece,
+    /// Whether its text ends a character.
+    is_whole: bool,
+}
+
+impl Writer {
+    pub(super) fn new(model: &Model) -> Writer {
+        Writer {
+            model: model.clone(),
+            stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, false)),
+            stop: Vec::new(),
+            max_tokens: usize::MAX,
+            logprobs: None,
+            pieces: VecDeque::new(),
+            n_ready: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            n_out: 0,
+            rest: String::new(),
+            reason: None,
+        }
+    }
+
+    /// Whether there is a tokenizer: pieces have text.
+    pub(super) fn has_text(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Ends before any of these strings.
+    pub(super) fn set_stop<T: Into<String>>(&mut self, stop: impl IntoIterator<Item = T>) {
+        self.stop = stop.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
+    }
+
+    /// Tokens generated, those of a stop string included.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How many more there may be.
+    pub(super) fn n_left(&self) -> usize {
+        self.max_tokens.saturating_sub(self.tokens.len())
+    }
+
+    /// Pieces that were handed out.
+    pub(super) fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    /// See [`super::Generation::rest`].
+    pub(super) fn rest(&self) -> &str {
+        &self.rest
+    }
+
+    /// Why the answer ended, once it has.
+    pub(super) fn reason(&self) -> Option<StopReason> {
+        self.reason
+    }
+
+    /// Whether `token` ends a text.
+    pub(super) fn is_eog(&self, token: u32) -> bool {
+        self.model.tokenizer().is_some_and(|tokenizer| tokenizer.is_eog(token))
+    }
+
+    /// The tokens that the sampler's mask forces next.
+    pub(super) fn forced(&self, sampler: &mut Sampler) -> Vec<u32> {
+        let tokenizer = self.model.tokenizer();
+        tokenizer.map_or_else(Vec::new, |tokenizer| sampler.forced(&|text| tokenizer.encode_inside(text)))
+    }
+
+    /// Of tokens that are forced next, those to be computed: at most `room`, and as many as there may be. Ends where the
+    /// text does, or where `is_full` says that there is no room for the token before them.
+    pub(super) fn go_on(
+        &mut self,
+        sampler: &mut Sampler,
+        mut forced: Vec<u32>,
+        (room, is_full): (usize, bool),
+    ) -> Result<Vec<u32>, Error> {
+        match forced.iter().position(|&token| self.is_eog(token)) {
+            Some(0) => {
+                accept(sampler, forced[0])?;
+                self.end(StopReason::EndOfGeneration);
+                return Ok(Vec::new());
+            }
+            Some(n) => forced.truncate(n),
+            None => {}
+        }
+        if is_full {
+            self.end(StopReason::ContextFull);
+        }
+        forced.truncate(room.min(self.n_left()));
+        Ok(forced)
+    }
+
+    /// Logits of tokens. Embedding tables are padded; rows behind the vocabulary are no tokens.
+    fn of_tokens<'a>(&self, logits: &'a [f32]) -> &'a [f32] {
+        let n_vocab = self.model.tokenizer().map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
+        &logits[..n_vocab.min(logits.len())]
+    }
+
+    /// Samples the token that follows `history`.
+    pub(super) fn sample(&self, sampler: &mut Sampler, logits: &[f32], history: &[u32]) -> Result<Piece, Error> {
+        let logits = self.of_tokens(logits);
+        Ok(match self.logprobs {
+            None => Piece::new(sampler.sample(logits, history)?),
+            Some(n_top) => {
+                let sampled = sampler.sample_with_logprobs(logits, history, n_top)?;
+                Piece { logprob: Some(sampled.logprob), top_logprobs: sampled.top, ..Piece::new(sampled.token) }
+            }
+        })
+    }
+
+    /// Adds the log-probabilities of a forced piece, if they are wanted, from the logits before it.
+    pub(super) fn tell(&self, piece: &mut Piece, sampler: &mut Sampler, logits: &[f32]) {
+        if let Some(n_top) = self.logprobs {
+            let told = sampler.logprobs(self.of_tokens(logits), piece.token, n_top);
+            (piece.logprob, piece.top_logprobs) = (Some(told.logprob), told.top);
+        }
+    }
+
+    /// Takes forced pieces that were computed, up to a stop string. Returns how many tokens belong to the text if one
+    /// ended it.
+    pub(super) fn take_forced(
+        &mut self,
+        sampler: &mut Sampler,
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Result<Option<usize>, Error> {
+        for piece in pieces {
+            accept(sampler, piece.token)?;
+            self.hold(piece)?;
+            let kept = self.release();
+            if kept.is_some() {
+                return Ok(kept);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives a piece its text, and holds it back until [`Self::release`].
+    pub(super) fn hold(&mut self, mut piece: Piece) -> Result<(), Error> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        piece.text.push_str(stream.push(piece.token)?);
+        let is_whole = stream.is_whole();
+        self.tokens.push(piece.token);
+        self.text.push_str(&piece.text);
+        self.pieces.push_back(Held { piece, is_whole });
+        Ok(())
+    }
+
+    /// Makes pieces ready that cannot be part of a stop string; ends before one, and returns then how many tokens belong
+    /// to the text.
+    pub(super) fn release(&mut self) -> Option<usize> {
+        if let Some(at) = self.stop.iter().filter_map(|s| self.text.find(s.as_str())).min() {
+            return Some(self.end_before(at));
+        }
+        let is_beginning = |from: &usize| self.stop.iter().any(|s| s.starts_with(&self.text[*from..]));
+        let free = (0..self.text.len()).filter(|&i| self.text.is_char_boundary(i)).find(is_beginning);
+        let n = self.n_whole(free.unwrap_or(self.text.len()));
+        self.make_ready(n);
+        None
+    }
+
+    /// Of the pieces that are not ready, how many end within the first `len` bytes of their text, at a whole character.
+    fn n_whole(&self, len: usize) -> usize {
+        let mut end = 0;
+        let ends = self.pieces.iter().skip(self.n_ready).map(|held| {
+            end += held.piece.text.len();
+            (end, held.is_whole)
+        });
+        ends.enumerate().filter(|(_, (end, is_whole))| *is_whole && *end <= len).last().map_or(0, |(i, _)| i + 1)
+    }
+
+    fn make_ready(&mut self, n: usize) {
+        let len = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
+        self.text.drain(..len);
+        self.n_ready += n;
+    }
+
+    /// Ends before a stop string at byte `at` of the text that is not ready; how many tokens belong to the text.
+    fn end_before(&mut self, at: usize) -> usize {
+        let n = self.n_whole(at);
+        let kept = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
+        self.rest = self.text[kept..at].to_owned();
+        let first_cut = self.pieces.drain(self.n_ready + n..).next();
+        self.make_ready(n);
+        self.text.clear();
+        let n_kept = self.n_out + self.n_ready;
+        if let Some(Held { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
+            piece.text.clone_from(&self.rest);
+            self.pieces.push_back(Held { piece, is_whole: true });
+            self.n_ready += 1;
+        }
+        self.reason = Some(StopReason::StopString);
+        n_kept
+    }
+
+    /// Ends; what was held back can be handed out.
+    pub(super) fn end(&mut self, reason: StopReason) {
+        let rest = self.stream.as_mut().map_or("", TextStream::finish);
+        if let Some(last) = self.pieces.back_mut() {
+            last.piece.text.push_str(rest);
+        }
+        self.n_ready = self.pieces.len();
+        self.text.clear();
+        self.reason = Some(reason);
+    }
+
+    /// Whether [`Self::pop`] has a piece.
+    pub(super) fn is_ready(&self) -> bool {
+        self.n_ready > 0
+    }
+
+    /// Hands out the next piece that can be.
+    pub(super) fn pop(&mut self) -> Option<Piece> {
+        self.n_ready = self.n_ready.checked_sub(1)?;
+        self.n_out += 1;
+        self.pieces.pop_front().map(|held| held.piece)
+    }
+
+    /// Forgets the pieces that nobody was given; whether there were any.
+    pub(super) fn forget(&mut self) -> bool {
+        self.n_ready = 0;
+        let had_any = !self.pieces.is_empty();
+        self.pieces.clear();
+        had_any
+    }
+}
+
+/// Lets the sampler's mask take a token that was not sampled.
+fn accept(sampler: &mut Sampler, token: u32) -> Result<(), Error> {
+    match sampler.mask_mut() {
+        Some(mask) => Ok(mask.accept(token).map_err(SampleError::from)?),
+        None => Ok(()),
+    }
+}

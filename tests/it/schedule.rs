@@ -1,0 +1,684 @@
+//! Many requests on one engine: every answer is that of a session alone, and every request ends.
+
+use crate::common::emulated;
+use crate::run::{level, open};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions,
+    Scheduler, SessionOptions, Stream,
+};
+use ruvllm::gguf::Gguf;
+use ruvllm::lora::Adapter;
+use ruvllm::{Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    open(Gguf::open(path).unwrap()).unwrap()
+});
+
+const TEXTS: [&str; 5] = [
+    "Ownership is",
+    "A slice is a reference to a contiguous sequence of elements in a collection rather than the whole collection. A \
+     slice is a kind of reference, so it does not have ownership. Here is a small programming problem: write a function",
+    "The",
+    "fn main() {\n    let mut x = 5;\n    println!(\"The value of x is: {x}\");\n    x = 6;\n",
+    "Closures can capture values from their environment in three ways, which directly map to",
+];
+
+fn tokens(text: &str) -> Vec<u32> {
+    MODEL.tokenizer().unwrap().encode_prompt(text)
+}
+
+fn engine(n_threads: usize, kv_budget: Option<u64>) -> Engine {
+    let n_threads = NonZeroUsize::new(n_threads);
+    Engine::new(&MODEL, &EngineOptions { n_threads, kv_budget, ..Default::default() }).unwrap()
+}
+
+/// Bytes of the pages of so many positions of one sequence.
+fn page_bytes(n: usize) -> u64 {
+    let engine = engine(1, None);
+    let mut session = engine.session().unwrap();
+    session.prefill(&vec![1; n]).unwrap();
+    engine.pool().stats().used
+}
+
+fn greedy() -> Sampler {
+    Sampler::builder().temperature(0.0).build().unwrap()
+}
+
+fn sampled(seed: u64) -> Sampler {
+    Sampler::builder().temperature(0.9).seed(seed).repeat_penalty(1.1).build().unwrap()
+}
+
+fn session_options(n_ctx: usize, n_batch: usize) -> SessionOptions {
+    SessionOptions { n_ctx: Some(n_ctx), n_batch, ..Default::default() }
+}
+
+/// A request in pieces, to be given to a session and to a schedule.
+#[derive(Clone)]
+struct Case {
+    prompt: Vec<u32>,
+    sampler: Sampler,
+    max_tokens: usize,
+    stop: Vec<String>,
+    logprobs: Option<usize>,
+    adapter: Option<Arc<Adapter>>,
+}
+
+type Answer = (Vec<Piece>, StopReason, usize);
+
+impl Case {
+    /// Number `i` of many that differ in all there is.
+    fn numbered(i: usize) -> Case {
+        let text = TEXTS[i % TEXTS.len()].repeat(1 + i % 3);
+        Case {
+            prompt: tokens(&text),
+            sampler: if i.is_multiple_of(3) { greedy() } else { sampled(i as u64) },
+            max_tokens: [40, 1, 90, 17, 0, 64][i % 6],
+            stop: if i % 4 == 1 { vec!["the ".into(), ".\n".into()] } else { vec![] },
+            logprobs: (i % 5 == 2).then_some(2),
+            adapter: (i % 7 == 3).then(|| Arc::clone(&ADAPTER)),
+        }
+    }
+
+    fn request(&self) -> Request {
+        let mut request =
+            Request::new(self.prompt.clone(), self.sampler.clone()).max_tokens(self.max_tokens).stop(self.stop.clone());
+        if let Some(n_top) = self.logprobs {
+            request = request.logprobs(n_top);
+        }
+        match &self.adapter {
+            Some(adapter) => request.adapter(Arc::clone(adapter), 1.0),
+            None => request,
+        }
+    }
+
+    /// What a session alone answers, computed token by token with another number of threads.
+    fn alone(&self, options: &SessionOptions) -> Answer {
+        let mut session = engine(1, None).session_with(options).unwrap();
+        if let Some(adapter) = &self.adapter {
+            session.attach(Arc::clone(adapter), 1.0).unwrap();
+        }
+        let mut sampler = self.sampler.clone();
+        let mut generation = session.generate_from(&self.prompt, &mut sampler).unwrap();
+        generation = generation.max_tokens(self.max_tokens).stop(self.stop.clone());
+        if let Some(n_top) = self.logprobs {
+            // The first token was sampled already, so that a session tells nothing of it: ask again.
+            drop(generation);
+            session.clear();
+            sampler = self.sampler.clone();
+            let mut owned = session
+                .into_generation_from(&self.prompt, sampler)
+                .max_tokens(self.max_tokens)
+                .stop(self.stop.clone())
+                .logprobs(n_top);
+            let pieces = owned.by_ref().map(Result::unwrap).collect();
+            return (pieces, owned.finish().unwrap().reason, owned.tokens().len());
+        }
+        let pieces = generation.by_ref().map(Result::unwrap).collect();
+        (pieces, generation.finish().unwrap().reason, generation.tokens().len())
+    }
+}
+
+/// One that changes every matrix a little.
+static ADAPTER: LazyLock<Arc<Adapter>> = LazyLock::new(|| {
+    let mut adapter = Adapter::zeros(&MODEL, 2, 1, |_| true).unwrap();
+    adapter.terms_mut().for_each(|(i, term)| {
+        let (a, b) = term.parts_mut();
+        a.iter_mut().chain(b).enumerate().for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
+    });
+    Arc::new(adapter)
+});
+
+/// All that comes, without waiting.
+fn drain(stream: &mut Stream, pieces: &mut Vec<Piece>) -> Option<Result<Finish, Error>> {
+    loop {
+        match stream.try_next() {
+            Poll::Pending => return None,
+            Poll::Ready(None) => return Some(Ok(stream.finish().expect("an end"))),
+            Poll::Ready(Some(Ok(piece))) => pieces.push(piece),
+            Poll::Ready(Some(Err(error))) => return Some(Err(error)),
+        }
+    }
+}
+
+fn steps(schedule: &mut Schedule, n: usize) {
+    for _ in 0..n {
+        schedule.step();
+    }
+}
+
+fn answer(stream: &mut Stream) -> Answer {
+    let mut pieces = Vec::new();
+    let finish = drain(stream, &mut pieces).expect("the stream has ended").unwrap();
+    (pieces, finish.reason, finish.n_generated)
+}
+
+/// What an [`Observer`] heard.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Event {
+    Queued,
+    Admitted,
+    FirstToken,
+    Preempted,
+    Ended(Option<StopReason>),
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(RequestId, Event)>>>);
+
+impl Log {
+    fn push(&self, id: RequestId, event: Event) {
+        self.0.lock().unwrap().push((id, event));
+    }
+
+    fn of(&self, id: RequestId) -> Vec<Event> {
+        self.0.lock().unwrap().iter().filter(|(i, _)| *i == id).map(|(_, event)| *event).collect()
+    }
+
+    fn count(&self, event: Event) -> usize {
+        self.0.lock().unwrap().iter().filter(|(_, e)| *e == event).count()
+    }
+
+    /// Requests in the order in which they ended.
+    fn ends(&self) -> Vec<RequestId> {
+        let log = self.0.lock().unwrap();
+        log.iter().filter(|(_, event)| matches!(event, Event::Ended(_))).map(|(id, _)| *id).collect()
+    }
+}
+
+impl Observer for Log {
+    fn queued(&self, id: RequestId, n_prompt: usize) {
+        assert!(n_prompt > 0);
+        self.push(id, Event::Queued);
+    }
+    fn admitted(&self, id: RequestId) {
+        self.push(id, Event::Admitted);
+    }
+    fn first_token(&self, id: RequestId) {
+        self.push(id, Event::FirstToken);
+    }
+    fn preempted(&self, id: RequestId) {
+        self.push(id, Event::Preempted);
+    }
+    fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
+        self.push(id, Event::Ended(outcome.ok().map(|finish| finish.reason)));
+    }
+}
+
+/// Answers of sessions alone, of the requests numbered from 0 on.
+fn answers_alone(n: usize, options: &SessionOptions) -> Vec<Answer> {
+    (0..n).map(|i| Case::numbered(i).alone(options)).collect()
+}
+
+#[track_caller]
+fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
+    for (i, (stream, expected)) in streams.iter_mut().zip(expected).enumerate() {
+        assert_eq!(answer(stream), *expected, "request {i}, {what}");
+    }
+}
+
+#[test]
+fn answers_are_those_of_sessions_alone() {
+    let n = if emulated() { 8 } else { 32 };
+    // The last is exact, and its contexts are full soon.
+    let tiers = SessionOptions { kv_tiers: Some(KvTiers { recent: 64, middle: 128 }), ..session_options(600, 512) };
+    let exact = SessionOptions { exact: true, ..session_options(150, 64) };
+    for (session, sizes) in [
+        (session_options(600, 512), &[1, 2, 3, 8, 16][..]),
+        (session_options(600, 7), &[5]),
+        (tiers, &[16]),
+        (exact, &[7]),
+    ] {
+        let fits = |i: &usize| Case::numbered(*i).prompt.len() <= session.n_ctx.unwrap();
+        let cases: Vec<Case> = (0..n).filter(fits).map(Case::numbered).collect();
+        let expected: Vec<Answer> = cases.iter().map(|case| case.alone(&session)).collect();
+        for &n_parallel in sizes {
+            let engine = engine(2, None);
+            let options = ScheduleOptions {
+                session: session.clone(),
+                n_parallel,
+                n_pieces: 1000,
+                // Chunks of all sizes, whatever the machine's pace.
+                max_itl: (n_parallel % 2 == 0).then_some(Duration::from_millis(2)),
+                ..Default::default()
+            };
+            let mut schedule = Schedule::new(&engine, &options).unwrap();
+            let mut streams: Vec<Stream> = Vec::new();
+            for (i, case) in cases.iter().enumerate() {
+                streams.push(schedule.submit(case.request()).unwrap());
+                // Some come while others run.
+                steps(&mut schedule, i % 5);
+            }
+            while schedule.step() {
+                assert!(schedule.n_running() <= n_parallel);
+            }
+            assert!(schedule.is_empty());
+            all_are(&expected, &mut streams, &format!("{n_parallel} side by side, {session:?}"));
+            assert_eq!(engine.pool().stats().n_pages, 0);
+        }
+    }
+}
+
+/// On a pool that is far too small requests lose their pages again and again, and answer the same.
+#[test]
+fn who_was_preempted_answers_the_same() {
+    let n = if emulated() { 6 } else { 24 };
+    let expected = answers_alone(n, &session_options(600, 512));
+    let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
+    let cases = [(1, 512, CacheMode::Off), (1, 9, CacheMode::Off), (2, 64, CacheMode::Off), (2, 32, CacheMode::On)];
+    for (n_longest, n_batch, cache) in cases {
+        let budget = n_longest * page_bytes(longest);
+        let (engine, log) = (engine(2, Some(budget)), Log::default());
+        let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
+        let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let mut streams = Vec::new();
+        for i in 0..n {
+            // Priorities, so that pages are taken from those that run.
+            streams.push(schedule.submit(Case::numbered(i).request().priority((i % 4) as i32)).unwrap());
+            steps(&mut schedule, 3);
+        }
+        while schedule.step() {}
+        all_are(&expected, &mut streams, &format!("pool of {budget} bytes, {cache:?}"));
+        let hits = engine.pool().prefixes().hits;
+        assert_eq!(hits > 0, cache == CacheMode::On, "{hits}");
+        engine.pool().clear_prefixes();
+        assert_eq!(engine.pool().stats().n_pages, 0);
+        assert!(log.count(Event::Preempted) > n / 6, "{} of {n}", log.count(Event::Preempted));
+    }
+}
+
+/// One row for each that decodes, and prompts in chunks beside them: nobody waits for a whole prompt.
+#[test]
+fn prompts_do_not_stop_who_decodes() {
+    let engine = engine(1, None);
+    let options = ScheduleOptions {
+        session: session_options(1000, 512),
+        // No time at all: the least chunks.
+        max_itl: Some(Duration::ZERO),
+        ..Default::default()
+    };
+    let mut schedule = Schedule::new(&engine, &options).unwrap();
+    let mut decoding = schedule.submit(Request::new(tokens("The"), greedy())).unwrap();
+    let mut pieces = Vec::new();
+    (0..10).for_each(|_| assert!(schedule.step()));
+    assert!(drain(&mut decoding, &mut pieces).is_none());
+    let prompt = tokens(&TEXTS[1].repeat(6));
+    let n_passes = prompt.len().div_ceil(8);
+    let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
+    pieces.clear();
+    for _ in 1..n_passes {
+        schedule.step();
+        assert!(drain(&mut long, &mut Vec::new()).is_none());
+    }
+    assert!(drain(&mut decoding, &mut pieces).is_none());
+    assert!(pieces.len() + 3 >= n_passes - 1, "{} pieces in {n_passes} passes", pieces.len());
+    schedule.step();
+    assert!(matches!(drain(&mut long, &mut Vec::new()), Some(Ok(finish)) if finish.reason == StopReason::MaxTokens));
+}
+
+#[test]
+fn who_is_cancelled_is_gone_within_a_pass() {
+    let engine = engine(1, None);
+    for drops in [false, true] {
+        let log = Log::default();
+        let options = ScheduleOptions { session: session_options(600, 16), n_parallel: 2, ..Default::default() };
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let request = || Request::new(tokens(TEXTS[1]), greedy());
+        let (decoding, mut stays) = (schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap());
+        while log.count(Event::FirstToken) < 2 {
+            schedule.step();
+        }
+        // In a decoding state, while queued, and in the middle of a prompt.
+        let queued = schedule.submit(request()).unwrap();
+        assert_eq!((schedule.n_running(), schedule.n_queued()), (2, 1));
+        let cancelled = Mutex::new(Vec::new());
+        let cancel = |stream: Stream| {
+            if drops {
+                return drop(stream);
+            }
+            stream.cancel();
+            cancelled.lock().unwrap().push(stream);
+        };
+        cancel(queued);
+        cancel(decoding);
+        schedule.step();
+        assert_eq!((schedule.n_running(), schedule.n_queued()), (1, 0));
+        let in_prompt = schedule.submit(request()).unwrap();
+        schedule.step();
+        assert_eq!((schedule.n_running(), log.count(Event::FirstToken)), (2, 2));
+        let pages = engine.pool().stats().n_pages;
+        cancel(in_prompt);
+        schedule.step();
+        assert!(schedule.n_running() == 1 && engine.pool().stats().n_pages < pages);
+        assert_eq!(log.count(Event::Ended(Some(StopReason::Cancelled))), 3);
+        assert!(drain(&mut stays, &mut Vec::new()).is_none(), "the others go on");
+        stays.cancel();
+        schedule.step();
+        assert!(matches!(drain(&mut stays, &mut Vec::new()), Some(Ok(f)) if f.reason == StopReason::Cancelled));
+        assert!(matches!(stays.try_next(), Poll::Ready(None)), "an end is an end");
+        assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
+    }
+}
+
+#[test]
+fn slow_readers_pause_themselves_alone() {
+    let case = |seed| Case { max_tokens: 60, stop: vec![], logprobs: None, adapter: None, ..Case::numbered(seed) };
+    let session = session_options(600, 512);
+    let (slow, fast) = (case(1), case(4));
+    let n_pieces = 6;
+    // With a pool that holds both, and with one that each needs for itself.
+    let budget = page_bytes(slow.prompt.len().max(fast.prompt.len()) + 60);
+    for kv_budget in [None, Some(budget)] {
+        let (engine, log) = (engine(2, kv_budget), Log::default());
+        let options = ScheduleOptions { session: session.clone(), n_pieces, ..Default::default() };
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let mut one = schedule.submit(slow.request()).unwrap();
+        steps(&mut schedule, 20);
+        assert!(!schedule.step(), "it waits for its reader");
+        let mut other = schedule.submit(fast.request()).unwrap();
+        let (mut pieces, mut ended) = (Vec::new(), None);
+        while ended.is_none() {
+            assert!(schedule.step());
+            ended = drain(&mut other, &mut pieces);
+        }
+        let finish = ended.unwrap().unwrap();
+        assert_eq!((pieces, finish.reason, finish.n_generated), fast.alone(&session));
+        assert!(!schedule.step() && !schedule.is_empty());
+        assert_eq!(log.count(Event::Preempted), usize::from(kv_budget.is_some()));
+        let (mut pieces, mut ended) = (Vec::new(), None);
+        while ended.is_none() {
+            let n = pieces.len();
+            ended = drain(&mut one, &mut pieces);
+            assert!(pieces.len() - n <= n_pieces);
+            while schedule.step() {}
+        }
+        let finish = ended.unwrap().unwrap();
+        assert_eq!((pieces, finish.reason, finish.n_generated), slow.alone(&session));
+    }
+}
+
+#[test]
+fn deadlines_end_what_there_is() {
+    let engine = engine(1, None);
+    let mut schedule = Schedule::new(&engine, &ScheduleOptions { n_parallel: 1, ..Default::default() }).unwrap();
+    let long = || Request::new(tokens("The"), greedy());
+    let mut running = schedule.submit(long().deadline(Duration::from_millis(60)).max_tokens(100_000)).unwrap();
+    let mut queued = schedule.submit(long().deadline(Duration::ZERO)).unwrap();
+    let mut patient = schedule.submit(long().deadline(Duration::MAX).max_tokens(3)).unwrap();
+    let (mut pieces, mut ended) = (Vec::new(), None);
+    while ended.is_none() && schedule.step() {
+        ended = drain(&mut running, &mut pieces);
+    }
+    // A very fast machine may come to the end of the context.
+    let finish = ended.unwrap().unwrap();
+    assert!(matches!(finish.reason, StopReason::Deadline | StopReason::ContextFull | StopReason::EndOfGeneration));
+    let case = Case { prompt: tokens("The"), max_tokens: finish.n_generated, stop: vec![], ..Case::numbered(0) };
+    let alone = case.alone(&SessionOptions::default()).0;
+    let text = |pieces: &[Piece]| pieces.iter().map(|piece| &*piece.text).collect::<String>();
+    assert_eq!(text(&pieces), text(&alone));
+    while schedule.step() {}
+    let (pieces, reason, n) = answer(&mut queued);
+    assert_eq!((pieces.len(), reason, n), (0, StopReason::Deadline, 0));
+    assert_eq!(answer(&mut patient).1, StopReason::MaxTokens);
+}
+
+#[test]
+fn priority_goes_first_and_age_before_it() {
+    let engine = engine(1, None);
+    let options = ScheduleOptions { n_parallel: 1, ..Default::default() };
+    let log = Log::default();
+    let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+    let request = |priority| Request::new(tokens("The"), greedy()).max_tokens(4).priority(priority);
+    let ids: Vec<Stream> = [0, 0, 2, 1, 2].into_iter().map(|p| schedule.submit(request(p)).unwrap()).collect();
+    while schedule.step() {}
+    assert_eq!(log.ends(), [2, 4, 3, 0, 1].map(|i: usize| ids[i].id()));
+    // The last to run is the first to make room: one that runs gives way to a better one that comes.
+    let running = schedule.submit(request(0).max_tokens(50)).unwrap();
+    steps(&mut schedule, 3);
+    let better = schedule.submit(request(1)).unwrap();
+    while schedule.step() {}
+    assert_eq!(log.ends()[5..], [better.id(), running.id()]);
+    assert_eq!(log.of(running.id())[3..5], [Event::Preempted, Event::Admitted]);
+    // In an endless stream of better ones everyone has their turn.
+    let old = schedule.submit(request(0)).unwrap();
+    let mut others = Vec::new();
+    let mut n_steps = 0;
+    while !matches!(log.of(old.id()).last(), Some(Event::Ended(_))) {
+        while schedule.n_queued() + schedule.n_running() < 4 {
+            others.push(schedule.submit(request(1)).unwrap());
+        }
+        schedule.step();
+        n_steps += 1;
+        assert!(n_steps < 2000, "the old request starves");
+    }
+    assert!(n_steps > 400, "priority counts for nothing: {n_steps}");
+}
+
+/// What fails fails alone.
+#[test]
+fn one_that_fails_harms_nobody() {
+    let session = session_options(600, 64);
+    let options = ScheduleOptions { session: session.clone(), n_pieces: 1000, ..Default::default() };
+    let mut schedule = Schedule::new(&engine(2, None), &options).unwrap();
+    let n_vocab = MODEL.hparams().n_vocab as u32;
+    let wrong = Sampler::builder().logit_bias(vec![(n_vocab + 7, 1.0)]).build().unwrap();
+    let mut good = schedule.submit(Case::numbered(2).request()).unwrap();
+    let mut bad = schedule.submit(Request::new(tokens("The"), wrong)).unwrap();
+    while schedule.step() {}
+    let error = drain(&mut bad, &mut Vec::new()).unwrap().unwrap_err();
+    assert!(matches!(error, Error::Sample(SampleError::BiasOutsideVocabulary { .. })), "{error}");
+    assert!(matches!(bad.try_next(), Poll::Ready(None)) && bad.finish().is_none());
+    assert_eq!(answer(&mut good), Case::numbered(2).alone(&session));
+
+    // A pool that the answer outgrows, though it held the prompt: that request ends, and the next one has its turn.
+    let prompt = tokens(TEXTS[4]);
+    let engine = engine(1, Some(page_bytes(64)));
+    let mut schedule = Schedule::new(&engine, &ScheduleOptions::default()).unwrap();
+    let mut long = schedule.submit(Request::new(prompt.clone(), greedy()).max_tokens(300)).unwrap();
+    let mut short = schedule.submit(Request::new(prompt, greedy()).max_tokens(5)).unwrap();
+    while schedule.step() {}
+    let mut pieces = Vec::new();
+    let error = drain(&mut long, &mut pieces).unwrap().unwrap_err();
+    assert!(matches!(error, Error::Session(SessionError::PoolFull { .. })), "{error}");
+    assert!(pieces.len() > 5);
+    assert_eq!(answer(&mut short).1, StopReason::MaxTokens);
+}
+
+#[test]
+fn what_could_never_be_computed_is_refused() {
+    let engine = engine(1, Some(page_bytes(64)));
+    let options = ScheduleOptions { session: session_options(200, 64), max_requests: 2, ..Default::default() };
+    let mut schedule = Schedule::new(&engine, &options).unwrap();
+    let mut refused = |tokens: Vec<u32>| schedule.submit(Request::new(tokens, greedy())).unwrap_err();
+    assert!(matches!(refused(vec![]), ScheduleError::Session(SessionError::NoTokens)));
+    assert!(matches!(refused(vec![1; 201]), ScheduleError::Session(SessionError::ContextFull { n_new: 201, .. })));
+    assert!(matches!(refused(vec![u32::MAX]), ScheduleError::Session(SessionError::TokenOutOfRange { .. })));
+    assert!(matches!(refused(vec![1; 65]), ScheduleError::PoolTooSmall { need, budget } if need > budget));
+    let adapted = Request::new(vec![1], greedy()).adapter(Arc::clone(&ADAPTER), f32::NAN);
+    assert!(matches!(schedule.submit(adapted), Err(ScheduleError::Adapter(_))));
+    let request = || Request::new(vec![1], greedy()).max_tokens(1);
+    let places = [schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap()];
+    assert!(matches!(schedule.submit(request()), Err(ScheduleError::QueueFull { max: 2 })));
+    while schedule.step() {}
+    drop(places);
+    assert!(schedule.submit(request()).is_ok(), "who ended leaves a place");
+    for option in ["n_parallel", "n_batch", "n_pieces", "max_requests"] {
+        let mut options = ScheduleOptions::default();
+        match option {
+            "n_parallel" => options.n_parallel = 0,
+            "n_batch" => options.session.n_batch = 0,
+            "n_pieces" => options.n_pieces = 0,
+            _ => options.max_requests = 0,
+        }
+        let error = Scheduler::new(&engine, &options).unwrap_err();
+        assert!(matches!(error, ScheduleError::Session(SessionError::Option { option: o, .. }) if o == option));
+    }
+}
+
+#[test]
+fn observers_hear_of_a_whole_life() {
+    let (engine, log) = (engine(1, None), Log::default());
+    let mut schedule = Schedule::observed(&engine, &ScheduleOptions::default(), log.clone()).unwrap();
+    let stream = schedule.submit(Request::new(tokens("The"), greedy()).max_tokens(3)).unwrap();
+    assert_eq!(log.of(stream.id()), [Event::Queued]);
+    while schedule.step() {}
+    let ended = Event::Ended(Some(StopReason::MaxTokens));
+    assert_eq!(log.of(stream.id()), [Event::Queued, Event::Admitted, Event::FirstToken, ended]);
+}
+
+/// Numbers that look random, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n
+    }
+}
+
+/// Requests of random length, priority, deadline and patience on a pool of a few pages, from several threads: all of
+/// them end or are refused with a type, in order, and nothing is left.
+#[test]
+fn random_requests_on_a_tiny_pool_all_end() {
+    let n = match (emulated(), std::env::var_os("RUVLLM_LONG").is_some()) {
+        (true, _) => 40,
+        (_, true) => 10_000,
+        _ => 160,
+    };
+    let page = page_bytes(1);
+    let (engine, log) = (engine(2, Some(40 * page)), Log::default());
+    let options = ScheduleOptions {
+        session: session_options(64 * 41, 128),
+        n_parallel: 12,
+        max_requests: 100,
+        n_pieces: 8,
+        ..Default::default()
+    };
+    let scheduler = Scheduler::observed(&engine, &options, log.clone()).unwrap();
+    let n_ended = Mutex::new([0; 3]);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (scheduler, n_ended) = (scheduler.clone(), &n_ended);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                for i in 0..n / 4 {
+                    let prompt: Vec<u32> = (0..1 + random.below(300)).map(|_| random.below(500) as u32).collect();
+                    let prompt = if random.below(30) == 0 { prompt.repeat(20) } else { prompt };
+                    let mut request = Request::new(prompt, sampled(i)).priority(random.below(3) as i32);
+                    request = request.max_tokens(random.below(100));
+                    if random.below(10) == 0 {
+                        request = request.deadline(Duration::from_millis(random.below(50) as u64));
+                    }
+                    let kind = match scheduler.submit(request) {
+                        Err(ScheduleError::PoolTooSmall { .. } | ScheduleError::Session(_)) => 0,
+                        Err(error) => panic!("{error}"),
+                        Ok(stream) if random.below(4) == 0 => {
+                            stream.take(random.below(8)).for_each(drop);
+                            1
+                        }
+                        Ok(mut stream) => {
+                            let error = stream.by_ref().find_map(Result::err);
+                            assert_eq!(stream.finish().is_some(), error.is_none());
+                            // Its answer outgrew the pool.
+                            let outgrown = |e: &Error| matches!(e, Error::Session(SessionError::PoolFull { .. }));
+                            assert!(error.iter().all(outgrown), "{error:?}");
+                            2
+                        }
+                    };
+                    n_ended.lock().unwrap()[kind] += 1;
+                }
+            });
+        }
+    });
+    while scheduler.n_requests() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let n_ended = n_ended.into_inner().unwrap();
+    assert!(n_ended.iter().all(|&n| n > 0), "{n_ended:?}");
+    assert_eq!((n_ended.iter().sum::<u64>(), engine.pool().stats().n_pages), (n / 4 * 4, 0));
+    let mut lives = std::collections::BTreeMap::<RequestId, Vec<Event>>::new();
+    log.0.lock().unwrap().iter().for_each(|&(id, event)| lives.entry(id).or_default().push(event));
+    assert_eq!(lives.len() as u64, n_ended[1] + n_ended[2]);
+    for (id, life) in lives {
+        assert_eq!(life[0], Event::Queued, "{id:?}");
+        assert!(matches!(life[life.len() - 1], Event::Ended(_)), "{id:?}: {life:?}");
+        assert!(life.iter().filter(|&&event| event == Event::FirstToken).count() <= 1, "{id:?}: {life:?}");
+        let mut is_running = false;
+        for event in &life[1..life.len() - 1] {
+            assert_eq!(is_running, *event != Event::Admitted, "{id:?}: {life:?}");
+            is_running = *event != Event::Preempted;
+        }
+    }
+}
+
+#[test]
+fn a_scheduler_outlives_its_handles_but_not_a_panic() {
+    fn anywhere<T: Send + Sync + 'static>(_: &T) {}
+    fn to_a_thread<T: Send + 'static>(_: &T) {}
+    let engine = engine(1, None);
+    let scheduler = Scheduler::new(&engine, &ScheduleOptions::default()).unwrap();
+    anywhere(&scheduler);
+    let stream = scheduler.submit(Request::new(tokens("The"), greedy()).max_tokens(20)).unwrap();
+    to_a_thread(&stream);
+    to_a_thread(&Schedule::new(&engine, &ScheduleOptions::default()).unwrap());
+    drop(scheduler);
+    assert!(!stream.text().unwrap().is_empty());
+
+    struct Panics;
+    impl Observer for Panics {
+        fn first_token(&self, _: RequestId) {
+            panic!("an observer of a test");
+        }
+    }
+    let scheduler = Scheduler::observed(&engine, &ScheduleOptions::default(), Panics).unwrap();
+    let mut stream = scheduler.submit(Request::new(tokens("The"), greedy())).unwrap();
+    assert!(matches!(stream.next(), Some(Err(Error::Schedule(ScheduleError::Ended)))));
+    assert!(stream.next().is_none());
+    while scheduler.submit(Request::new(tokens("The"), greedy())).is_ok() {
+        std::thread::yield_now();
+    }
+    assert_eq!(level().name(), MODEL.arch().name());
+}
+
+/// What a grammar forces is computed in one pass with the token before it, beside others.
+#[cfg(feature = "grammar")]
+#[test]
+fn forced_tokens_are_those_of_a_session_alone() {
+    use ruvllm::grammar::{Grammar, TokenTrie};
+    let regex =
+        "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. It ends\\.";
+    let trie = TokenTrie::new(MODEL.tokenizer().unwrap()).unwrap();
+    let masked = |mut sampler: Sampler| {
+        sampler.set_mask(Some(Box::new(Grammar::regex(&trie, regex).unwrap().matcher())));
+        sampler
+    };
+    let prompt = tokens("Ownership is");
+    let case = |i: usize| Case {
+        prompt: prompt.clone(),
+        sampler: masked(if i.is_multiple_of(2) { greedy() } else { sampled(i as u64) }),
+        max_tokens: [100, i][i % 2],
+        stop: if i.is_multiple_of(3) { vec![["then", "call", "is"][i / 3 % 3].into()] } else { vec![] },
+        logprobs: (i % 4 > 1).then_some(1),
+        adapter: None,
+    };
+    for n_ctx in [200, prompt.len() + 9] {
+        let (engine, session) = (engine(2, None), session_options(n_ctx, 512));
+        let options = ScheduleOptions { session: session.clone(), n_parallel: 5, ..Default::default() };
+        let mut schedule = Schedule::new(&engine, &options).unwrap();
+        let n = 30;
+        let mut streams: Vec<_> = (0..n).map(|i| schedule.submit(case(i).request()).unwrap()).collect();
+        let mut n_steps = 0;
+        while schedule.step() {
+            n_steps += 1;
+        }
+        let expected: Vec<_> = (0..n).map(|i| case(i).alone(&session)).collect();
+        all_are(&expected, &mut streams, &format!("context of {n_ctx}"));
+        let n_tokens: usize = expected.iter().map(|(_, _, n)| n).sum();
+        assert!(5 * n_steps < 4 * n_tokens, "{n_steps} steps of five for {n_tokens} tokens");
+    }
+}
