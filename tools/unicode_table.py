@@ -38,3 +38,19 @@ print(f"pub(super) static RUNS: [u32; {len(starts)}] = [")
 for i in range(0, len(starts), 10):
     print("    " + " ".join(f"{s:#x}," for s in starts[i:i + 10]))
 print("];")
+
+# Base characters of canonical decompositions, without the marks that follow; Hangul is arithmetic.
+bases = []
+for cp in range(0x110000):
+    if 0xAC00 <= cp < 0xD7A4 or 0xD800 <= cp < 0xE000:
+        continue
+    base = ord(unicodedata.normalize("NFD", chr(cp))[0])
+    if base != cp:
+        bases.append((cp, base))
+
+print("\n/// Code points that are decomposed, and the first of what they become, ascending.")
+print("#[rustfmt::skip]")
+print(f"pub(super) static BASES: [(u32, u32); {len(bases)}] = [")
+for i in range(0, len(bases), 6):
+    print("    " + " ".join(f"({cp:#x}, {base:#x})," for cp, base in bases[i:i + 6]))
+print("];")

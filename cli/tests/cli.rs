@@ -200,6 +200,7 @@ fn help_and_version() {
         "tokenize",
         "detokenize",
         "logits",
+        "embed",
         "perplexity",
         "quantize",
         "template",
@@ -237,9 +238,47 @@ fn wrong_calls() {
     fails(&["logits", "--tokens", "1,x", "-o", "-"], 2, &["\"x\""]);
     fails(&["logits", "--tokens", "1", "--last", "0", "-o", "-"], 2, &["--last"]);
     fails(&["quantize", "a", "b", "Q9_Z"], 2, &["Q9_Z", "Q4_K_M"]);
+    fails(&["-p", "x", "--override-kv", "a=b"], 2, &["KEY=TYPE:VALUE"]);
+    fails(&["-p", "x", "--override-kv", "a=word:b"], 2, &["int, float, bool and str"]);
+    fails(&["-p", "x", "--override-kv", "a=int:b"], 2, &["not an integer"]);
+    fails(&["embed", "-p", "x", "--pooling", "rank"], 2, &["mean, cls, last"]);
     fails(&["template", "--messages", "m.json"], 2, &["--template"]);
     fails(&["template", "--messages", "m.json", "--kwargs", "[1]"], 2, &["JSON object"]);
     fails(&["template", "--messages", "m.json", "--now", "yesterday"], 2, &["yesterday"]);
+}
+
+/// A key that is given counts in place of the file's, and is judged like it.
+#[test]
+fn metadata_can_be_overridden() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let logits =
+        |more: &[&str]| run(&[&["logits", "-m", &model, "--tokens", "1,5,9", "-o", "-"], more].concat()).stdout;
+    let (plain, scaled) = (logits(&[]), logits(&["--override-kv", "llama.rope.freq_base=float:100"]));
+    assert!(plain.len() == scaled.len() && !plain.is_empty() && plain != scaled);
+    assert_eq!(logits(&["--override-kv", "llama.rope.freq_base=float:10000"]), plain);
+    let refused = ["logits", "-m", &model, "--tokens", "1", "-o", "-", "--override-kv", "llama.nonsense=bool:true"];
+    fails(&refused, 1, &["llama.nonsense"]);
+}
+
+#[test]
+fn vectors_of_texts() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let embed = |more: &[&str]| text(&run(&[&["embed", "-m", &model], more].concat()));
+    let lines = embed(&["-p", "one\ntwo"]);
+    let vectors: Vec<Vec<f32>> =
+        lines.lines().map(|line| line.split(' ').map(|x| x.parse().unwrap()).collect()).collect();
+    assert_eq!((vectors.len(), vectors[0].len()), (2, 64));
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    assert!((dot(&vectors[0], &vectors[0]) - 1.0).abs() < 1e-4);
+    let answer = embed(&["-p", "one#two", "--embd-separator", "#", "--embd-output-format", "json+"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let number = |value: &serde_json::Value| value.as_f64().unwrap() as f32;
+    let first: Vec<f32> = answer["data"][0]["embedding"].as_array().unwrap().iter().map(number).collect();
+    assert!(first.iter().zip(&vectors[0]).all(|(a, b)| (a - b).abs() <= 1e-6), "{first:?} {:?}", vectors[0]);
+    let cosine = number(&answer["cosineSimilarity"][0][1]);
+    assert!((cosine - dot(&vectors[0], &vectors[1])).abs() < 1e-4);
 }
 
 #[test]

@@ -18,6 +18,12 @@ pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `gate = gelu(gate)·up`, by the error function.
+pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
+    gelu_erf(gate);
+    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= up);
+}
+
 /// `x/2·(1 + erf(x/√2)) = x/2·erfc(−x/√2)` (arXiv 1606.08415).
 pub(super) fn gelu_erf(x: &mut [f32]) {
     for x in x {

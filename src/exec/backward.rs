@@ -389,9 +389,18 @@ pub(crate) fn backward(
     b.back.iter_mut().zip(&*b.sin).for_each(|(back, sin)| *back = -sin);
 
     let head_alone = lowest == h.n_layer;
-    let loss =
-        head(&mut tape, &w.output_norm, &w.output, saved, first_output, objective, cancelled, &mut b, !head_alone)
-            .ok_or(SessionError::Cancelled)?;
+    let loss = head(
+        &mut tape,
+        w.output_norm.as_ref(),
+        &w.output,
+        saved,
+        first_output,
+        objective,
+        cancelled,
+        &mut b,
+        !head_alone,
+    )
+    .ok_or(SessionError::Cancelled)?;
     for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
         if cancelled() {
             return Err(SessionError::Cancelled);
@@ -410,7 +419,7 @@ pub(crate) fn backward(
 /// computed some rows at a time.
 fn head(
     tape: &mut Tape<'_>,
-    output_norm: &Norm,
+    output_norm: Option<&Norm>,
     output: &Linear,
     saved: &Saved,
     first_output: usize,
@@ -433,7 +442,7 @@ fn head(
         let m = rows.min(tape.m - first);
         let (x, normed) = (&x[first * n..][..m * n], &mut normed[..m * n]);
         let logits = &mut logits[..m * h.n_vocab];
-        norm(ctx, h, Some(output_norm), x, normed);
+        norm(ctx, h, output_norm, x, normed);
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
         ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
@@ -457,7 +466,7 @@ fn head(
         let dnormed = &mut dnormed[..m * n];
         tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
         if want_dx {
-            norm_backward(ctx, h, Some(output_norm), x, dnormed, &mut b.dx[first * n..][..m * n]);
+            norm_backward(ctx, h, output_norm, x, dnormed, &mut b.dx[first * n..][..m * n]);
         }
     }
     Some(loss)
@@ -755,7 +764,11 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul(inner, up),
             Activation::Gelu => arch.gelu(inner),
             Activation::SquaredRelu => squared_relu(inner),
-            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
+            Activation::ReGlu
+            | Activation::SwiGluOai
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => refused(),
         }
     });
     if let Some(y) = b.y {
@@ -770,7 +783,11 @@ fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul_backward(gate, up, dinner),
             Activation::Gelu => arch.gelu_backward(up, dinner),
             Activation::SquaredRelu => up.iter_mut().zip(dinner).for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
-            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => refused(),
+            Activation::ReGlu
+            | Activation::SwiGluOai
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => refused(),
         }
     });
     match &ffn.gate {

@@ -4,7 +4,7 @@
 //! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
 //! sequence (its positions, keys and values, adapters) goes slot by slot.
 
-use super::activation::{gelu_erf, relu_mul, squared_relu, swiglu_oai, xielu};
+use super::activation::{gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
 use super::latent::LatentBuffers;
@@ -14,8 +14,8 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, MAX_EXPERT, Mixer, Model, Moe, MoeSpec, Norm,
-    NormKind, Norms, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, LayerSpec, MAX_EXPERT, Mixer, Model, Moe, MoeSpec,
+    Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl RopeTables {
                 Some((short, _)) => Some(short),
                 None => w.rope_factors.as_ref(),
             };
-            let (frequencies, factor) = rope.frequencies(factors.map(Vec::as_slice));
+            let (frequencies, factor) = rope.frequencies(factors.filter(|_| rope.factors).map(Vec::as_slice));
             let first = ropes.last().map_or(0, |last| last.first + last.frequencies.len());
             ropes.push(RopeTable { order: rope.order, frequencies, factor, first });
         }
@@ -191,6 +191,10 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
+    /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
+    per_layer: &'a mut [f32],
+    per_layer_table: &'a mut [f32],
+    per_layer_gate: &'a mut [f32],
     /// Room for [`AttnBuffers`] or [`FfnBuffers`].
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`].
@@ -334,6 +338,9 @@ impl<'a> Buffers<'a> {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
             branch: frame.take(m * h.n_embd),
+            per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
+            per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
+            per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
             inner: frame.take(attention.fold(ffn, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
@@ -390,6 +397,10 @@ pub(crate) fn forward(
     embed(base, h, w, slots, b.x, b.normed);
     probe.tensor(Tap::InpEmbd, 0, b.x);
 
+    if let Some(w) = &w.per_layer {
+        per_layer_inputs(base, h, w, slots, &mut b);
+    }
+
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
     for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
@@ -416,6 +427,7 @@ pub(crate) fn forward(
                 return Ok(());
             }
             gather(slots, b.x, h.n_embd);
+            gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
             b.keep_rows(n_outputs, h.n_embd);
         }
         let n_rows = b.x.len() / h.n_embd;
@@ -429,7 +441,7 @@ pub(crate) fn forward(
         if spec.norms == Norms::Parallel {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
         }
-        add_branch(ctx, h, spec.residual_scale, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
         probe.tensor(Tap::FfnInp, i, b.x);
 
         if !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
@@ -451,7 +463,16 @@ pub(crate) fn forward(
             }
         }
         probe.tensor(Tap::FfnOut, i, b.branch);
-        add_branch(ctx, h, spec.residual_scale, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        if let Some(w) = &layer.per_layer {
+            let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
+            let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
+            per_layer(base.with(adapters, n_generated), h, w, i, &mut b);
+            add_branch(ctx, h, spec, Some(&w.norm), b.x, b.branch, b.normed);
+        }
+        if let Some(scale) = layer.output_scale {
+            b.x.iter_mut().for_each(|x| *x *= scale);
+        }
         probe.tensor(Tap::LOut, i, b.x);
     }
 
@@ -462,7 +483,7 @@ pub(crate) fn forward(
         let (x, normed) = (&b.x[..n_outputs * h.n_embd], &mut b.normed[..n_outputs * h.n_embd]);
         let slots = Adapters(slots);
         let ctx = base.with(row_adapters(&slots, b.output_ends), n_outputs);
-        norm(ctx, h, Some(&w.output_norm), x, normed);
+        norm(ctx, h, w.output_norm.as_ref(), x, normed);
         probe.tensor(Tap::ResultNorm, 0, normed);
         if wanted != Wanted::Logits {
             outputs.states.extend_from_slice(normed);
@@ -511,11 +532,53 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
             look_up(table, slot.pos() + row - slot.row, buffer);
             arch.add(x, buffer);
         }
+        if let Some(first) = &w.token_types {
+            arch.add(x, first);
+        }
         if let Some(norm) = &w.embd_norm {
             buffer.copy_from_slice(x);
             norm_row(arch, h, norm, buffer, x);
         }
     });
+}
+
+/// Leaves in `b.per_layer` what layers have for tokens, whose embeddings are in `b.x`.
+fn per_layer_inputs(base: Base<'_>, h: &Hparams, w: &PerLayerInputs, slots: &[Slot<'_>], b: &mut Buffers<'_>) {
+    let (arch, n, m) = (base.arch, w.proj.n_out, b.x.len() / h.n_embd);
+    let adapters = Adapters(slots);
+    let ctx = base.with(row_adapters(&adapters, b.ends), Rows::All.n_generated(slots));
+    linear(ctx, &mut b.scratch, b.x, m, &mut [Product::of_weight(&w.proj, b.per_layer, m)]);
+    let (table, bytes) = (w.table.data(base.gguf), w.table.row_bytes());
+    let (scale, table_scale) = (1.0 / (h.n_embd as f32).sqrt(), (w.norm.len() as f32).sqrt());
+    base.crew.when(m > 1).for_chunk_pairs(b.per_layer, n, b.per_layer_table, n, |row, x, of_token| {
+        let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
+        let token = slot.tokens[row - slot.row] as usize;
+        arch.dequantize(w.table.dtype, &table[token * bytes..][..bytes], of_token);
+        let layers = x.chunks_exact_mut(w.norm.len()).zip(of_token.chunks_exact(w.norm.len()));
+        for (x, of_token) in layers {
+            x.iter_mut().for_each(|x| *x *= scale);
+            let factor = rms_factor(arch, x, h.norm_eps);
+            for ((x, w), of_token) in x.iter_mut().zip(&w.norm).zip(of_token) {
+                *x = (*x * factor * w + of_token * table_scale) * std::f32::consts::FRAC_1_SQRT_2;
+            }
+        }
+    });
+}
+
+/// `1/√(mean(x²) + eps)`.
+fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
+    1.0 / (arch.dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Leaves in `b.branch` what layer `i` adds of its vectors for tokens.
+fn per_layer(ctx: Ctx<'_>, h: &Hparams, w: &PerLayer, i: usize, b: &mut Buffers<'_>) {
+    let (n, m) = (w.gate.w.n_out, b.x.len() / h.n_embd);
+    let gate = &mut b.per_layer_gate[..m * n];
+    linear(ctx, &mut b.scratch, b.x, m, &mut [Product::of(&w.gate, gate, m)]);
+    let of_tokens = &*b.per_layer;
+    let times = |row: usize, gate: &mut [f32]| ctx.arch.gelu_mul(gate, &of_tokens[(row * h.n_layer + i) * n..][..n]);
+    ctx.crew.when(m > 1).for_chunks(gate, n, times);
+    linear(ctx, &mut b.scratch, gate, m, &mut [Product::of(&w.proj, b.branch, m)]);
 }
 
 /// Each row of `x`, normed; copied if there is no norm.
@@ -535,22 +598,23 @@ fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// `x += scale · norm(branch)`.
+/// `x += scale · norm(branch)`, or `x = norm(x + scale · branch)`.
 fn add_branch(
     ctx: Ctx<'_>,
     h: &Hparams,
-    scale: f32,
+    spec: &LayerSpec,
     post: Option<&Norm>,
     x: &mut [f32],
     branch: &[f32],
     normed: &mut [f32],
 ) {
+    let (scale, of_stream) = (spec.residual_scale, spec.norms == Norms::Residual);
     let branch = match post {
-        Some(_) => {
+        Some(_) if !of_stream => {
             norm(ctx, h, post, branch, normed);
             &*normed
         }
-        None => branch,
+        _ => branch,
     };
     ctx.crew.when(x.len() > h.n_embd).for_chunks(x, h.n_embd, |i, x| {
         let branch = &branch[i * h.n_embd..][..h.n_embd];
@@ -559,6 +623,10 @@ fn add_branch(
             scale => ctx.arch.add_scaled(x, branch, scale),
         }
     });
+    if of_stream {
+        norm(ctx, h, post, x, normed);
+        x.copy_from_slice(normed);
+    }
 }
 
 /// Attention of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts
@@ -584,7 +652,7 @@ fn attention(
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
-        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none();
+        let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none() && !spec.shares_kv;
         if at_once {
             let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
             linear(ctx, &mut b.scratch, b.normed, m, products);
@@ -592,7 +660,7 @@ fn attention(
             if let Some((of, weights)) = latent_spec {
                 let (ctx, x) = ((ctx, &mut b.scratch), (&*b.normed, m_kv));
                 latent.keys_values(ctx, (spec, of, w, weights), h.norm_eps, x, k, v);
-            } else {
+            } else if !spec.shares_kv {
                 let products = &mut [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
                 linear(ctx, &mut b.scratch, b.normed, m_kv, products);
             }
@@ -656,22 +724,30 @@ fn attention(
             rotate(row, to);
         }
     };
-    let d = spec.head_dim;
+    let (d, kv_layer) = (spec.head_dim, h.kv_layers[i]);
     let workers = crew.when(m_kv > 1);
-    workers.for_chunks(k, spec.n_k(), |row, k| {
-        let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
-        for k in k.chunks_exact_mut(d) {
-            place(row, k, k_norm, &mut buffer[..d]);
-            k.copy_from_slice(&buffer[..d]);
+    if !spec.shares_kv {
+        if spec.value_norm {
+            workers.for_chunks(v, spec.head_dim_v, |_, v| {
+                let factor = rms_factor(arch, v, h.norm_eps);
+                v.iter_mut().for_each(|v| *v *= factor);
+            });
         }
-    });
-    probe.tensor(Tap::K, i, k);
-    probe.tensor(Tap::V, i, v);
-    for slot in &mut *slots {
-        let (pos, range) = (slot.pos(), Rows::All.range(slot));
-        let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())].map(|(x, n)| &x[range.start * n..range.end * n]);
-        slot.seq.kv.append(&workers, arch, i, pos, k, v)?;
-        slot.seq.kv.convert(crew, arch, i);
+        workers.for_chunks(k, spec.n_k(), |row, k| {
+            let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+            for k in k.chunks_exact_mut(d) {
+                place(row, k, k_norm, &mut buffer[..d]);
+                k.copy_from_slice(&buffer[..d]);
+            }
+        });
+        probe.tensor(Tap::K, i, k);
+        probe.tensor(Tap::V, i, v);
+        for slot in &mut *slots {
+            let (pos, range) = (slot.pos(), Rows::All.range(slot));
+            let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())].map(|(x, n)| &x[range.start * n..range.end * n]);
+            slot.seq.kv.append(&workers, arch, kv_layer, pos, k, v)?;
+            slot.seq.kv.convert(crew, arch, kv_layer);
+        }
     }
     if m == 0 {
         return Ok(());
@@ -680,7 +756,7 @@ fn attention(
     // Slots with one row are taken together, each of the others alone.
     let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
     let q = Queries { values: q, norm: q_norm, place: &place, temperature: spec.temperature };
-    let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i, rows };
+    let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i: kv_layer, rows };
     let mut rest = &*slots;
     while let Some(first) = rest.first() {
         let n_rows = rows.of(first).2;
@@ -773,6 +849,7 @@ struct AttnLayer<'a> {
     spec: &'a AttnSpec,
     /// Of each query head.
     sinks: Option<&'a [f32]>,
+    /// Whose keys and values are read.
     i: usize,
     rows: Rows,
 }
@@ -900,8 +977,25 @@ impl AttnLayer<'_> {
                 let out = &mut out[rows.start * d_v..rows.end * d_v];
                 let mut total = AttnPartial { out, max: &mut max[rows.clone()], sum: &mut sum[rows] };
                 self.begin(&mut total, head);
-                for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
-                    kv.attention(arch, (i, head), piece, &mut total, q, ranges, &params);
+                let add = |total: &mut AttnPartial<'_>, ranges: &[(u32, u32)], params: &AttnParams| {
+                    for piece in kv.pieces(i, (ranges[0].0, ranges[ranges.len() - 1].1)) {
+                        kv.attention(arch, (i, head), piece, total, q, ranges, params);
+                    }
+                };
+                if spec.causal || params.slope == 0.0 {
+                    add(&mut total, ranges, &params);
+                } else {
+                    // ALiBi on both sides. Scores of later keys count positions from the end of the text: those of
+                    // earlier keys are raised by as much as these have too much.
+                    let (n, own) = (ranges[0].1, (slot.pos() + first + token) as u32);
+                    let mut split = [(0, 0); MAX_GROUP];
+                    let split = &mut split[..ranges.len()];
+                    split.iter_mut().zip(own..).for_each(|(range, own)| *range = (0, own + 1));
+                    add(&mut total, split, &params);
+                    let raise = |own: u32| params.slope * (n - 1 - own) as f32;
+                    total.max.iter_mut().zip(own..).for_each(|(max, own)| *max += raise(own));
+                    split.iter_mut().zip(own..).for_each(|(range, own)| *range = (own + 1, n));
+                    add(&mut total, split, &AttnParams { slope: -params.slope, ..params });
                 }
                 arch.attention_finish(&mut total, &params);
             }
@@ -966,6 +1060,7 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
         Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| relu_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::SwiGluOai => workers.for_chunks(gate, n_ff, |i, gate| swiglu_oai(gate, &up[i * n_ff..][..n_ff])),
+        Activation::GeGluErf => workers.for_chunks(gate, n_ff, |i, gate| gelu_erf_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| gelu_erf(up)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
             workers.for_chunks(up, n_ff, |_, up| xielu(up, (alpha_p, alpha_n, beta, eps)));

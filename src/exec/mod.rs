@@ -197,5 +197,5 @@ fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         head_dim: a.head_dim,
         head_dim_v: a.head_dim_v,
     };
-    KvLayout::new(policy, h.attention().map(shape))
+    KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape))
 }

@@ -299,6 +299,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             norm_eps: _,
             embd_scale,
             embd_norm: _, // in `forward_only`
+            token_types: _,
+            final_norm: _,
             learned_positions: _,
             logit_scale: _, // in `logit_finish`
             final_softcap: _,
@@ -308,6 +310,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             dense: _,
             ropes: _,
             layers: _,
+            kv_layers: _,
+            per_layer_embd: _,
         } = self.h;
         if let Some(what) = self.h.forward_only() {
             return Err(refused(what.to_string()));
@@ -315,7 +319,9 @@ impl<'m, 'b> Planner<'m, 'b> {
         let w = self.model.weights();
         let Weights {
             token_embd,
-            position_embd: _, // in `forward_only`
+            per_layer: _, // in `forward_only`
+            position_embd: _,
+            token_types: _,
             embd_norm: _,
             layers,
             output_norm,
@@ -349,7 +355,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 return Ok(self.plan);
             }
         }
-        let normed = self.enter(Some(output_norm))?;
+        let normed = self.enter(output_norm.as_ref())?;
         // As generated rows, whose kernels are the faster ones for few: of a prompt few have logits.
         self.rows.parts.iter_mut().for_each(|part| part.generated = true);
         self.linear(output, normed, Left(Scratch::Logits))?;
@@ -475,8 +481,17 @@ impl<'m, 'b> Planner<'m, 'b> {
         w: &'m Layer,
         outputs: Option<&RowSet>,
     ) -> Result<(), MetalError> {
-        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale } = spec;
-        let Layer { attn_norm, attn: weights, post_attn_norm, ffn_norm, ffn, post_ffn_norm } = w;
+        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale, output_scale: _ } = spec;
+        let Layer {
+            attn_norm,
+            attn: weights,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+            per_layer: _,
+            output_scale: _,
+        } = w;
         let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
         #[allow(irrefutable_let_patterns)] // there may come other mixers
         let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
@@ -585,6 +600,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             qk_norm: _,
             clip: _, // this and what follows is in `forward_only`
             value_scale: _,
+            value_norm: _,
+            keys_as_values: _,
+            shares_kv: _,
             alibi: _,
             sinks: _,
             temperature: _,
@@ -671,7 +689,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
-            Activation::ReGlu | Activation::SwiGluOai | Activation::GeluErf | Activation::Xielu { .. } => {
+            Activation::ReGlu
+            | Activation::SwiGluOai
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }

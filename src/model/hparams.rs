@@ -38,6 +38,10 @@ pub struct Hparams {
     pub norm_eps: f32,
     /// Factor on embeddings.
     pub embd_scale: f32,
+    /// Whether tokens have a type, whose embedding is added; that of the first one.
+    pub token_types: bool,
+    /// Whether the last layer is followed by a norm.
+    pub final_norm: bool,
     /// Whether embeddings have a norm.
     pub embd_norm: bool,
     /// Whether positions have embeddings, which are added to those of tokens: then there are no more positions than
@@ -59,6 +63,10 @@ pub struct Hparams {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// Which keys and values each layer reads, counted among those that are kept.
+    pub kv_layers: Vec<usize>,
+    /// Width of the vectors that each layer has for a token, if they have some (Gemma 3n, 4).
+    pub per_layer_embd: Option<usize>,
 }
 
 /// From the head's product to the logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
@@ -167,6 +175,8 @@ pub struct Rope {
     pub n_ctx_orig: usize,
     /// Factor on the rotated values.
     pub attn_factor: f32,
+    /// Whether the file's divisors (`rope_freqs.weight`) count.
+    pub factors: bool,
     /// Whether YaRN has a factor of its own besides, `1 + ln(factor)/10`.
     pub yarn_magnitude: bool,
 }
@@ -658,6 +668,9 @@ impl Hparams {
                 qk_norm: None,
                 clip: None,
                 value_scale: 1.0,
+                value_norm: false,
+                keys_as_values: false,
+                shares_kv: false,
                 alibi: None,
                 sinks: false,
                 temperature: None,
@@ -668,6 +681,7 @@ impl Hparams {
             norms: Norms::Before,
             biases: Biases::Optional,
             residual_scale: 1.0,
+            output_scale: false,
         });
         Ok(Hparams {
             arch: keys.arch.to_owned(),
@@ -679,6 +693,8 @@ impl Hparams {
             norm,
             norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
             embd_scale: 1.0,
+            token_types: false,
+            final_norm: true,
             embd_norm: false,
             learned_positions: false,
             logit_scale: 1.0,
@@ -689,6 +705,8 @@ impl Hparams {
             dense: Vec::new(),
             ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
             layers: layers.collect(),
+            kv_layers: (0..keys.n_layer).collect(),
+            per_layer_embd: None,
         })
     }
 
@@ -713,8 +731,8 @@ impl Hparams {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
         let activation = |activation: Activation| {
-            use Activation::{GeluErf, ReGlu, SwiGluOai, Xielu};
-            matches!(activation, ReGlu | GeluErf | SwiGluOai | Xielu { .. })
+            use Activation::{GeGluErf, GeluErf, ReGlu, SwiGluOai, Xielu};
+            matches!(activation, ReGlu | GeGluErf | GeluErf | SwiGluOai | Xielu { .. })
         };
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
@@ -722,14 +740,21 @@ impl Hparams {
         });
         let all = [
             (self.embd_norm, "a norm of embeddings"),
+            (self.token_types, "types of tokens"),
             (self.learned_positions, "learned positions"),
             (self.layers.iter().any(|layer| layer.norms == Norms::Parallel), "two norms of one residual stream"),
+            (self.layers.iter().any(|layer| layer.norms == Norms::Residual), "norms of the residual stream"),
             (
                 attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
                 "norms of rotated queries and keys",
             ),
             (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
             (attn(|a| a.value_scale != 1.0), "a factor on values"),
+            (attn(|a| a.value_norm), "norms of values"),
+            (attn(|a| a.keys_as_values), "keys that serve as values"),
+            (attn(|a| a.shares_kv), "keys and values of other layers"),
+            (self.per_layer_embd.is_some(), "embeddings for each layer"),
+            (self.layers.iter().any(|layer| layer.output_scale), "factors behind layers"),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
             (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
@@ -848,6 +873,21 @@ impl Hparams {
         Ok(())
     }
 
+    /// Lets the last `n` layers read the keys and values of the last layer before them that has a window, or none, as
+    /// they do.
+    pub(crate) fn share_kv(&mut self, n: usize) -> Result<(), ModelError> {
+        let windows: Vec<bool> = self.attention().map(|attn| attn.window.is_some()).collect();
+        let own = self.n_layer.saturating_sub(n);
+        for i in own..self.n_layer {
+            let source = (0..own).rev().find(|&source| windows[source] == windows[i]);
+            self.kv_layers[i] = source.ok_or_else(|| ModelError::Inconsistent {
+                what: format!("layer {i} shares keys and values, but no layer of its kind has some"),
+            })?;
+        }
+        self.attention_mut().skip(own).for_each(|attn| attn.shares_kv = true);
+        Ok(())
+    }
+
     /// Gives attention sinks to the layers that have the tensor.
     pub(crate) fn set_sinks(&mut self, keys: &Keys<'_>) {
         let sinks = (0..).map(|i| keys.has_in_layer(i, "attn_sinks.weight"));
@@ -902,6 +942,7 @@ impl Rope {
             scaling,
             n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
             attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            factors: true,
             // YaRN's factor on rotated values is left out where a multiplier of its logarithm is given: those models
             // divide it by itself.
             yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0),

@@ -27,7 +27,9 @@ pub use spec::{
     Norms, QkNorm, SharedSpec, Temperature,
 };
 pub use weights::Site;
-pub(crate) use weights::{Attn, FeedForward, Ffn, Latent, Layer, Linear, Moe, Norm, Weight, Weights};
+pub(crate) use weights::{
+    Attn, FeedForward, Ffn, Latent, Layer, Linear, Moe, Norm, PerLayer, PerLayerInputs, Weight, Weights,
+};
 
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -347,12 +349,16 @@ impl Model {
         *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
-    /// The tensors that passes multiply by: not those of multi-token heads, which are not run, nor positions, of which one
-    /// row is read.
+    /// The tensors that passes multiply by: not those of multi-token heads, which are not run, nor tables, of which a row is
+    /// read.
     fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
         let n_layer = self.hparams().n_layer;
         let is_run = move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
-        self.gguf().tensors().iter().filter(is_run).filter(|t| t.name != "position_embd.weight")
+        self.gguf()
+            .tensors()
+            .iter()
+            .filter(is_run)
+            .filter(|t| !["position_embd.weight", "per_layer_token_embd.weight"].contains(&&*t.name))
     }
 
     /// Bytes of weights that one token has to read: of experts those used, of the embedding table

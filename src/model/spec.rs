@@ -17,6 +17,8 @@ pub struct LayerSpec {
     pub biases: Biases,
     /// Factor on what mixer and feed-forward layer add to the residual stream.
     pub residual_scale: f32,
+    /// Whether the file has a factor on the residual stream behind the layer.
+    pub output_scale: bool,
 }
 
 /// What mixes tokens.
@@ -57,6 +59,12 @@ pub struct AttnSpec {
     pub clip: Option<f32>,
     /// Factor on values.
     pub value_scale: f32,
+    /// Whether each head of values has a norm, without weights.
+    pub value_norm: bool,
+    /// Whether values are products with the matrix of keys, which then have their norm and rotation.
+    pub keys_as_values: bool,
+    /// Whether keys and values are those of another layer, see [`Hparams::kv_layers`](super::Hparams::kv_layers).
+    pub shares_kv: bool,
     /// ALiBi instead of a rope: a key `n` positions back has `n·slope` taken from its score (arXiv 2108.12409); this is
     /// the base-2 logarithm of the last head's slope, negated.
     pub alibi: Option<f32>,
@@ -299,6 +307,8 @@ pub enum Activation {
     Gelu,
     /// `max(up, 0)²`; there is no gate.
     SquaredRelu,
+    /// `gelu(gate)·up`, by the error function.
+    GeGluErf,
     /// `max(gate, 0)·up`.
     ReGlu,
     /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7 (gpt-oss).
@@ -322,7 +332,10 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a gate.
     pub fn is_gated(self) -> bool {
-        matches!(self, Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::SwiGluOai)
+        matches!(
+            self,
+            Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::GeGluErf | Activation::SwiGluOai
+        )
     }
 }
 
@@ -332,6 +345,10 @@ impl Activation {
 pub enum Norms {
     /// Of their inputs.
     Before,
+    /// Of the feed-forward layer's input alone.
+    BeforeFfn,
+    /// Of the residual stream itself, after each was added to it (BERT style).
+    Residual,
     /// Of their outputs.
     After,
     /// Of both.
@@ -355,4 +372,33 @@ pub enum Biases {
     All,
     /// All, those of a mixture, too.
     Everywhere,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Gguf;
+    use crate::model::Model;
+
+    /// Hugging Face's `build_alibi_tensor` for 6 heads: those of 4, then every other one of 8.
+    #[test]
+    fn slopes_of_heads_that_are_no_power_of_two() -> Result<(), Box<dyn std::error::Error>> {
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+        let model = Model::from_gguf(Gguf::open(demo)?)?;
+        let attn = model.hparams().attention().next().ok_or("no attention")?;
+        let attn = AttnSpec { n_head: 6, n_head_kv: 6, alibi: Some(8.0), ..attn.clone() };
+        let slopes: Vec<f32> = (0..6).map(|head| attn.slope(head).log2()).collect();
+        assert_eq!(slopes, [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
+        assert_eq!(AttnSpec { alibi: None, ..attn }.slope(3), 0.0);
+        Ok(())
+    }
+
+    #[test]
+    fn temperature_rises_by_steps() {
+        let temperature = Temperature { scale: 0.5, length: 8, offset: 1 };
+        assert_eq!(temperature.at(6), 1.0);
+        assert_eq!(temperature.at(7), 1.0 + 0.5 * 2f32.ln());
+        assert_eq!(temperature.at(14), temperature.at(7));
+        assert_eq!(temperature.at(31), 1.0 + 0.5 * 5f32.ln());
+    }
 }

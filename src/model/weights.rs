@@ -42,6 +42,9 @@ impl Site {
     }
 }
 
+/// Divisor of the frequencies of pairs that are not rotated.
+const UNROTATED: f32 = 1e30;
+
 const TOKEN_EMBD: &str = "token_embd.weight";
 
 /// Layer and rest of a tensor's name, if it is in one.
@@ -197,6 +200,7 @@ pub(crate) enum FeedForward {
 #[derive(Clone, Debug)]
 pub(crate) struct Attn {
     pub(crate) wq: Linear,
+    /// Of a layer that reads another's keys and values, these are the other's.
     pub(crate) wk: Linear,
     pub(crate) wv: Linear,
     pub(crate) q_norm: Option<Vec<f32>>,
@@ -231,17 +235,42 @@ pub(crate) struct Layer {
     pub(crate) ffn_norm: Option<Norm>,
     pub(crate) ffn: FeedForward,
     pub(crate) post_ffn_norm: Option<Norm>,
+    pub(crate) per_layer: Option<PerLayer>,
+    /// Factor on the residual stream behind the layer.
+    pub(crate) output_scale: Option<f32>,
+}
+
+/// What makes the vectors that layers have for tokens: `(norm(proj·x) + table)/√2` of the embeddings `x`.
+#[derive(Clone, Debug)]
+pub(crate) struct PerLayerInputs {
+    /// `(n_layer·n)` for each token.
+    pub(crate) table: Weight,
+    pub(crate) proj: Weight,
+    /// Of the `n` values of a layer.
+    pub(crate) norm: Vec<f32>,
+}
+
+/// How a layer adds them: `norm(proj·(gelu(gate·x)·vector))`.
+#[derive(Clone, Debug)]
+pub(crate) struct PerLayer {
+    pub(crate) gate: Linear,
+    pub(crate) proj: Linear,
+    pub(crate) norm: Norm,
 }
 
 /// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
+    /// What all layers have for each token.
+    pub(crate) per_layer: Option<PerLayerInputs>,
     /// A row for each position, added to embeddings.
     pub(crate) position_embd: Option<Weight>,
+    /// Added to all embeddings.
+    pub(crate) token_types: Option<Vec<f32>>,
     pub(crate) embd_norm: Option<Norm>,
     pub(crate) layers: Vec<Layer>,
-    pub(crate) output_norm: Norm,
+    pub(crate) output_norm: Option<Norm>,
     pub(crate) output: Linear,
     /// What pooled vectors are multiplied by, one after the other.
     pub(crate) dense: Vec<Weight>,
@@ -346,6 +375,15 @@ impl<'a> Binder<'a> {
         self.values(name, &[n])
     }
 
+    /// The first row of a table of vectors.
+    fn first_row(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })?;
+        let n_rows = tensor.dims.get(1).map_or(1, |&n| n.min(1 << 16) as usize);
+        let mut table = self.values(name, &[n, n_rows])?.unwrap_or_default();
+        table.truncate(n);
+        Ok(table)
+    }
+
     /// The values of a tensor that is no matrix of the model.
     fn values(&self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
         let Some((_, tensor)) = self.shaped(name, dims)? else { return Ok(None) };
@@ -402,7 +440,7 @@ impl<'a> Binder<'a> {
     /// Divisors of rope frequencies; with some of no sensible size, angles would not be numbers.
     fn rope_factors(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let factors = self.opt_vector(name, n)?;
-        match factors.iter().flatten().enumerate().find(|(_, x)| !(1e-6..=1e6).contains(*x)) {
+        match factors.iter().flatten().enumerate().find(|(_, x)| !(1e-6..=1e6).contains(*x) && **x != UNROTATED) {
             Some((index, &value)) => {
                 Err(ModelError::TensorValue { name: name.to_owned(), index, value, expected: "1e-6 to 1e6" })
             }
@@ -460,7 +498,16 @@ impl Weights {
         let position_embd = h.learned_positions.then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
         let position_embd = position_embd.transpose()?;
         let embd_norm = h.embd_norm.then(|| b.norm("token_embd_norm", h)).transpose()?;
-        let output_norm = b.norm("output_norm", h)?;
+        let per_layer = match h.per_layer_embd {
+            Some(n) => Some(PerLayerInputs {
+                table: b.table("per_layer_token_embd.weight", h.n_layer * n, h.n_vocab)?,
+                proj: b.weight("per_layer_model_proj.weight", h.n_embd, h.n_layer * n, 1)?,
+                norm: b.vector("per_layer_proj_norm.weight", n)?,
+            }),
+            None => None,
+        };
+        let token_types = h.token_types.then(|| b.first_row("token_types.weight", h.n_embd)).transpose()?;
+        let output_norm = h.final_norm.then(|| b.norm("output_norm", h)).transpose()?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
@@ -472,7 +519,8 @@ impl Weights {
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for (i, spec) in h.layers.iter().enumerate() {
-            layers.push(layer(&b, h, spec, i)?);
+            let source = layers.get(h.kv_layers[i]).map(|layer: &Layer| &layer.attn);
+            layers.push(layer(&b, h, spec, i, source)?);
             if !progress((i + 1) as f32 / h.n_layer as f32) {
                 return Err(ModelError::Cancelled);
             }
@@ -498,7 +546,9 @@ impl Weights {
         b.uniform(&h.layers)?;
         Ok(Weights {
             token_embd,
+            per_layer,
             position_embd,
+            token_types,
             embd_norm,
             layers,
             output_norm,
@@ -532,13 +582,15 @@ impl Weights {
     }
 }
 
-fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Layer, ModelError> {
+fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option<&Attn>) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let norm = |part: &str, places: &[Norms]| places.contains(&spec.norms).then(|| b.norm(&name(part), h)).transpose();
     // Some files call the norm before the feed-forward layer after what comes before it. Falcon's norm of both branches
     // is that of the feed-forward layer where attention has one of its own.
     let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+    let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
     match spec.norms {
+        Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
@@ -549,18 +601,32 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize) -> Result<Laye
     let Mixer::Attention(attn) = &spec.mixer;
     Ok(Layer {
         attn_norm: norm(attn_norm, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
-        attn: attention(b, h.n_embd, attn, spec.biases, &name)?,
-        post_attn_norm: norm("post_attention_norm", &[Norms::After, Norms::Both])?,
-        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::Both, Norms::Parallel])?,
+        attn: attention(b, h.n_embd, (attn, source), spec.biases, &name)?,
+        post_attn_norm: norm(post_attn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
+        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
         ffn: feed_forward(b, h.n_embd, spec, &name)?,
-        post_ffn_norm: norm("post_ffw_norm", &[Norms::After, Norms::Both])?,
+        post_ffn_norm: norm(post_ffn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
+        per_layer: h.per_layer_embd.map(|n| per_layer(b, h, n, &name)).transpose()?,
+        output_scale: spec
+            .output_scale
+            .then(|| b.vector(&name("layer_output_scale.weight"), 1))
+            .transpose()?
+            .map(|scale| scale[0]),
+    })
+}
+
+fn per_layer(b: &Binder<'_>, h: &Hparams, n: usize, name: &dyn Fn(&str) -> String) -> Result<PerLayer, ModelError> {
+    Ok(PerLayer {
+        gate: b.linear(&name("inp_gate"), h.n_embd, n, false)?,
+        proj: b.linear(&name("proj"), n, h.n_embd, false)?,
+        norm: b.norm(&name("post_norm"), h)?,
     })
 }
 
 fn attention(
     b: &Binder<'_>,
     n_embd: usize,
-    spec: &AttnSpec,
+    (spec, source): (&AttnSpec, Option<&Attn>),
     biases: Biases,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Attn, ModelError> {
@@ -573,11 +639,18 @@ fn attention(
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
         (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
     } else {
-        (
-            b.linear(&name("attn_q"), n_embd, n_q, biased)?,
-            b.linear(&name("attn_k"), n_embd, n_k, biased)?,
-            b.linear(&name("attn_v"), n_embd, n_v, biased)?,
-        )
+        let wq = b.linear(&name("attn_q"), n_embd, n_q, biased)?;
+        match source {
+            Some(source) if spec.shares_kv => (wq, source.wk.clone(), source.wv.clone()),
+            _ => {
+                let wk = b.linear(&name("attn_k"), n_embd, n_k, biased)?;
+                let wv = match spec.keys_as_values {
+                    true => wk.clone(),
+                    false => b.linear(&name("attn_v"), n_embd, n_v, biased)?,
+                };
+                (wq, wk, wv)
+            }
+        }
     };
     let norm = |part: &str, n: usize| {
         let width = match spec.qk_norm {
@@ -593,7 +666,7 @@ fn attention(
         wk,
         wv,
         q_norm: norm("attn_q_norm.weight", n_q)?,
-        k_norm: norm("attn_k_norm.weight", n_k)?,
+        k_norm: if spec.shares_kv { None } else { norm("attn_k_norm.weight", n_k)? },
         wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
         sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
         gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,

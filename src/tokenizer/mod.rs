@@ -17,6 +17,7 @@ mod stream;
 mod unicode;
 mod unicode_table;
 mod vocab;
+mod wpm;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -30,6 +31,7 @@ use special::{Part, Specials};
 use split::PreTokenizer;
 use spm::Spm;
 use vocab::{BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+use wpm::Wpm;
 
 /// The tokenizer of a model. Immutable; share it between threads.
 pub struct Tokenizer {
@@ -53,6 +55,7 @@ pub struct Tokenizer {
 enum Model {
     Spm(Spm),
     Bpe(Bpe),
+    Wpm(Wpm),
 }
 
 /// Texts of tokens that end a turn, most telling first: the end-of-turn token is the first of them
@@ -129,9 +132,12 @@ impl Tokenizer {
             "llama" => None,
             "gpt2" => Some(pre_name.unwrap_or("default")),
             "gemma4" => Some("gemma4"),
+            // Its pre-tokeniser is always the same.
+            "bert" => None,
             _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
         };
         let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
+        let is_bert = model_name == "bert";
 
         let types = m.opt_i32s("tokenizer.ggml.token_type")?;
         let mut vocab = Vocab::new(m.strings("tokenizer.ggml.tokens")?.clone(), types.as_deref())?;
@@ -145,11 +151,15 @@ impl Tokenizer {
         };
         let inside = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
         let (bos, eos, unknown) = match pre {
+            None if is_bert => (Some(101), None, Some(100)),
             None => (Some(1), Some(2), Some(0)),
             Some(pre) => (pre.default_bos, pre.default_eos, None),
         };
         let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
         let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
+        // BERT's texts end with the token that separates texts.
+        let separator = id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)));
+        let eos = if is_bert { separator.or(eos) } else { eos };
         let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
         let eot = id_at("tokenizer.ggml.eot_token_id")?;
         let eom = id_at("tokenizer.ggml.eom_token_id")?;
@@ -177,6 +187,10 @@ impl Tokenizer {
                 let merges = m.strings("tokenizer.ggml.merges")?.clone();
                 Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
             }
+            None if is_bert => {
+                let lowercase = m.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
+                Model::Wpm(Wpm::new(&vocab, lowercase, unknown))
+            }
             None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
         };
 
@@ -184,7 +198,7 @@ impl Tokenizer {
             Some(pre) if pre.raw_utf8 && pre.add_bos => true,
             _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.is_none_or(|pre| pre.add_bos)),
         };
-        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert);
         for (flag, key, add, id) in [
             ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
             ("add_eos_token", "tokenizer.ggml.eos_token_id", add_eos, eos),
@@ -206,8 +220,8 @@ impl Tokenizer {
             eog,
             add_bos,
             add_eos,
-            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none()),
-            clean_spaces: pre.is_some_and(|pre| pre.clean_spaces),
+            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none() && !is_bert),
+            clean_spaces: pre.map_or(is_bert, |pre| pre.clean_spaces),
             vocab,
         })
     }
@@ -283,6 +297,7 @@ impl Tokenizer {
             Part::Text(text) => {
                 match &self.model {
                     Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
+                    Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
                     Model::Spm(spm) => {
                         let prefix = self.add_space_prefix && after_special;
                         spm.encode(&self.vocab, &escape_spaces(text, prefix), out);

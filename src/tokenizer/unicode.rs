@@ -3,7 +3,7 @@
 //! A [`Char`] carries its class from the moment it is decoded, so that a splitter looks each code
 //! point up once however many alternatives of its pattern test it.
 
-use super::unicode_table::RUNS;
+use super::unicode_table::{BASES, RUNS};
 
 /// `\p{L}`: letters.
 pub(super) const L: u8 = 1;
@@ -18,12 +18,24 @@ pub(super) const M: u8 = 16;
 /// `\s`: white space. Such a code point is in no other class.
 pub(super) const WS: u8 = 32;
 
+/// The first character of the canonical decomposition.
+pub(super) fn base(c: char) -> char {
+    const HANGUL: std::ops::Range<u32> = 0xAC00..0xD7A4;
+    let cp = u32::from(c);
+    let base = match BASES.binary_search_by_key(&cp, |&(cp, _)| cp) {
+        Ok(i) => BASES[i].1,
+        Err(_) if HANGUL.contains(&cp) => 0x1100 + (cp - HANGUL.start) / 588,
+        Err(_) => cp,
+    };
+    char::from_u32(base).unwrap_or(c)
+}
+
 /// A code point (low 24 bits) and its class (high 8 bits).
 #[derive(Clone, Copy)]
 pub(super) struct Char(u32);
 
 impl Char {
-    fn new(c: char) -> Self {
+    pub(super) fn new(c: char) -> Self {
         let cp = c as u32;
         let class = if cp < 128 { ASCII[cp as usize] } else { class(cp) };
         Char(cp | u32::from(class) << 24)

@@ -61,7 +61,7 @@ fn f16_models_of_every_family() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(n_models >= 3, "only {n_models} models found");
+    assert!(n_models >= 7, "only {n_models} models found");
 }
 
 #[test]

@@ -46,6 +46,8 @@ enum Shape {
     Latent,
     /// With sinks, windows and biases everywhere; a mixture, too.
     Oss,
+    /// Whose second layer reads the first one's keys and values, with vectors of layers for tokens.
+    SharedKeys,
 }
 
 impl Shape {
@@ -66,6 +68,7 @@ fn model(shape: Shape, dtype: DType) -> Model {
         Shape::Alibi => "bloom",
         Shape::Latent => "deepseek2",
         Shape::Oss => "gpt-oss",
+        Shape::SharedKeys => "gemma4",
     };
     let mut p = Parts::new();
     p.set("general.architecture", arch);
@@ -87,6 +90,11 @@ fn model(shape: Shape, dtype: DType) -> Model {
     p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     match shape {
         Shape::Dense | Shape::Alibi => {}
+        Shape::SharedKeys => {
+            p.set("gemma4.attention.sliding_window", 70u32);
+            p.set("gemma4.attention.shared_kv_layers", 1u32);
+            p.set("gemma4.embedding_length_per_layer_input", 64u32);
+        }
         Shape::Windowed => {
             p.set("gemma2.attention.sliding_window", 70u32);
             p.set("gemma2.attn_logit_softcapping", 5.0f32);
@@ -128,6 +136,11 @@ fn model(shape: Shape, dtype: DType) -> Model {
         p.vector("token_embd_norm.bias", &[0.25; N]);
         p.vector("output_norm.bias", &[0.25; N]);
     }
+    if shape == Shape::SharedKeys {
+        p.matrix("per_layer_token_embd", 2 * 64, &[N_VOCAB], dtype);
+        p.matrix("per_layer_model_proj", N, &[2 * 64], dtype);
+        p.norm("per_layer_proj_norm", 64);
+    }
     for i in 0..2 {
         let name = |part: &str| format!("blk.{i}.{part}");
         let n_kv = if shape == Shape::Alibi { N } else { 64 };
@@ -136,6 +149,17 @@ fn model(shape: Shape, dtype: DType) -> Model {
             p.matrix(&name(part), N, &[n_out], dtype);
         }
         match shape {
+            Shape::SharedKeys => {
+                p.matrix(&name("inp_gate"), N, &[64], dtype);
+                p.matrix(&name("proj"), 64, &[N], dtype);
+                p.norm(&name("post_norm"), N);
+                p.norm(&name("attn_q_norm"), 32);
+                if i == 0 {
+                    p.norm(&name("attn_k_norm"), 32);
+                } else {
+                    ["attn_k", "attn_v"].iter().for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
+                }
+            }
             Shape::Sinks => p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]),
             Shape::Latent => {
                 p.matrix(&name("attn_q_a"), N, &[64], dtype);
@@ -179,7 +203,7 @@ fn model(shape: Shape, dtype: DType) -> Model {
         }
         p.norm(&name("attn_norm"), N);
         p.norm(&name("ffn_norm"), N);
-        if matches!(shape, Shape::Windowed | Shape::Gated) {
+        if matches!(shape, Shape::Windowed | Shape::Gated | Shape::SharedKeys) {
             p.norm(&name("post_attention_norm"), N);
             p.norm(&name("post_ffw_norm"), N);
         }
@@ -449,7 +473,9 @@ fn mixture() {
 #[test]
 fn other_mechanisms() {
     for arch in levels() {
-        for shape in [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss] {
+        for shape in
+            [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss, Shape::SharedKeys]
+        {
             check(shape, DType::Q8_0, arch, KvType::F16);
         }
     }

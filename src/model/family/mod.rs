@@ -2,10 +2,12 @@
 
 mod apertus;
 mod arcee;
+mod bert;
 mod cohere;
 mod deepseek;
 mod exaone;
 mod gemma;
+mod gemma4;
 mod glm;
 mod gpt;
 mod gpt_oss;
@@ -65,7 +67,12 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma", hparams: gemma::gemma1 },
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "gemma4", hparams: gemma4::hparams },
     Family { arch: "gemma-embedding", hparams: gemma::embedding },
+    Family { arch: "bert", hparams: bert::bert },
+    Family { arch: "nomic-bert", hparams: bert::nomic },
+    Family { arch: "jina-bert-v2", hparams: bert::jina2 },
+    Family { arch: "modern-bert", hparams: bert::modern },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
     Family { arch: "granite_swa", hparams: granite::swa },

@@ -1,0 +1,43 @@
+//! Gemma 4 without experts: layers with windows and others have heads and ropes of their own, the last ones read other
+//! layers' keys and values, and each layer has a vector for each token.
+
+use crate::arch::MAX_HEAD_DIM;
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Norms, QkNorm};
+
+pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::GeGlu)?)?;
+    h.embd_scale = (h.n_embd as f32).sqrt();
+    h.set_norms(Norms::Both);
+    h.set_windows(keys, None, 6)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
+    let head_dim = keys.opt_count("attention.key_length_swa", MAX_HEAD_DIM)?;
+    let head_dim_v = keys.opt_count("attention.value_length_swa", MAX_HEAD_DIM)?;
+    for (i, attn) in h.attention_mut().enumerate() {
+        if attn.window.is_some() {
+            attn.head_dim = head_dim.unwrap_or(attn.head_dim);
+            attn.head_dim_v = head_dim_v.unwrap_or(attn.head_dim_v);
+        }
+        (attn.qk_norm, attn.value_norm, attn.scale) = (Some(QkNorm::PerHead), true, 1.0);
+        attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
+    }
+    // Divisors of frequencies say which part of a head is rotated where there is no window.
+    let narrowest = h.attention().filter(|attn| attn.window.is_some()).map(|attn| attn.head_dim).min();
+    let n_dims = keys.opt_count("rope.dimension_count_swa", MAX_HEAD_DIM)?.unwrap_or(h.ropes[1].n_dims);
+    if narrowest.is_some_and(|head_dim| n_dims % 2 != 0 || n_dims > head_dim) {
+        return Err(ModelError::Inconsistent {
+            what: format!("rope rotates {n_dims} dimensions of heads of {narrowest:?}"),
+        });
+    }
+    (h.ropes[1].n_dims, h.ropes[1].factors) = (n_dims, false);
+    h.share_kv(keys.opt_u64("attention.shared_kv_layers")?.unwrap_or(0) as usize)?;
+    h.attention_mut().filter(|attn| attn.shares_kv).for_each(|attn| attn.keys_as_values = false);
+    h.per_layer_embd =
+        keys.opt_u64("embedding_length_per_layer_input")?.map(|n| n.min(1 << 16) as usize).filter(|&n| n > 0);
+    h.layers.iter_mut().enumerate().for_each(|(i, layer)| {
+        layer.output_scale = keys.has_in_layer(i, "layer_output_scale.weight");
+    });
+    h.final_softcap = keys.positive("final_logit_softcapping")?;
+    Ok(h)
+}

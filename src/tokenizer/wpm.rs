@@ -1,0 +1,88 @@
+//! WordPiece (arXiv 1609.08144, §4.1): words are cut into the longest tokens that the vocabulary has, from the front.
+//!
+//! Files write the beginning of a word as `▁` and leave out BERT's `##` inside of one. As in llama.cpp a character becomes
+//! the first of its canonical decomposition, Hangul its first jamo.
+
+use super::SPACE;
+use super::unicode::{self, Char, M, P, S, WS};
+use super::vocab::Vocab;
+
+/// A WordPiece vocabulary.
+pub(super) struct Wpm {
+    /// Bytes of the longest token.
+    longest: usize,
+    lowercase: bool,
+    /// What a word becomes that cannot be cut.
+    unknown: Option<u32>,
+}
+
+impl Wpm {
+    pub(super) fn new(vocab: &Vocab, lowercase: bool, unknown: Option<u32>) -> Wpm {
+        let longest = (0..vocab.len() as u32).map(|id| vocab.text(id).len()).max().unwrap_or(0);
+        Wpm { longest, lowercase, unknown }
+    }
+
+    /// Appends the tokens of `text`.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
+        let mut word = SPACE.to_vec();
+        for c in String::from_utf8_lossy(text).chars() {
+            let c = if self.lowercase { lowercase(unicode::base(c)) } else { unicode::base(c) };
+            let class = Char::new(c);
+            let alone = class.is(P) || c.is_ascii() && class.is(S) || is_cjk(c);
+            if alone || class.is(WS) {
+                self.word(vocab, &mut word, out);
+            }
+            if class.is(WS | M) || is_control(c) || c == char::REPLACEMENT_CHARACTER {
+                continue;
+            }
+            word.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+            if alone {
+                self.word(vocab, &mut word, out);
+            }
+        }
+        self.word(vocab, &mut word, out);
+    }
+
+    /// Appends the tokens of a word that begins with `▁`, and leaves the beginning of the next one.
+    fn word(&self, vocab: &Vocab, word: &mut Vec<u8>, out: &mut Vec<u32>) {
+        let (before, mut at) = (out.len(), 0);
+        while word.len() > SPACE.len() && at < word.len() {
+            let longest = word.len().min(at + self.longest);
+            let found = (at + 1..=longest).rev().find_map(|end| Some((end, vocab.find(&word[at..end])?)));
+            let Some((end, id)) = found else {
+                out.truncate(before);
+                out.extend(self.unknown);
+                break;
+            };
+            out.push(id);
+            at = end;
+        }
+        word.truncate(SPACE.len());
+    }
+}
+
+/// The lower case, where that is one character.
+fn lowercase(c: char) -> char {
+    let mut lower = c.to_lowercase();
+    match (lower.next(), lower.next()) {
+        (Some(lower), None) => lower,
+        _ => c,
+    }
+}
+
+/// Control, format and private characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left out, as marks are.
+fn is_control(c: char) -> bool {
+    let format = matches!(u32::from(c),
+        0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F
+        | 0x202A..=0x202E | 0x2060..=0x2064 | 0x2066..=0x206F | 0xFEFF | 0xFFF9..=0xFFFB | 0x110BD | 0x110CD
+        | 0x13430..=0x1343F | 0x1BCA0..=0x1BCA3 | 0x1D173..=0x1D17A | 0xE0001 | 0xE0020..=0xE007F);
+    let private = matches!(u32::from(c), 0xE000..=0xF8FF | 0xF0000..=0xFFFFD | 0x10_0000..=0x10_FFFD);
+    c.is_control() || format || private
+}
+
+/// Chinese characters, which are words of their own.
+fn is_cjk(c: char) -> bool {
+    matches!(u32::from(c),
+        0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F
+        | 0x2B920..=0x2CEAF | 0xF900..=0xFAFF | 0x2F800..=0x2FA1F)
+}
