@@ -1,19 +1,23 @@
-//! Activations that no level has kernels of: plain code, with the same bits on all of them.
+//! Activations that no level has kernels of: plain code, with the same bits on all of them. What is not a number stays so,
+//! which `f32::max` and `min` would not see to.
 
 /// `max(x, 0)²`.
 pub(super) fn squared_relu(x: &mut [f32]) {
-    x.iter_mut().for_each(|x| *x *= x.max(0.0));
+    for x in x {
+        let positive = x.clamp(0.0, f32::INFINITY);
+        *x = positive * positive;
+    }
 }
 
 /// `gate = max(gate, 0)·up`.
 pub(super) fn relu_mul(gate: &mut [f32], up: &[f32]) {
-    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.max(0.0) * up);
+    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
 }
 
 /// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7.
 pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
-        let g = gate.min(7.0);
+        let g = gate.clamp(f32::NEG_INFINITY, 7.0);
         *gate = g / (1.0 + (-1.702 * g).exp()) * (up.clamp(-7.0, 7.0) + 1.0);
     }
 }
@@ -27,7 +31,9 @@ pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
 /// `x/2·(1 + erf(x/√2)) = x/2·erfc(−x/√2)` (arXiv 1606.08415).
 pub(super) fn gelu_erf(x: &mut [f32]) {
     for x in x {
-        let tail = 0.5 * *x * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
+        // Farther out the tail is 0, as it is for infinities.
+        let near = x.clamp(-40.0, 40.0);
+        let tail = 0.5 * near * erfc(near.abs() * std::f32::consts::FRAC_1_SQRT_2);
         *x = if *x < 0.0 { tail } else { *x - tail };
     }
 }
@@ -89,6 +95,23 @@ mod tests {
             let mut y = [x];
             gelu_erf(&mut y);
             assert_eq!(y, [expected]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_so() {
+        let nan = || [f32::NAN];
+        let all: [&dyn Fn(&mut [f32]); 5] = [
+            &|x| squared_relu(x),
+            &|x| relu_mul(x, &[1.0]),
+            &|x| swiglu_oai(x, &[1.0]),
+            &|x| gelu_erf_mul(x, &[1.0]),
+            &|x| xielu(x, (1.0, 1.0, 0.5, -1e-6)),
+        ];
+        for activation in all {
+            let mut x = nan();
+            activation(&mut x);
+            assert!(x[0].is_nan());
         }
     }
 

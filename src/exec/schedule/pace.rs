@@ -64,7 +64,7 @@ impl Pace {
             (Some(decode), Some(row)) if row > 0.0 => {
                 let limit = max_itl.map_or(2.0 * decode, |limit| limit.as_secs_f64());
                 // Saturates.
-                ((limit - decode) / row) as usize
+                ((limit - decode) / row).round() as usize
             }
             _ => FIRST_CHUNK,
         };
