@@ -100,16 +100,15 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_stays_so() {
-        let nan = || [f32::NAN];
-        let all: [&dyn Fn(&mut [f32]); 5] = [
-            &|x| squared_relu(x),
-            &|x| relu_mul(x, &[1.0]),
-            &|x| swiglu_oai(x, &[1.0]),
-            &|x| gelu_erf_mul(x, &[1.0]),
-            &|x| xielu(x, (1.0, 1.0, 0.5, -1e-6)),
+        let all: [fn(&mut [f32]); 5] = [
+            squared_relu,
+            |x| relu_mul(x, &[1.0]),
+            |x| swiglu_oai(x, &[1.0]),
+            |x| gelu_erf_mul(x, &[1.0]),
+            |x| xielu(x, (1.0, 1.0, 0.5, -1e-6)),
         ];
         for activation in all {
-            let mut x = nan();
+            let mut x = [f32::NAN];
             activation(&mut x);
             assert!(x[0].is_nan());
         }

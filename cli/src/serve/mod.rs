@@ -180,8 +180,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         scope.spawn(|| {
             let end = match load(args) {
                 Ok(app) => {
-                    note(format!("{} is ready on http://{address}", app.name));
+                    let ready = format!("{} is ready on http://{address}", app.name);
                     drop(shared.app.set(Arc::new(app)));
+                    note(ready);
                     return;
                 }
                 Err(end) => end,
