@@ -10,6 +10,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolMask, TurnParser};
 use ruvllm::exec::{Piece, Request};
@@ -86,12 +87,10 @@ impl Call {
     }
 
     async fn collect(self, answers: Vec<Answer>, per_prompt: usize) -> Result<Response, ApiError> {
+        // Together, as an answer that nobody reads pauses.
+        let answers = try_join_all(answers.into_iter().map(|answer| self.whole(answer))).await?;
         let (mut choices, mut usage, mut times) = (Vec::new(), Usage::default(), Value::Null);
-        for mut answer in answers {
-            let mut whole = Collected::default();
-            while let Some(step) = answer.next().await {
-                whole.add(&self, step?);
-            }
+        for (whole, answer) in answers {
             let finish = answer.finish().ok_or_else(|| ApiError::internal("the answer has no end"))?;
             usage.add(&finish, answer.index % per_prompt == 0);
             if times.is_null() {
@@ -103,6 +102,15 @@ impl Call {
         response["usage"] = usage.json();
         response["timings"] = times;
         Ok(json_response(StatusCode::OK, &response))
+    }
+
+    /// An answer to its end.
+    async fn whole(&self, mut answer: Answer) -> Result<(Collected, Answer), ApiError> {
+        let mut whole = Collected::default();
+        while let Some(step) = answer.next().await {
+            whole.add(self, step?);
+        }
+        Ok((whole, answer))
     }
 
     fn stream(self, answers: Vec<Answer>, per_prompt: usize) -> Response {
