@@ -24,7 +24,6 @@ const MULTI_LETTER: &[(&str, &str)] = &[
     ("-ngl", "--n-gpu-layers"),
 ];
 
-#[cfg(not(any(feature = "metal", target_os = "macos")))]
 const CPU_ONLY: &str = "this subcommand computes on the CPU; leave it out";
 const ONE_GPU: &str = "the GPU is Apple's alone; -ngl N says how many layers it computes";
 const LEAVE_OUT: &str = "there is nothing to switch here; leave it out";
@@ -43,7 +42,6 @@ const CONTEXT: &str = "a full context ends the text; use a larger -c";
 
 /// Flags of llama.cpp that do not exist here: names, what to do.
 const UNSUPPORTED: &[(&[&str], &str)] = &[
-    #[cfg(not(any(feature = "metal", target_os = "macos")))]
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], CPU_ONLY),
     (&["-dev", "--device", "--list-devices"], ONE_GPU),
     (&["-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"], ONE_GPU),
