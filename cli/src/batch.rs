@@ -3,7 +3,7 @@
 use super::generate::no_tokenizer;
 use super::input::{on_interrupt, read_text};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
-use super::output::{Failure, Progress, note, paint};
+use super::output::{Failure, Progress, note, paint, unix_time};
 use super::sampling::SamplingArgs;
 use ruvllm::exec::{Finish, KvType, Request, Schedule, ScheduleOptions, StopReason, Stream};
 use ruvllm::lora::Adapter;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -306,7 +306,6 @@ impl Running {
             _ => "length",
         };
         let n_prompt = finish.n_prompt + finish.n_cached.total();
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let (object, choice) = if self.is_chat {
             let message = json!({"role": "assistant", "content": self.text});
             ("chat.completion", json!({"index": 0, "message": message, "finish_reason": reason}))
@@ -322,7 +321,7 @@ impl Running {
                 "body": {
                     "id": format!("cmpl-{}", self.stream.id().0),
                     "object": object,
-                    "created": created,
+                    "created": unix_time(),
                     "model": self.model,
                     "choices": [choice],
                     "usage": {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Why a subcommand did not end well.
 #[derive(Debug)]
@@ -116,6 +116,11 @@ pub(super) fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
 /// A line for the user on stderr.
 pub(super) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Seconds since 1970; 0 where the clock is before that.
+pub(super) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// Milliseconds to the microsecond.

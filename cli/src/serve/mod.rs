@@ -16,7 +16,7 @@ mod params;
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
-use super::output::{Failure, note};
+use super::output::{Failure, note, unix_time};
 use super::sampling::SamplingArgs;
 use super::template::{bos_text, eos_text};
 use axum::Router;
@@ -45,7 +45,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::sync::{Semaphore, watch};
 
@@ -242,7 +242,7 @@ fn load(args: &Args) -> Result<App, Failure> {
         trie: TokenTrie::new(&tokenizer)?,
         name: args.alias.clone().unwrap_or(file_name),
         path: args.model.label(),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        created: unix_time(),
         n_ctx,
         n_parallel: schedule.n_parallel,
         template: ChatTemplate::parse(&source)?,

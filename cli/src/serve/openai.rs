@@ -1,5 +1,6 @@
 //! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
 
+use super::super::output::unix_time;
 use super::answer::{Answer, Delta, Step, Usage, chat_logprob, timings, token_text};
 use super::error::ApiError;
 use super::fields::Fields;
@@ -16,7 +17,6 @@ use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolMask, TurnParser};
 use ruvllm::exec::{Piece, Request};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most alternatives to a token that are told.
 const MAX_TOP_LOGPROBS: usize = 20;
@@ -48,7 +48,7 @@ struct Call {
 impl Call {
     fn new(app: Arc<App>, tenant: Tenant, is_chat: bool, params: Params, logprobs: Option<usize>) -> Call {
         let id = format!("{}-{:016x}", if is_chat { "chatcmpl" } else { "cmpl" }, super::random());
-        Call { app, id, created: now(), is_chat, params, logprobs, tenant }
+        Call { app, id, created: unix_time(), is_chat, params, logprobs, tenant }
     }
 
     /// A request for `tokens`, with what all have in common.
@@ -519,8 +519,4 @@ fn message_for_template(i: usize, mut message: Value) -> Result<Value, ApiError>
         }
     }
     Ok(message)
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
