@@ -472,7 +472,7 @@ pub enum TokenizerError {
     Metadata(#[from] GgufError),
     /// The kind of tokenizer is not supported.
     #[error(
-        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE)"
+        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece)"
     )]
     Model {
         /// `tokenizer.ggml.model`.

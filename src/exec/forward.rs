@@ -918,7 +918,16 @@ impl AttnLayer<'_> {
                 partial.clear();
             }
             if let Some(piece) = pieces(s).nth(piece) {
-                let ranges = [self.range(&slots[s], 0); MAX_GROUP];
+                let range = self.range(&slots[s], 0);
+                // Most groups are small, and filling the largest takes as long as reading some keys.
+                let (small, large);
+                let ranges: &[_] = if n_group <= 16 {
+                    small = [range; 16];
+                    &small
+                } else {
+                    large = [range; MAX_GROUP];
+                    &large
+                };
                 let q = &q_by_head[row * n_group * d..][..n_group * d];
                 let kv = &slots[s].seq.kv;
                 let params = attn_params(spec, head, slots[s].is_generated());

@@ -46,10 +46,28 @@ pub struct Tokenizer {
     eom: Option<u32>,
     unknown: Option<u32>,
     eog: BTreeSet<u32>,
+    fill_in_the_middle: [Option<u32>; FILL_IN_THE_MIDDLE.len()],
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
     clean_spaces: bool,
+}
+
+/// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind it, `middle`, and then
+/// the model writes what is missing (Bavarian et al., "Efficient training of language models to fill in the middle", 2022).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FillInTheMiddle {
+    /// Before the text in front of the gap.
+    pub prefix: u32,
+    /// Before the text behind the gap.
+    pub suffix: u32,
+    /// Where the missing text begins.
+    pub middle: u32,
+    /// Before the name of a repository.
+    pub repository: Option<u32>,
+    /// Before the name of a file.
+    pub file: Option<u32>,
 }
 
 enum Model {
@@ -92,7 +110,7 @@ const END_OF_GENERATION: &[&str] = &[
 /// Fill-in-the-middle tokens: the keys that name them, the texts that tell them otherwise, and
 /// whether they end the generation.
 #[rustfmt::skip]
-const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
+const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
     (&["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"],
      &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"], false),
     (&["tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"],
@@ -167,13 +185,15 @@ impl Tokenizer {
         let eot = eot.or_else(|| vocab.find_control(END_OF_TURN));
         let eom = eom.or_else(|| vocab.find_control(&["<|eom_id|>"]));
         let mut eog: BTreeSet<u32> = [eos, eot, eom].into_iter().flatten().collect();
-        for &(keys, texts, ends) in FILL_IN_THE_MIDDLE {
+        let mut fill_in_the_middle = [None; FILL_IN_THE_MIDDLE.len()];
+        for (&(keys, texts, ends), found) in FILL_IN_THE_MIDDLE.iter().zip(&mut fill_in_the_middle) {
             let mut named = None;
             for key in keys {
                 named = id_at(key)?.or(named);
             }
             let id = named.or_else(|| vocab.find_control(texts));
             eog.extend(id.filter(|_| ends));
+            *found = id;
         }
         for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
             eog.extend(vocab.find_control(&[text]));
@@ -218,6 +238,7 @@ impl Tokenizer {
             eom,
             unknown,
             eog,
+            fill_in_the_middle,
             add_bos,
             add_eos,
             add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none() && !is_bert),
@@ -412,6 +433,12 @@ impl Tokenizer {
     /// The tokens that end a generation, ascending.
     pub fn eog(&self) -> impl ExactSizeIterator<Item = u32> {
         self.eog.iter().copied()
+    }
+
+    /// The tokens of a text with a gap, for models that fill one in.
+    pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
+        let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
+        Some(FillInTheMiddle { prefix: prefix?, suffix: suffix?, middle: middle?, repository, file })
     }
 
     /// Whether a token ends the generation: end of sequence, turn or message, by id or by a

@@ -104,7 +104,8 @@ fn matvec<B: UnpackDot>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>
         let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
         for (k, x) in x.iter().enumerate() {
             ahead = prefetch(ahead, BLOCKS * size_of::<B>());
-            total = _mm512_add_ps(total, product(&words_of(row, k), x));
+            let mut padding = [B::zeroed(); BLOCKS];
+            total = _mm512_add_ps(total, product(&words_of(eight(row, k, &mut padding)), x));
         }
         *y = _mm512_reduce_add_ps(total);
     }
@@ -133,9 +134,11 @@ fn many_rows<B: UnpackDot, const R: usize>(
             if i == 0 {
                 ahead = prefetch(ahead, R * BLOCKS * size_of::<B>());
             }
-            let mut weights = [words_of(w[0], k); R];
-            for r in 1..R {
-                weights[r] = words_of(w[r], k);
+            let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+            let mut weights = [Words { w: [[zero; 2]; 4], scale: none, offset: none }; R];
+            for r in 0..R {
+                let mut padding = [B::zeroed(); BLOCKS];
+                weights[r] = words_of(eight(w[r], k, &mut padding));
             }
             for (j, totals) in totals.iter_mut().enumerate() {
                 let x = &x[j * groups + k];
@@ -161,20 +164,23 @@ struct Words {
     offset: __m512,
 }
 
-/// The weights from block `BLOCKS·k` of a row on, zeros behind its end.
+/// The blocks from `BLOCKS·k` of a row on; zeros behind its end, in `padding`.
+#[inline(always)]
+fn eight<'a, B: UnpackDot>(row: &'a [B], k: usize, padding: &'a mut [B; BLOCKS]) -> &'a [B; BLOCKS] {
+    let rest = &row[k * BLOCKS..];
+    rest.first_chunk().unwrap_or_else(|| {
+        padding[..rest.len()].copy_from_slice(rest);
+        padding
+    })
+}
+
+/// The weights of eight blocks. It has to be compiled into its callers, whose registers it fills, so it calls nothing
+/// else.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn words_of<B: UnpackDot>(row: &[B], k: usize) -> Words {
-    let rest = &row[k * BLOCKS..];
-    let Unpacked { w: [a, b, c, d], scale, offset } = match rest.first_chunk() {
-        // SAFETY: this function has the features.
-        Some(blocks) => unsafe { B::unpack(blocks) },
-        None => {
-            let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
-            // SAFETY: as above.
-            unsafe { B::unpack(&padded) }
-        }
-    };
+fn words_of<B: UnpackDot>(blocks: &[B; BLOCKS]) -> Words {
+    // SAFETY: this function has the features.
+    let Unpacked { w: [a, b, c, d], scale, offset } = unsafe { B::unpack(blocks) };
     let w = if B::SIGNED {
         [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
     } else {
