@@ -138,8 +138,7 @@ pub static FORMATS: &[Format] = &[
 ];
 
 impl DType {
-    /// How values of this type are stored; `None` for the types that are no weights (integers,
-    /// F64).
+    /// The format of this type; `None` for types that are not used for weights (integers, F64).
     pub fn format(self) -> Option<&'static Format> {
         FORMATS.iter().find(|f| f.dtype == self)
     }
