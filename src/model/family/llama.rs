@@ -50,7 +50,7 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope.
+/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope and are refused.
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if keys.n_layer == 40 {
         return Err(ModelError::OutOfRange {
