@@ -764,7 +764,7 @@ impl Arch {
     .available.join(", ")
 )]
 pub struct ArchError {
-    /// The name asked for.
+    /// Name of the requested level.
     pub name: String,
     /// Levels that can be used, best first.
     pub available: Vec<&'static str>,

@@ -30,7 +30,7 @@ pub struct ColumnsMut<'a> {
 // SAFETY: it is a `&mut` to its columns, and `f32` is `Send`.
 unsafe impl Send for ColumnsMut<'_> {}
 
-// SAFETY: through a shared reference safe code sees nothing but sizes.
+// SAFETY: safe code can only read sizes through a shared reference.
 unsafe impl Sync for ColumnsMut<'_> {}
 
 impl<'a> ColumnsMut<'a> {
@@ -111,7 +111,7 @@ impl<'a> ColumnsMut<'a> {
     /// If there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
-        // SAFETY: row `i` lies inside the matrix, and this view alone may touch its columns of it.
+        // SAFETY: row `i` lies inside the matrix, and only this view may access these columns of it.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(i * self.stride), self.cols) }
     }
 }

@@ -245,7 +245,7 @@ impl fmt::Debug for Page {
 
 impl PageMemory for Page {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the buffer has that many bytes.
         let first = unsafe { self.buffer.at(0) };
         // SAFETY: as above; no pass writes to a page while it is read here, since passes write only to pages of
         // sequences that they borrow.
@@ -253,7 +253,7 @@ impl PageMemory for Page {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the buffer has that many bytes.
         let first = unsafe { self.buffer.at(0) };
         // SAFETY: as above; `self` is exclusive, and a pass borrows the sequence that holds it.
         unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), self.len) }

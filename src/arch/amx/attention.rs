@@ -87,15 +87,15 @@ pub(super) unsafe fn attention_f16(
         let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = parts.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
-            // SAFETY: room for the outputs of a pass of its own; tiles have rows that there are not, too.
+            // SAFETY: room for the outputs of a pass of its own, whole because tiles have missing rows, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
-            // SAFETY: the same room, and one for scores.
+            // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { Pass::new(p, q, out, ranges, scores) })
         });
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
             if q.len() < ROWS * p.head_dim {
-                // SAFETY: room for as many queries, nothing else as yet.
+                // SAFETY: room for as many queries, not in use yet.
                 let room = unsafe {
                     spare.write_bytes(0, ROWS * p.head_dim);
                     std::slice::from_raw_parts_mut(spare, q.len())
@@ -103,7 +103,7 @@ pub(super) unsafe fn attention_f16(
                 room.copy_from_slice(q);
                 first = spare;
             }
-            // SAFETY: the rows of a pass, and room for them.
+            // SAFETY: the rows of a pass exist, and there is room for them.
             unsafe { pack_rows(first, p.head_dim, p.head_dim, queries.wrapping_add(i * ROWS * p.head_dim)) };
         }
         for i in seen.clone() {
@@ -143,7 +143,7 @@ pub(super) unsafe fn attention_f16(
                 unsafe { pack_rows(scores, STRIDE, BLOCK, weights) };
                 let out = pass.out_mut();
                 if rows != u32::MAX {
-                    // SAFETY: room for as many.
+                    // SAFETY: room for as many values.
                     unsafe { std::ptr::copy_nonoverlapping(out, spare, ROWS * p.head_dim_v) };
                 }
                 for column in (0..p.head_dim_v).step_by(32) {
@@ -176,7 +176,7 @@ unsafe fn pack_rows(from: *const f32, stride: usize, n: usize, to: *mut u32) {
             let x = from.wrapping_add(row * stride + g * 32);
             // SAFETY: 32 values of a row.
             let x = unsafe { [_mm512_loadu_ps(x), _mm512_loadu_ps(x.wrapping_add(16))] };
-            // SAFETY: room for as many.
+            // SAFETY: room for as many values.
             unsafe { store_parts(split(x), to.wrapping_add(row * n + g * GROUP_WORDS), LANES) };
         }
     }

@@ -109,8 +109,8 @@ fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
 extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel hands over a context of this layout, which only this handler uses now.
     let context = unsafe { &mut *context.cast::<Context>() };
-    // SAFETY: code lies there; the bytes behind an instruction at the very end of a mapping are the
-    // only ones that might not, and functions end with a return.
+    // SAFETY: the address is that of code; only bytes after an instruction at the very end of a mapping
+    // might not exist, and functions end with a return.
     let code = unsafe { (context.registers[RIP] as *const [u8; 7]).read_unaligned() };
     let Some((instruction, length)) = decode(&code, &context.registers) else {
         // Not ours: with the default action the instruction traps again and ends the process.

@@ -42,7 +42,7 @@ impl Tiles {
 impl Drop for Tiles {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: whoever made `self` promised that the CPU has AMX.
+        // SAFETY: the maker of `self` promised that the CPU has AMX.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }

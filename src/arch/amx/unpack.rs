@@ -278,14 +278,14 @@ fn indices(x: __m512i, which: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn load_bytes(x: &[u8; 64]) -> __m512i {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [u32; LANES], x: __m512i) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) };
 }
 

@@ -121,14 +121,14 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store(to: &mut [f32; 8], x: __m256) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load(x: &[f32; 8]) -> __m256 {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 

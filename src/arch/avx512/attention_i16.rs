@@ -162,7 +162,7 @@ fn many_rows<B: Blocks<F32x16>>(
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
             // SAFETY: room for the outputs of a pass of its own, whole because missing rows are transposed, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
-            // SAFETY: the same room, and one for scores.
+            // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { Pass::new(p, q, out, ranges, parts.scores) })
         });
         // The rows of each pass whose queries could be rounded; whether its outputs are transposed, once it has any.
@@ -170,7 +170,7 @@ fn many_rows<B: Blocks<F32x16>>(
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
             if q.len() < ROWS * p.head_dim {
-                // SAFETY: room for as many queries, nothing else as yet.
+                // SAFETY: room for as many queries, not in use yet.
                 let room = unsafe {
                     parts.scores.write_bytes(0, ROWS * p.head_dim);
                     std::slice::from_raw_parts_mut(parts.scores, q.len())
@@ -178,7 +178,7 @@ fn many_rows<B: Blocks<F32x16>>(
                 room.copy_from_slice(q);
                 first = parts.scores;
             }
-            // SAFETY: the rows of a pass, and room for them.
+            // SAFETY: the rows of a pass exist, and there is room for them.
             rounded[i] = unsafe { round_queries(parts.pass(i, p), first, p) };
         }
         for block in seen.clone() {
@@ -201,7 +201,7 @@ fn many_rows<B: Blocks<F32x16>>(
                         continue;
                     }
                     if turned[i] == Some(!columns) {
-                        // SAFETY: the outputs of a whole pass, and room for as many.
+                        // SAFETY: the outputs of a whole pass, and room for as many values.
                         unsafe { turn(pass.out_mut(), p.head_dim_v, columns, parts.scores) };
                     }
                     turned[i] = Some(columns);
@@ -309,7 +309,7 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
             finite |= u32::from(is_finite) << (r + i);
             let (factor, of_query) = if is_finite { (NORM / norm, norm * p.scale / NORM) } else { (0.0, 0.0) };
             factors[r + i] = factor;
-            // SAFETY: as many as rows.
+            // SAFETY: there is one number per row.
             unsafe { parts.of_queries.add(r + i).write(of_query) };
         }
     }
@@ -350,7 +350,7 @@ unsafe fn round_keys<E: Element<F32x16>>(parts: Parts, k: Rows<E>) -> bool {
                 return false;
             }
             let norm = square.max(SMALL).sqrt();
-            // SAFETY: as many as keys.
+            // SAFETY: there is one number per key.
             unsafe { parts.of_keys.add(j + i).write(norm / NORM) };
             let factor = _mm512_set1_ps(NORM / norm);
             let to = parts.keys.wrapping_add((j + i) * pairs(k.dim));
@@ -384,7 +384,7 @@ unsafe fn round_values<E: Element<F32x16>>(parts: Parts, v: Rows<E>) -> bool {
         }
         let norm = _mm512_sqrt_ps(_mm512_max_ps(square.0, _mm512_set1_ps(SMALL)));
         let bound = _mm512_set1_ps(NORM);
-        // SAFETY: as many as columns.
+        // SAFETY: there is one number per column.
         unsafe { _mm512_storeu_ps(parts.of_values.wrapping_add(column), _mm512_div_ps(norm, bound)) };
         let factor = _mm512_div_ps(bound, norm);
         for j in 0..BLOCK / 2 {
@@ -415,7 +415,7 @@ unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
                 *row = unsafe { _mm512_loadu_si512(out.wrapping_add((i + r) * width + j).cast()) };
             }
             for (r, row) in transpose(tile).into_iter().enumerate() {
-                // SAFETY: room for as many.
+                // SAFETY: room for as many values.
                 unsafe { _mm512_storeu_si512(room.wrapping_add((j + r) * height + i).cast(), row) };
             }
         }
@@ -443,7 +443,7 @@ unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams
         let after = before.max(top[h]);
         let (shrink, part) = (exp(before - after), exp(top[h] - after));
         let (rows, total) = (halves(rows)[h], sums[h].mul_add(part, z.load(sum) * shrink));
-        // SAFETY: as many as rows.
+        // SAFETY: there is one number per row.
         unsafe { _mm512_mask_storeu_ps(max.as_mut_ptr(), rows, after.0) };
         // SAFETY: as above.
         unsafe { _mm512_mask_storeu_ps(sum.as_mut_ptr(), rows, total.0) };
@@ -474,7 +474,7 @@ fn halves(rows: u32) -> [u16; 2] {
 unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
     let (z, n) = (zero(), pairs(p.head_dim));
     let mut top = [z.splat(f32::NEG_INFINITY); 2];
-    // SAFETY: as many as rows.
+    // SAFETY: there is one number per row.
     let of_queries = unsafe { [z.read(parts.of_queries), z.read(parts.of_queries.wrapping_add(LANES))] };
     for j in (0..BLOCK).step_by(TILE) {
         // SAFETY: the queries, and as many keys.

@@ -354,7 +354,7 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
     for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
         *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
     }
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     (unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) }, scale)
 }
 
@@ -392,7 +392,7 @@ pub(in crate::arch) fn interleave(
 ) {
     for (word, out) in words.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
         let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-        // SAFETY: as many bytes.
+        // SAFETY: array and register have the same size.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
     }
 }
@@ -402,7 +402,7 @@ pub(in crate::arch) fn interleave(
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     let mask = ((1u64 << x.len().min(32)) - 1) as u32;
-    // SAFETY: the mask leaves out what lies behind `x`.
+    // SAFETY: the mask excludes everything after `x`.
     let low = unsafe { _mm512_maskz_loadu_ps(mask as u16, x.as_ptr()) };
     // SAFETY: as above.
     let high = unsafe { _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16)) };
@@ -468,7 +468,7 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
         *word = select(0xffff, low, select(0xff_ffff, _mm512_slli_epi32::<16>(bits(4 * i + 2)), high));
     }
     let mut scales = [0.0f32; LANES];
-    // SAFETY: as many values.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_ps(scales.as_mut_ptr(), scale) };
     for (c, words) in transpose(words).into_iter().enumerate() {
         let out = panel.wrapping_add(c * (BLOCK / BytePanels::SPAN) * BytePanels::RECORD);
@@ -498,7 +498,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [f32; 32], [low, high]: [__m512; 2]) {
-    // SAFETY: as many bytes as both registers have.
+    // SAFETY: the array has the size of both registers.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), low) };
     // SAFETY: as above.
     unsafe { _mm512_storeu_ps(to[16..].as_mut_ptr(), high) };

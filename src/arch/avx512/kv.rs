@@ -36,7 +36,7 @@ fn dequantize(
     let (of_upper, of_lower, of_scale) = (upper_row / n_groups, lower_row / n_groups, scale_row / n_groups);
     // Rows lie one after the other in every plane.
     for g in 0..n_rows * n_groups {
-        // SAFETY: the planes have so many groups.
+        // SAFETY: the planes have that many groups.
         let (upper, lower, scale) =
             unsafe { (upper.add(g * of_upper), lower.add(g * of_lower), scales.add(g * of_scale)) };
         // SAFETY: a group's upper bits, and its scale.

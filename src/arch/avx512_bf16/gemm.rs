@@ -128,7 +128,7 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn store(to: &mut [u32; LANES], values: [__m512; 2]) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bf16_pairs(values)) };
 }
 

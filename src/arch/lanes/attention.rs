@@ -267,7 +267,7 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
             prefetch(span.blocks[i + 1].k);
             prefetch(span.blocks[i + 1].v);
         }
-        // SAFETY: `new` was promised the level; the blocks are whole, and have so many rows.
+        // SAFETY: `new` was promised the level; the blocks are whole, and have that many rows.
         unsafe {
             load(k, block.k, p.head_dim, &mut self.k[..n * p.head_dim]);
             load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
@@ -511,9 +511,9 @@ impl<'a> Pass<'a> {
         let n = span.len();
         // SAFETY: the span is inside the row.
         let s = unsafe { self.scores.add(i * STRIDE + span.start) };
-        // SAFETY: a row has room for a vector behind its last key.
+        // SAFETY: a row has room for a vector after its last key.
         unsafe { z.write(s.add(n)) };
-        // SAFETY: `n` scores and the vector behind them are initialised, and inside the row.
+        // SAFETY: `n` scores and the vector after them are initialised, and inside the row.
         let s = unsafe { std::slice::from_raw_parts_mut(s, n.next_multiple_of(V::N)) };
         let (scale, cap) = (z.splat(self.p.scale), z.splat(self.p.softcap));
         for s in s.chunks_exact_mut(V::N) {

@@ -186,13 +186,13 @@ unsafe fn products<V: Lanes>(
     }
 }
 
-/// The products of row `i` over `span` and, behind it, zeros to the end of a vector.
+/// The products of row `i` over `span` and, after it, zeros to the end of a vector.
 ///
 /// # Safety
 /// They must be initialised.
 #[inline(always)]
 unsafe fn row<'a, V: Lanes>(z: V, of: *mut f32, i: usize, span: &Range<usize>) -> &'a mut [f32] {
-    // SAFETY: a row has room for a vector behind its last product.
+    // SAFETY: a row has room for a vector after its last product.
     unsafe {
         let first = of.add(i * STRIDE + span.start);
         z.write(first.add(span.len()));

@@ -122,7 +122,7 @@ fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
         let (y, b, y_stride) = unsafe { (y.as_mut_ptr().add(i * y.stride() + col), b.as_ptr().add(col), y.stride()) };
         let n = cols - col;
         if n >= C * V::N {
-            // SAFETY: so many columns are left.
+            // SAFETY: that many columns are left.
             unsafe { add_product_tile::<V, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
             col += C * V::N;
         } else if n >= V::N {

@@ -153,7 +153,7 @@ fn tile<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usi
                 let (w, x) = (w.wrapping_add(r * n + at), x.wrapping_add(i * n + at));
                 let (w, x) = match n.saturating_sub(at) {
                     0 => continue,
-                    // SAFETY: so many values are left of both rows.
+                    // SAFETY: that many values are left in both rows.
                     rest if rest < V::N => unsafe { (T::read_first(z, w, rest), z.read_first(x, rest)) },
                     // SAFETY: as above.
                     _ => unsafe { (T::read(z, w), z.read(x)) },
