@@ -141,7 +141,7 @@ pub enum GgufError {
         /// The version in the file, in its byte order.
         version: u32,
     },
-    /// The prefix given to the parser ends inside the header; the file goes on.
+    /// The prefix given to the parser ends inside the header.
     #[error("the header does not end within the first {have} bytes: at least {need} are needed")]
     HeaderIncomplete {
         /// Length of the prefix.
@@ -761,7 +761,7 @@ pub enum SessionError {
     OutOfMemory {
         /// What the memory was for.
         what: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// The pool of pages for keys and values is full.
@@ -769,7 +769,7 @@ pub enum SessionError {
         "the key/value pool of {budget} bytes is full: {used} are in use, {need} more are needed; end a session, or give it more"
     )]
     PoolFull {
-        /// Bytes of the page that was asked for.
+        /// Bytes of the requested page.
         need: u64,
         /// Bytes in use.
         used: u64,
@@ -787,9 +787,9 @@ pub enum SessionError {
     /// Precision by age requires half precision for new keys and values.
     #[error("kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)")]
     TiersNeedF16 {
-        /// Type of keys asked for.
+        /// Requested type of keys.
         k: KvType,
-        /// Type of values.
+        /// Requested type of values.
         v: KvType,
     },
     /// A session option is invalid.
@@ -805,7 +805,7 @@ pub enum SessionError {
     /// The system could not start threads.
     #[error("cannot start {n_threads} threads: {error}")]
     Threads {
-        /// Threads asked for.
+        /// Number of threads requested.
         n_threads: usize,
         /// The system's error.
         error: String,

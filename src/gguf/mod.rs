@@ -85,8 +85,8 @@ impl Header {
     /// Parses the header of a file of `file_size` bytes that begins with `prefix`.
     ///
     /// # Errors
-    /// [`GgufError::HeaderIncomplete`] if the header goes on after the prefix: try again with more.
-    /// Any other error is final.
+    /// [`GgufError::HeaderIncomplete`] if the header continues after the prefix: try again with more. Any other error
+    /// is final.
     pub fn parse(prefix: &[u8], file_size: u64) -> Result<Header, GgufError> {
         Header::parse_owned(prefix.to_vec(), file_size)
     }
@@ -217,8 +217,8 @@ impl Gguf {
         Ok(Gguf(Arc::new(Inner { header, shards })))
     }
 
-    /// Reads a model that lies in memory: embedded in the program, or fetched where there are no
-    /// files. Bytes whose address is not a multiple of 8 are copied once.
+    /// Reads a model from memory: embedded in the program, or downloaded on systems without files. Bytes whose address
+    /// is not a multiple of 8 are copied once.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Gguf, GgufError> {
         let bytes = Arc::new(Bytes::in_memory(bytes.into()));
         let header = reader::parse(&bytes, bytes.len() as u64)?;
@@ -293,7 +293,7 @@ impl Gguf {
     /// what was copied stays.
     ///
     /// # Errors
-    /// If there is no room for a copy in the address space.
+    /// If there is no address space for a copy.
     pub fn make_resident(&self, progress: &mut dyn FnMut(f32) -> bool) -> std::io::Result<()> {
         let total = self.file_size().max(1) as f32;
         while self.0.copy_step()? {

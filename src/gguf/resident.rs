@@ -55,7 +55,7 @@ impl Resident {
         let _alone = self.filling.lock().unwrap_or_else(|e| e.into_inner());
         let start = self.filled.load(Ordering::Relaxed);
         let end = (start + STEP).min(source.len()).min(self.memory.len());
-        // SAFETY: `start..end` lies in both, nobody reads beyond `filled`, and the lock makes this thread
+        // SAFETY: `start..end` lies in both, no thread reads beyond `filled`, and the lock makes this thread
         // the only writer.
         unsafe {
             std::ptr::copy_nonoverlapping(

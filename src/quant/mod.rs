@@ -56,9 +56,8 @@ pub struct Format {
     /// squared error of each value of the row (`importance.len() == x.len()`). Panics on other
     /// lengths.
     ///
-    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to
-    /// hold, saturate there, so that a finite block comes out whatever goes in. (F32 and BF16
-    /// have no scale and keep every value.)
+    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to hold, saturate there, so
+    /// that the block is finite for any input. (F32 and BF16 have no scale and keep every value.)
     pub quantize: Option<QuantizeFn>,
 }
 

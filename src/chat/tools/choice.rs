@@ -353,7 +353,7 @@ impl TokenMask for ToolMask {
                 self.tokens.truncate(kept);
                 Ok(())
             }
-            // A boundary lies between: starts again from the beginning.
+            // The rollback crosses a boundary: starts again from the beginning.
             _ => {
                 let tokens = std::mem::take(&mut self.tokens);
                 self.phase = self.start.clone();
