@@ -13,8 +13,8 @@ pub const MAX_RANK: usize = 4;
 /// One value per rank; those beyond the adapter's rank are zero.
 pub(crate) type Ranks = [f32; MAX_RANK];
 
-/// Number of head values whose rows contribute to a gradient one by one, which takes most of the time of an update; the
-/// other rows contribute through their mean.
+/// Largest number of values in those rows of the head that contribute to a gradient one by one, which takes most of the
+/// time of an update; the other rows contribute through their mean.
 const ROW_VALUES: usize = 1 << 19;
 
 /// Statistics of the rows of the head `W: (n_vocab, n_embd)`.
