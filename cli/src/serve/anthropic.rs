@@ -31,8 +31,11 @@ pub(super) async fn messages(
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
         let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
-        let mut stops = job.params.stop.iter();
-        let stop = stops.next().filter(|_| stops.next().is_none()).cloned();
+        // Those of the server come first.
+        let stop = match &job.params.stop[job.app.stop.len()..] {
+            [stop] => Some(stop.clone()),
+            _ => None,
+        };
         let (id, model) = (new_id("msg_"), job.app.name.clone());
         let message = Message { id, model, stop, n_prompt: answer.n_prompt, delta: ("", "") };
         if job.params.stream {
