@@ -83,6 +83,7 @@ pub mod model;
 pub mod quant;
 pub mod runner;
 pub mod sample;
+mod system;
 mod team;
 pub mod tokenizer;
 
@@ -90,6 +91,7 @@ pub use error::*;
 pub use exec::{CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
 pub use model::Model;
 pub use sample::Sampler;
+pub use system::SystemMemory;
 pub use tokenizer::Tokenizer;
 
 /// The examples of these pages run as tests.

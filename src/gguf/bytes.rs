@@ -51,6 +51,11 @@ impl Bytes {
         Bytes::of(Source::Copied { words, len })
     }
 
+    /// Whether they are those of a mapped file.
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self.source, Source::Mapped(_))
+    }
+
     /// Some of the bytes, from where they are read fastest.
     pub(super) fn part(&self, range: Range<usize>) -> &[u8] {
         match self.copy.get().and_then(|copy| copy.get(range.clone())) {

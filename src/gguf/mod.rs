@@ -289,6 +289,11 @@ impl Gguf {
         self.0.shards.iter().map(|bytes| bytes.len() as u64).sum()
     }
 
+    /// Whether it lies in a mapped file, and not in memory of this process.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.0.shards.iter().all(|bytes| bytes.is_mapped())
+    }
+
     /// Copies the tensors into memory of this process, in huge pages where the system has them: decoding
     /// then reads a fifth faster or so. The pages of a mapped file are given back.
     /// Meanwhile, on other threads, everything goes on as before. `progress` hears the share that is
