@@ -5,7 +5,8 @@ use super::learning::LearningArgs;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
-use ruvllm::exec::{Generation, KvType, Session, StopReason};
+use clap::builder::BoolishValueParser;
+use ruvllm::exec::{Generation, KvType, Session, SessionOptions, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
@@ -54,6 +55,12 @@ pub(super) struct TextArgs {
     /// End before this text appears; repeatable
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) reverse_prompt: Vec<String>,
+    /// When the context is full, drop half of what lies behind the tokens of --keep and go on [default: end the text]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
+    context_shift: bool,
+    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift", allow_negative_numbers = true)]
+    keep: u32,
     /// Show timings even if stderr is no terminal
     #[arg(short, long)]
     pub(super) verbose: bool,
@@ -66,6 +73,12 @@ pub(super) struct TextArgs {
 }
 
 impl TextArgs {
+    /// Options of the session.
+    pub(super) fn options(&self) -> SessionOptions {
+        let options = self.session.options(None, KvType::default());
+        SessionOptions { context_shift: self.context_shift.then_some(self.keep as usize), ..options }
+    }
+
     /// Most tokens to generate.
     pub(super) fn max_tokens(&self) -> usize {
         usize::try_from(self.n_predict).unwrap_or(usize::MAX)
@@ -110,7 +123,7 @@ impl PromptArgs {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let prompt = args.prompt.text()?;
-    let options = args.text.session.options(None, KvType::default());
+    let options = args.text.options();
 
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;

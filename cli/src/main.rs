@@ -24,6 +24,7 @@ mod inspect;
 mod learn;
 mod learning;
 mod logits;
+mod memory;
 mod merge;
 mod model;
 mod output;

@@ -3,12 +3,13 @@
 use super::arena::Arena;
 use super::batch::{Outputs, Rows, Slot, Wanted};
 use super::forward::{Pass, forward};
+use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
-    CancelToken, KvPolicy, KvPool, KvTiers, KvType, Session, SessionOptions, compute_bytes, default_threads, kv_layout,
-    n_ctx,
+    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
+    default_threads, kv_layout, shift,
 };
 use crate::cache::{PrefixFolder, SeqKv};
 use crate::error::SessionError;
@@ -41,7 +42,8 @@ const POLL: Duration = Duration::from_millis(5);
 pub struct EngineOptions {
     /// Threads, the caller's included. Default: [`default_threads`].
     pub n_threads: Option<NonZeroUsize>,
-    /// Most bytes that keys and values of all sequences take together. Default: as many as there are.
+    /// Most bytes that keys and values of all sequences take together. Default: as many as there are, or as the model's
+    /// memory limit leaves.
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
@@ -97,14 +99,18 @@ struct Core {
 }
 
 impl Core {
-    fn new(options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
+    fn new(model: &Model, options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
         let n_threads = options.n_threads.map_or_else(default_threads, NonZeroUsize::get);
         if n_threads > MAX_THREADS {
             let expected = format!("at most {MAX_THREADS}");
             return Err(SessionError::Option { option: "n_threads", value: n_threads, expected });
         }
         let team = Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
-        let budget = options.kv_budget.unwrap_or(u64::MAX);
+        let mut budget = options.kv_budget.unwrap_or(u64::MAX);
+        if let Some(limit) = model.memory_limit() {
+            let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
+            budget = budget.min(limit.saturating_sub(plan.total() - plan.kv));
+        }
         let pool = match &runner {
             Some(runner) => {
                 let runner = Arc::clone(runner);
@@ -128,6 +134,13 @@ impl Core {
     }
 }
 
+/// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are counted, so that what is
+/// left for pages does not depend on a session.
+fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
+    session.n_batch = session.n_batch.max(SessionOptions::default().n_batch);
+    PlanOptions { n_threads: NonZeroUsize::new(n_threads), ..session.into() }
+}
+
 impl Engine {
     /// An engine of its own for `model`, besides the one that [`Model::session`] uses.
     ///
@@ -136,7 +149,7 @@ impl Engine {
     /// the model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, SessionError> {
         let runner = open_runner(model, options.device.unwrap_or(model.device()))?;
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, runner)?) })
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, runner)?) })
     }
 
     /// An engine whose passes are computed by `runner`, made for this model.
@@ -148,7 +161,7 @@ impl Engine {
         options: &EngineOptions,
         runner: Arc<dyn Runner>,
     ) -> Result<Engine, SessionError> {
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, Some(runner))?) })
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, Some(runner))?) })
     }
 
     /// The runner that computes instead of the CPU, if there is one.
@@ -166,12 +179,12 @@ impl Engine {
         self.core.team.n_threads()
     }
 
-    /// A session with default options.
+    /// A session with [`Model::session_options`].
     ///
     /// # Errors
     /// If there is no memory for its buffers.
     pub fn session(&self) -> Result<Session, SessionError> {
-        self.session_with(&SessionOptions::default())
+        self.session_with(&self.model.session_options()?)
     }
 
     /// A session with the given options.
@@ -193,14 +206,7 @@ impl Engine {
     /// If an option is invalid, or there is no memory for its tokens.
     pub fn sequence(&self, options: &SessionOptions) -> Result<Sequence, SessionError> {
         let h = self.model.hparams();
-        let n_ctx = n_ctx(h, options);
-        if n_ctx == 0 || n_ctx > u32::MAX as usize / 2 {
-            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
-        }
-        if h.learned_positions && n_ctx > h.n_ctx_train {
-            let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
-            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
-        }
+        let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
         if policy != KvPolicy::default() {
             self.cpu_only("keys and values that are not f16")?;
@@ -214,6 +220,10 @@ impl Engine {
                 return Err(SessionError::Option { option: "kv_tiers.middle", value: middle, expected });
             }
         }
+        if self.model.memory_limit().is_some() {
+            self.model.check_memory(&plan_options(options.clone(), self.n_threads()))?;
+        }
+        shift::check(self, n_ctx, options)?;
         let layout = Arc::new(kv_layout(h, policy));
         let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
         Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
@@ -316,7 +326,7 @@ impl Engine {
     }
 
     /// Computes again what a sequence's cache has lost; nobody sees the rows.
-    fn compute_missing(
+    pub(super) fn compute_missing(
         &self,
         seq: &mut Sequence,
         outputs: &mut Outputs,
@@ -434,8 +444,8 @@ impl Model {
     /// # Errors
     /// If the system gives no threads.
     pub fn engine(&self) -> Result<Engine, SessionError> {
-        let core =
-            self.shared(|| Core::new(&EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
+        let core = self
+            .shared(|| Core::new(self, &EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
         Ok(Engine { model: self.clone(), core })
     }
 

@@ -42,8 +42,8 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
     refused: Option<Error>,
-    /// Position of the first token generated.
-    start: usize,
+    /// Position of the first token generated; less than 0 once the context was shifted beyond it.
+    start: isize,
     /// Sampled, not yet in the session.
     pending: Option<Piece>,
     failed: bool,
@@ -100,7 +100,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
             writer,
-            start: held.position(),
+            start: held.position() as isize,
             adapters_before: held.adapter_time(),
             parts: Some((session, sampler)),
             prompt: Vec::new(),
@@ -218,7 +218,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self.timings.prefill = timer.elapsed();
         self.n_cached = self.session().cached_tokens();
         self.n_prompt = prompt.len() - self.n_cached.total();
-        self.start = self.session().position();
+        self.start = self.session().position() as isize;
         // What is forced waits until it is known how many tokens there may be.
         if self.forced().is_empty() {
             self.sample()?;
@@ -236,7 +236,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// Computes the token that waits and what the mask forces behind it, in one pass, and samples what follows; or ends.
     fn decode(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
-        let is_full = self.start + self.tokens().len() > self.session().position();
+        let is_full = self.position_of(self.tokens().len()) > self.session().position();
         let room = self.session().n_ctx() - self.session().position();
         let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
         let sampler = sampler.borrow_mut();
@@ -299,6 +299,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         }
         let timer = Timer::start();
         self.writer.hold(piece)?;
+        self.make_room()?;
         self.session_mut().push_ahead(token)?;
         if let Some(n) = self.writer.release() {
             self.keep(n);
@@ -307,15 +308,30 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(())
     }
 
+    /// Shifts a context that is full, if the session was made for it.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let session = self.session_mut();
+        if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
+            let n_dropped = session.shift()?;
+            self.start -= n_dropped as isize;
+        }
+        Ok(())
+    }
+
+    /// Position of the generated token `n`.
+    fn position_of(&self, n: usize) -> usize {
+        self.start.saturating_add_unsigned(n).try_into().unwrap_or(0)
+    }
+
     /// Takes all but the first `n` generated tokens out of the session.
     fn keep(&mut self, n: usize) {
-        let position = self.start + n;
+        let position = self.position_of(n);
         self.session_mut().cut(position, Cut::AnswerShortened);
     }
 
     /// Takes out of the session the tokens whose pieces nobody was given.
     fn take_back(&mut self) {
-        let end = self.start + self.writer.n_out();
+        let end = self.position_of(self.writer.n_out());
         let nobody_has = self.writer.forget();
         if let Some((session, _)) = self.parts.as_mut().filter(|_| nobody_has) {
             let session: &mut Session = session.borrow_mut();

@@ -211,6 +211,9 @@ impl Terms {
         if let Some((option, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(SessionError::Option { option, value, expected: "at least 1".into() });
         }
+        if session.context_shift.is_some() {
+            return Err(SessionError::NoShift { what: "many requests" });
+        }
         Ok(Terms {
             engine: engine.clone(),
             options: options.clone(),

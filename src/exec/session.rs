@@ -67,10 +67,6 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(super) fn new(engine: Engine, options: &SessionOptions) -> Result<Session, SessionError> {
-        if options.n_batch == 0 {
-            let expected = "at least 1".into();
-            return Err(SessionError::Option { option: "n_batch", value: 0, expected });
-        }
         let seq = engine.sequence(options)?;
         let mut outputs = Outputs::default();
         outputs.reserve(1, engine.model().hparams().n_vocab, 0)?;

@@ -33,6 +33,7 @@ mod kv;
 mod learn;
 mod lora;
 mod pages;
+mod plan;
 mod prefix;
 mod quant;
 mod run;
@@ -40,6 +41,7 @@ mod sample;
 mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
+mod shift;
 mod state;
 mod tiny;
 mod tokenizer;
