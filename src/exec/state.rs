@@ -37,6 +37,9 @@ impl Session {
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        if self.has_drafts() {
+            return self.fork()?.save(path);
+        }
         let kv = self.seq.kv.state();
         let mut writer = self.writer(&kv);
         writer.overwrite().private();
@@ -48,6 +51,9 @@ impl Session {
     /// # Errors
     /// If it does not fit a GGUF file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
+        if self.has_drafts() {
+            return self.fork()?.to_bytes();
+        }
         Ok(self.writer(&self.seq.kv.state()).to_bytes()?)
     }
 

@@ -40,6 +40,7 @@ mod sample;
 mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
+mod speculate;
 mod state;
 mod tiny;
 mod tokenizer;
