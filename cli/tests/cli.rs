@@ -286,9 +286,8 @@ fn vectors_of_texts() {
 fn speculation() {
     let prompt = "use std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse";
     for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "-s", "3"]] {
-        let call = |more: &[&str]| [&["-p", prompt, "-n", "80", "--json"], sampling, more].concat();
-        let [plain, ngram, default] =
-            [&["--no-spec"][..], &["--spec", "ngram"], &[]].map(|more| parsed(&run(&call(more))));
+        let [plain, ngram, default] = [&["--no-spec"][..], &["--spec", "ngram"], &[]]
+            .map(|more| parsed(&run(&[&["-p", prompt, "-n", "80", "--json"], sampling, more].concat())));
         let drafts = &plain["drafts"];
         assert_eq!((drafts["passes"].as_u64(), &drafts["drafters"]), (Some(79), &json!({})));
         for answer in [&ngram, &default] {
