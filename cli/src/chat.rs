@@ -10,6 +10,7 @@ use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
 use super::output::{Failure, note, paint, print, printable};
 use super::sessions::{Kept, SessionName, state_folder};
+use super::speculation::Drafted;
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -395,9 +396,10 @@ impl Chat<'_> {
         }
 
         let start = Instant::now();
-        let mut generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
+        let generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
             .stop(self.stop.iter().cloned())
             .max_tokens(self.args.text.max_tokens());
+        let mut generation = self.args.text.speculation.apply(generation);
         let prefill = start.elapsed();
         let start = Instant::now();
         let mut begun = false;
@@ -413,6 +415,7 @@ impl Chat<'_> {
         }
         let decode = start.elapsed();
         let n = generation.tokens().len();
+        let drafted = Drafted::of(&generation);
         let reason = generation.finish().map(|finish| finish.reason);
         drop(generation);
         let mut notes = Vec::new();
@@ -421,8 +424,9 @@ impl Chat<'_> {
             notes.push(paint(
                 "2",
                 &format!(
-                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s{}; {} of {} in context]",
                     per_second(n, decode),
+                    drafted.note(),
                     self.session.position(),
                     self.session.n_ctx()
                 ),

@@ -35,6 +35,7 @@ mod sampling;
 mod serve;
 #[cfg(feature = "chat")]
 mod sessions;
+mod speculation;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;

@@ -283,6 +283,28 @@ fn vectors_of_texts() {
     assert!((cosine - dot(&vectors[0], &vectors[1])).abs() < 1e-4);
 }
 
+/// Drafts change no token, and are told.
+#[test]
+fn speculation() {
+    let prompt = "use std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse";
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "-s", "3"]] {
+        let [plain, ngram, default] = [&["--no-spec"][..], &["--spec", "ngram"], &[]]
+            .map(|more| parsed(&run(&[&["-p", prompt, "-n", "80", "--json"], sampling, more].concat())));
+        let drafts = &plain["drafts"];
+        assert_eq!((drafts["passes"].as_u64(), &drafts["drafters"]), (Some(79), &json!({})));
+        for answer in [&ngram, &default] {
+            assert_eq!((&answer["ids"], &answer["text"]), (&plain["ids"], &plain["text"]));
+            let drafts = &answer["drafts"]["drafters"]["ngram"];
+            assert!(drafts["accepted"].as_u64().unwrap() <= drafts["drafted"].as_u64().unwrap());
+            // The first token comes with the prompt.
+            let n = answer["drafts"]["passes"].as_u64().unwrap() + drafts["accepted"].as_u64().unwrap();
+            assert_eq!(n, 79);
+        }
+    }
+    fails(&["-p", "x", "--spec", "oracle"], 2, &["oracle", "--spec", "ngram"]);
+    fails(&["-p", "x", "--spec", "ngram", "--no-spec"], 2, &["--spec", "--no-spec"]);
+}
+
 #[test]
 fn bad_files() {
     let folder = Folder::new();

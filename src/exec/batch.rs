@@ -159,17 +159,15 @@ impl Outputs {
         &self.logits[rows.start * self.n_vocab..rows.end * self.n_vocab]
     }
 
-    /// The last row of all; empty if there is none.
-    pub(super) fn last(&self) -> &[f32] {
-        &self.logits[self.logits.len().saturating_sub(self.n_vocab)..]
+    /// The row before the last `n` of all; empty if there is none.
+    pub(super) fn before_last(&self, n: usize) -> &[f32] {
+        let end = self.logits.len().saturating_sub(n * self.n_vocab);
+        &self.logits[end.saturating_sub(self.n_vocab)..end]
     }
 
-    /// A copy of the last row, with room for one.
-    pub(super) fn fork_last(&self, n_vocab: usize) -> Result<Outputs, SessionError> {
-        let mut fork = Outputs { n_vocab, ..Outputs::default() };
-        fork.reserve(1, n_vocab, 0)?;
-        fork.logits.extend_from_slice(self.last());
-        Ok(fork)
+    /// Forgets the last `n` rows.
+    pub(super) fn drop_last(&mut self, n: usize) {
+        self.logits.truncate(self.logits.len().saturating_sub(n * self.n_vocab));
     }
 
     /// Sets the contents to one row, or none, that was computed before. The memory must be

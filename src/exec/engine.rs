@@ -2,7 +2,9 @@
 
 use super::arena::Arena;
 use super::batch::{Outputs, Rows, Slot, Wanted};
+use super::draft::RowTimes;
 use super::forward::{Pass, forward};
+use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
@@ -11,7 +13,9 @@ use super::{
     CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
     default_threads, kv_layout, shift,
 };
+use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
+use crate::clock::Timer;
 use crate::error::SessionError;
 use crate::model::{Device, Model};
 use crate::runner::Runner;
@@ -96,6 +100,8 @@ struct Core {
     arena: Mutex<Arena>,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
+    /// What passes over generated rows took.
+    times: Mutex<RowTimes>,
 }
 
 impl Core {
@@ -130,7 +136,7 @@ impl Core {
             }
             None => pool,
         };
-        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner })
+        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner, times: Mutex::default() })
     }
 }
 
@@ -284,7 +290,7 @@ impl Engine {
             let Slot { seq, tokens, kind, first_output, .. } = slot;
             seq.kv.commit(tokens.len());
             seq.push(tokens, *kind);
-            if tokens.len() == 1 {
+            if *kind == TokenKind::Generated {
                 model.decoded();
             }
             let logits = &mut outputs.logits[rows.start * n_vocab..rows.end * n_vocab];
@@ -412,13 +418,36 @@ impl Engine {
             adapter_nanos: &adapter_nanos,
             first_layers: None,
         };
-        self.enter(cancel, |crew, arena| match self.runner() {
-            Some(runner) => offload(runner, pass, crew, arena, probe),
-            None => forward(pass, crew, arena, probe),
+        let time = self.enter(cancel, |crew, arena| {
+            let timer = Timer::start();
+            let outcome = match self.runner() {
+                Some(runner) => offload(runner, pass, crew, arena, probe),
+                None => forward(pass, crew, arena, probe),
+            };
+            outcome.map(|()| timer.elapsed())
         })??;
+        let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
+        if slots.iter().all(is_decoding) {
+            self.times().note(row, time);
+        }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
         slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
         Ok(())
+    }
+
+    /// What passes over generated rows took.
+    pub(super) fn times(&self) -> MutexGuard<'_, RowTimes> {
+        self.core.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that nothing is left of those
+    /// that are rejected. A hook has to see the text's tokens and no others. And drafts share the page of the token before
+    /// them: for a guess no page is taken, which another sequence, or the pool's budget, may need.
+    pub(super) fn n_draftable(&self, seq: &Sequence, next: usize) -> usize {
+        if seq.hook.is_some() || self.runner().is_some() {
+            return 0;
+        }
+        (next.next_multiple_of(KV_BLOCK) - next).min(seq.n_ctx().saturating_sub(next))
     }
 
     /// Bytes of the buffers of a pass.

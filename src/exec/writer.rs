@@ -1,6 +1,6 @@
 //! The text of an answer as it comes into being: tokens are sampled or forced, become pieces, and end.
 
-use super::CachedTokens;
+use super::{CachedTokens, DraftStats};
 use crate::error::{Error, SampleError};
 use crate::model::Model;
 use crate::sample::Sampler;
@@ -58,6 +58,8 @@ pub struct Finish {
     pub n_cached: CachedTokens,
     /// Tokens generated, those of a stop string included.
     pub n_generated: usize,
+    /// Passes that computed generated tokens, and what became of drafts.
+    pub drafts: DraftStats,
     /// Where the time went.
     pub timings: Timings,
 }

@@ -42,6 +42,7 @@ mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
 mod shift;
+mod speculate;
 mod state;
 mod tiny;
 mod tokenizer;
