@@ -355,7 +355,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
+    let options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
     let adapters = args.session.lora.open(&model)?;
     let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
     let n_parallel = args.parallel as usize;

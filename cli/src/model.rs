@@ -5,7 +5,9 @@ use super::output::{Failure, Progress, note, size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PlanOptions, Session, SessionOptions};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions,
+};
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
@@ -242,6 +244,9 @@ pub(super) struct SessionArgs {
     threads: i32,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
+    /// Context and types of the cache for a use: chat, long-chat, document or code; other flags win
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
     #[arg(long)]
     exact: bool,
@@ -343,10 +348,26 @@ impl SessionArgs {
         options
     }
 
-    /// The same, where `-c 0` is what the model was trained for.
-    pub(super) fn with_trained_ctx(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
-        let trained = (self.ctx_size == Some(0)).then_some(model.hparams().n_ctx_train);
-        SessionOptions { n_ctx: trained.or(options.n_ctx), ..options.clone() }
+    /// The same for `model`, where `-c 0` is the context it was trained for, with the options of --preset that no flag
+    /// sets.
+    pub(super) fn for_model(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
+        let h = model.hparams();
+        let mut options = options.clone();
+        if self.ctx_size == Some(0) {
+            options.n_ctx = Some(h.n_ctx_train);
+        }
+        let Some(preset) = self.preset.map(|preset| preset.options(h)) else { return options };
+        if self.ctx_size.is_none() {
+            options.n_ctx = preset.n_ctx;
+        }
+        let CacheTypeArgs { cache_type_k, cache_type_v, kv_tiers } = &self.cache_type;
+        if kv_tiers.is_none() {
+            options.kv_type = cache_type_k.unwrap_or(preset.kv_type);
+            options.kv_type_v = cache_type_v.or(preset.kv_type_v);
+            let has_types = cache_type_k.is_some() || cache_type_v.is_some();
+            options.kv_tiers = preset.kv_tiers.filter(|_| !has_types);
+        }
+        options
     }
 
     /// An engine for sessions with or without adapters.
@@ -401,7 +422,7 @@ pub(super) fn session(
     options: &SessionOptions,
     rows: usize,
 ) -> Result<Session, Failure> {
-    let options = &args.with_trained_ctx(options, model);
+    let options = &args.for_model(options, model);
     let adapters = args.lora.open(model)?;
     let mut session = args.engine(model, !adapters.is_empty(), options)?.session_with(options)?;
     for (adapter, scale) in adapters {

@@ -1194,6 +1194,44 @@ fn full_disks_and_read_only_folders() {
     }
 }
 
+/// A full context ends a text, or half of it goes and the text goes on; so does a conversation.
+#[test]
+fn contexts_are_shifted() {
+    let flags = ["-p", "Ownership is", "-c", "128", "--temp", "0.8", "-s", "3", "--ignore-eos", "-n", "300", "--json"];
+    let ended = parsed(&run(&flags));
+    assert_eq!(ended["stop_reason"], json!("context_full"));
+    let shifted = parsed(&run(&[&flags[..], &["--context-shift"]].concat()));
+    assert_eq!((&shifted["stop_reason"], shifted["ids"].as_array().unwrap().len()), (&json!("max_tokens"), 300));
+    let n = ended["ids"].as_array().unwrap().len();
+    assert_eq!(shifted["ids"].as_array().unwrap()[..n], ended["ids"].as_array().unwrap()[..]);
+    for (more, code, part) in [
+        (&["--keep", "9"][..], 2, "--context-shift"),
+        (&["--context-shift", "--learn", "x"], 2, "--learn"),
+        (&["--context-shift", "--keep", "65"], 1, "context_shift is 65"),
+        (&["--context-shift", "--kv-tiers"], 1, "precision by age"),
+        (&["--context-shift", "--preset", "long-chat"], 1, "precision by age"),
+        (&["--preset", "poem"], 2, "long-chat"),
+    ] {
+        fails(&[&flags[..], more].concat(), code, &[part]);
+    }
+    let kinds = |more: &[&str]| {
+        let out = parsed(&run(&[&["-p", "x", "-n", "1", "--json"], more].concat()));
+        out["kv_bytes"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&["--preset", "code"]), ["f16", "q8_0"]);
+    assert_eq!(kinds(&["--preset", "document"]), ["q8_0"]);
+    assert_eq!(kinds(&["--preset", "document", "-ctk", "f16", "-ctv", "f16"]), ["f16"]);
+
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let chat = ["chat", "-m", &model, "-c", "128", "-n", "40", "--temp", "0", "--ignore-eos", "--context-shift", "-v"];
+    let said = run_with_input(&chat, &b"the\n".repeat(8));
+    assert_eq!(said.status.code(), Some(0), "{}", stderr(&said));
+    let (notes, lines) = (stderr(&said), text(&said));
+    assert!(!notes.contains("context is full") && lines.lines().count() >= 8, "{notes}");
+    assert!(notes.contains(" of 128 in context"), "{notes}");
+}
+
 /// What a context takes is known before it is computed.
 #[test]
 fn memory_is_planned() {

@@ -3,10 +3,10 @@
 use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::exec::{Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, SessionOptions};
+use ruvllm::exec::{Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
-use ruvllm::model::{Hparams, Model, OpenOptions, Residence};
+use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, Residence};
 use ruvllm::quant::DType;
 use ruvllm::{ModelError, SessionError};
 use std::num::NonZeroUsize;
@@ -191,6 +191,36 @@ fn recommendations_fit_and_are_used() {
         assert!(limit <= memory.total && memory.available <= memory.limit.unwrap_or(memory.total));
     }
     assert_eq!(auto.session().unwrap().n_ctx(), 4096);
+}
+
+/// Sequences of a model of the 1B shape (16 layers, eight heads of 64 for keys and values) whose keys and values take 8 GiB:
+/// the table in `docs/memory.md`.
+#[test]
+fn presets_take_what_is_documented() {
+    let gguf = Tiny::Llama.parts(DType::Q8_0).gguf();
+    let mut h = Hparams::of(gguf.metadata(), gguf.tensors()).unwrap();
+    h.n_ctx_train = 131_072;
+    h.layers = vec![h.layers[0].clone(); 16];
+    for layer in &mut h.layers {
+        let Mixer::Attention(attn) = &mut layer.mixer else { panic!("a llama") };
+        (attn.n_head, attn.n_head_kv, attn.head_dim, attn.head_dim_v) = (32, 8, 64, 64);
+    }
+    let table = include_str!("../../docs/memory.md");
+    for preset in Preset::ALL {
+        let options = preset.options(&h);
+        let plan = MemoryPlan::of_header(gguf.header(), &h, &options.into()).unwrap();
+        let row = format!(
+            "| `{}` | {} | {:.0} MiB | {} |",
+            preset.name(),
+            plan.n_ctx,
+            plan.kv as f64 / 1048576.0,
+            (8 << 30) / plan.kv
+        );
+        assert!(table.contains(&row), "{row}");
+        assert_eq!(preset.name().parse(), Ok(preset));
+    }
+    h.n_ctx_train = 512;
+    assert!(Preset::ALL.iter().all(|preset| preset.options(&h).n_ctx == Some(512)));
 }
 
 /// A copy counts once where it replaces a map, and besides where the file lies in memory.

@@ -231,7 +231,7 @@ fn load(args: &Args) -> Result<App, Failure> {
             TRANSCRIPT.to_owned()
         }
     };
-    let mut options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
+    let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
     options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
     let lora = &args.session.lora;
     let adapters = lora.paths().zip(lora.open(&model)?).map(|(path, (adapter, scale))| LoadedAdapter {
