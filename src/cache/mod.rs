@@ -9,6 +9,9 @@
 //! depends on `i - j` alone. A page gets its next form in the first pass that reads it, and loses the one before when no
 //! later query reads that: what it is read as never depends on how tokens were cut into passes.
 
+//!
+//! Recurrent layers have a state instead, which every token changes: of all of them one page (`sequence/recurrent.rs`).
+
 mod folder;
 mod hash;
 mod layout;
@@ -18,7 +21,7 @@ mod sequence;
 
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
-pub(crate) use layout::{KvLayout, LayerShape};
+pub(crate) use layout::{CellShape, KvLayout, LayerShape};
 pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, PrefixKey};

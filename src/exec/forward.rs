@@ -10,12 +10,14 @@ use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
 use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
 use super::probe::{Probe, Tap};
+use super::recurrent::{self, Mixing};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, LayerSpec, MAX_EXPERT, Mixer, Model, Moe, MoeSpec,
-    Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, FfnSpec, Gating, Hparams, Layer, LayerSpec, MAX_EXPERT, Mixer, Model,
+    Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec, RopeId, RopeOrder,
+    Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -162,23 +164,23 @@ pub(crate) struct Pass<'a, 's> {
 
 /// What all products of a pass need.
 #[derive(Clone, Copy)]
-struct Base<'a> {
-    arch: Arch,
-    crew: &'a Crew<'a>,
+pub(super) struct Base<'a> {
+    pub(super) arch: Arch,
+    pub(super) crew: &'a Crew<'a>,
     gguf: &'a Gguf,
     adapter_nanos: &'a AtomicU64,
 }
 
 impl<'a> Base<'a> {
     /// For products whose rows have these adapters, the first `n_generated` being those of generated tokens.
-    fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
+    pub(super) fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
         let Base { arch, crew, gguf, adapter_nanos } = self;
         Ctx { arch, crew, gguf, adapters, n_generated, adapter_nanos: Some(adapter_nanos) }
     }
 }
 
 /// The adapters of rows, those of slot `i` up to `ends[i]`.
-fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
+pub(super) fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
     match slots.0 {
         [slot] => RowAdapters::All(&slot.seq.adapters.attached),
         _ if slots.0.iter().all(|slot| slot.seq.adapters.attached.is_empty()) => RowAdapters::All(&[]),
@@ -191,11 +193,13 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
+    /// The output of a recurrent mixer beside attention.
+    beside: &'a mut [f32],
     /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
     per_layer: &'a mut [f32],
     per_layer_table: &'a mut [f32],
     per_layer_gate: &'a mut [f32],
-    /// Room for [`AttnBuffers`] or [`FfnBuffers`].
+    /// Room for [`AttnBuffers`], [`FfnBuffers`], or those of a recurrent mixer.
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`].
     cos: &'a mut [f32],
@@ -320,6 +324,8 @@ impl<'a> Buffers<'a> {
         let attention = h.attention().flat_map(|spec| [Rows::All, Rows::Outputs].map(|rows| (spec, rows)));
         let attention = attention
             .map(|(spec, rows)| counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots, rows))));
+        let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
+        let has_both = h.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Both(..)));
         let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
         let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
         let n_angles = RopeTables::n_angles(h, m);
@@ -338,10 +344,11 @@ impl<'a> Buffers<'a> {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
             branch: frame.take(m * h.n_embd),
+            beside: frame.take(if has_both { m * h.n_embd } else { 0 }),
             per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
-            inner: frame.take(attention.fold(ffn, usize::max)),
+            inner: frame.take(attention.chain(recurrent).fold(ffn, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
             ends,
@@ -403,6 +410,8 @@ pub(crate) fn forward(
 
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
+    // The next recurrence.
+    let mut cell = 0;
     for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
         if cancelled() {
             return Err(SessionError::Cancelled);
@@ -413,15 +422,17 @@ pub(crate) fn forward(
             hidden.copy_from_slice(b.x);
             return Ok(());
         }
-        let Mixer::Attention(attn) = &spec.mixer;
         let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == w.layers.len());
-        norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
-        probe.tensor(Tap::AttnNorm, i, b.normed);
-        // Of tokens without logits nobody reads more of the last layer than keys and values.
+        let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
+        // Of tokens without logits nobody reads more of the last layer than keys and values, or a state.
         if is_last && !probe.sees_all_rows() {
             rows = Rows::Outputs;
         }
-        attention(base, h, (attn, &layer.attn), i, rows, slots, &mut b, probe)?;
+        if has_mixer {
+            norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+            probe.tensor(Tap::AttnNorm, i, b.normed);
+            mixer(base, h, (spec, layer), (i, &mut cell), rows, slots, &mut b, probe)?;
+        }
         if rows == Rows::Outputs {
             if n_outputs == 0 {
                 return Ok(());
@@ -441,10 +452,12 @@ pub(crate) fn forward(
         if spec.norms == Norms::Parallel {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
         }
-        add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        if has_mixer {
+            add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        }
         probe.tensor(Tap::FfnInp, i, b.x);
 
-        if !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
+        if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
             probe.tensor(Tap::FfnNorm, i, b.normed);
         }
@@ -461,9 +474,12 @@ pub(crate) fn forward(
                 let n_generated = n_generated(is_last, rows, slots);
                 experts(base, h.n_embd, moe, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
             }
+            FeedForward::None => {}
         }
-        probe.tensor(Tap::FfnOut, i, b.branch);
-        add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        if has_ffn {
+            probe.tensor(Tap::FfnOut, i, b.branch);
+            add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        }
         if let Some(w) = &layer.per_layer {
             let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
             let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
@@ -626,6 +642,58 @@ fn add_branch(
     if of_stream {
         norm(ctx, h, post, x, normed);
         x.copy_from_slice(normed);
+    }
+}
+
+/// Mixer of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. `cell` is the next recurrence.
+fn mixer(
+    base: Base<'_>,
+    h: &Hparams,
+    (spec, layer): (&LayerSpec, &Layer),
+    (i, cell): (usize, &mut usize),
+    rows: Rows,
+    slots: &mut [Slot<'_>],
+    b: &mut Buffers<'_>,
+    probe: &mut dyn Probe,
+) -> Result<(), SessionError> {
+    if let (Some(spec), Some(w)) = (spec.recurrent(), &layer.recurrent) {
+        recurrent(base, h, (spec, w), (i, cell), rows, slots, b);
+    }
+    let (Some(attn), Some(w)) = (spec.attention(), &layer.attn) else { return Ok(()) };
+    if let Mixer::Both(..) = spec.mixer {
+        b.beside.copy_from_slice(b.branch);
+    }
+    attention(base, h, (attn, w), i, rows, slots, b, probe)?;
+    if let Mixer::Both(..) = spec.mixer {
+        base.arch.add(b.branch, b.beside);
+    }
+    Ok(())
+}
+
+/// Recurrent mixer of layer `i`, as [`mixer`]. All rows change the state.
+fn recurrent(
+    base: Base<'_>,
+    h: &Hparams,
+    (spec, w): (&RecurrentSpec, &Recurrent),
+    (i, cell): (usize, &mut usize),
+    rows: Rows,
+    slots: &mut [Slot<'_>],
+    b: &mut Buffers<'_>,
+) {
+    let m = b.normed.len() / h.n_embd;
+    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch: &mut b.scratch, cell: *cell };
+    let mixed = recurrent::mix(&mut pass, (spec, w), (b.normed, m), &mut Frame::of(b.inner));
+    *cell = pass.cell;
+    let (n_in, n_generated) = (w.output().w.n_in, n_generated(i + 1 == h.n_layer, rows, slots));
+    if rows == Rows::Outputs {
+        gather(slots, mixed, n_in);
+    }
+    let m = slots.iter().map(|slot| rows.of(slot).2).sum();
+    if m > 0 {
+        let (slots, ends) = (Adapters(slots), if rows == Rows::All { b.ends } else { b.output_ends });
+        let ctx = base.with(row_adapters(&slots, ends), n_generated);
+        let branch = &mut b.branch[..m * h.n_embd];
+        linear(ctx, &mut b.scratch, &mixed[..m * n_in], m, &mut [Product::of(w.output(), branch, m)]);
     }
 }
 

@@ -5,6 +5,7 @@ mod adapters;
 mod arena;
 mod backward;
 mod batch;
+mod conv;
 mod cores;
 mod embed;
 mod engine;
@@ -18,9 +19,11 @@ mod memory;
 mod offload;
 mod prefix;
 mod probe;
+mod recurrent;
 mod schedule;
 mod sequence;
 mod session;
+mod short_conv;
 mod state;
 mod writer;
 
@@ -166,6 +169,7 @@ fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
             .attention()
             .map(|a| (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v) + if a.gated { a.n_out() } else { 0 }),
     );
+    let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
     let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));
     // What enters a product is kept in a second form, of at most 32 bits.
@@ -197,5 +201,6 @@ fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         head_dim: a.head_dim,
         head_dim_v: a.head_dim_v,
     };
-    KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape))
+    let layout = KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape));
+    layout.with_recurrences(h.recurrent().flat_map(recurrent::cells))
 }

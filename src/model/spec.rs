@@ -3,7 +3,7 @@
 
 use super::hparams::RopeId;
 
-/// One layer: a mixer (attention), then a feed-forward layer, each added to the residual stream.
+/// One layer: a mixer, then a feed-forward layer, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LayerSpec {
@@ -27,6 +27,64 @@ pub struct LayerSpec {
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier tokens.
     Attention(AttnSpec),
+    /// A recurrence, whose state every token changes.
+    Recurrent(RecurrentSpec),
+    /// Both, of the same input; their outputs are added.
+    Both(AttnSpec, RecurrentSpec),
+    /// None: the layer is a feed-forward layer alone.
+    None,
+}
+
+impl LayerSpec {
+    /// Its attention, if it has one.
+    pub fn attention(&self) -> Option<&AttnSpec> {
+        match &self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    pub(crate) fn attention_mut(&mut self) -> Option<&mut AttnSpec> {
+        match &mut self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    /// Its recurrent mixer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(spec) | Mixer::Both(_, spec) => Some(spec),
+            Mixer::Attention(_) | Mixer::None => None,
+        }
+    }
+}
+
+/// Recurrent mixer of one layer.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RecurrentSpec {
+    /// Gated short convolution (LFM2).
+    ShortConv(ConvSpec),
+}
+
+impl RecurrentSpec {
+    /// What it is.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RecurrentSpec::ShortConv(_) => "short convolutions",
+        }
+    }
+}
+
+/// Convolution of each channel with its own values at this token and the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConvSpec {
+    /// Channels.
+    pub n_channel: usize,
+    /// Tokens, this one included.
+    pub n_tap: usize,
 }
 
 /// Attention of one layer.
@@ -189,6 +247,8 @@ pub enum FfnSpec {
     Dense(DenseSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
+    /// None: the layer is a mixer alone.
+    None,
 }
 
 impl FfnSpec {
@@ -197,13 +257,14 @@ impl FfnSpec {
         match self {
             FfnSpec::Dense(ffn) => ffn.n_ff,
             FfnSpec::Moe(moe) => moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff)),
+            FfnSpec::None => 0,
         }
     }
 
     pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
         match self {
             FfnSpec::Moe(moe) => Some(moe),
-            FfnSpec::Dense(_) => None,
+            FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
 
@@ -211,7 +272,7 @@ impl FfnSpec {
     pub fn moe(&self) -> Option<&MoeSpec> {
         match self {
             FfnSpec::Moe(moe) => Some(moe),
-            FfnSpec::Dense(_) => None,
+            FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind};
+use ruvllm::gguf::Array;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FORMATS};
@@ -48,6 +49,8 @@ enum Shape {
     Oss,
     /// Whose second layer reads the first one's keys and values, with vectors of layers for tokens.
     SharedKeys,
+    /// Whose first layer is a short convolution.
+    ShortConv,
 }
 
 impl Shape {
@@ -69,6 +72,7 @@ fn model(shape: Shape, dtype: DType) -> Model {
         Shape::Latent => "deepseek2",
         Shape::Oss => "gpt-oss",
         Shape::SharedKeys => "gemma4",
+        Shape::ShortConv => "lfm2",
     };
     let mut p = Parts::new();
     p.set("general.architecture", arch);
@@ -90,6 +94,10 @@ fn model(shape: Shape, dtype: DType) -> Model {
     p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     match shape {
         Shape::Dense | Shape::Alibi => {}
+        Shape::ShortConv => {
+            p.set("lfm2.attention.head_count_kv", Array::U32(vec![0, 2]));
+            p.set("lfm2.shortconv.l_cache", 3u32);
+        }
         Shape::SharedKeys => {
             p.set("gemma4.attention.sliding_window", 70u32);
             p.set("gemma4.attention.shared_kv_layers", 1u32);
@@ -185,6 +193,13 @@ fn model(shape: Shape, dtype: DType) -> Model {
                 }
             }
             Shape::Gated => p.matrix(&name("attn_gate"), N, &[N], dtype),
+            Shape::ShortConv if i == 0 => {
+                plain.iter().for_each(|(part, _)| p.remove_tensor(&name(&format!("{part}.weight"))));
+                p.matrix(&name("shortconv.in_proj"), N, &[3 * N], dtype);
+                p.matrix(&name("shortconv.conv"), 3, &[N], DType::F32);
+                p.matrix(&name("shortconv.out_proj"), N, &[N], dtype);
+            }
+            Shape::ShortConv => ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.norm(&name(part), 32)),
             Shape::Alibi => {
                 for (part, n) in [
                     ("attn_norm", N),
@@ -473,9 +488,16 @@ fn mixture() {
 #[test]
 fn other_mechanisms() {
     for arch in levels() {
-        for shape in
-            [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss, Shape::SharedKeys]
-        {
+        for shape in [
+            Shape::Sinks,
+            Shape::EarlyRouter,
+            Shape::Gated,
+            Shape::Alibi,
+            Shape::Latent,
+            Shape::Oss,
+            Shape::SharedKeys,
+            Shape::ShortConv,
+        ] {
             check(shape, DType::Q8_0, arch, KvType::F16);
         }
     }

@@ -13,6 +13,7 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
 mod mixtures;
 mod olmo;
@@ -112,6 +113,8 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "apertus", hparams: apertus::hparams },
     Family { arch: "hunyuan-dense", hparams: hunyuan::dense },
     Family { arch: "hunyuan-moe", hparams: hunyuan::moe },
+    Family { arch: "lfm2", hparams: lfm2::lfm2 },
+    Family { arch: "lfm2moe", hparams: lfm2::lfm2moe },
     Family { arch: "afmoe", hparams: windows::afmoe },
     Family { arch: "mimo2", hparams: windows::mimo2 },
     Family { arch: "smallthinker", hparams: windows::smallthinker },
