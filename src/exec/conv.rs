@@ -24,9 +24,7 @@ impl CausalConv<'_> {
 
 impl Recurrence for CausalConv<'_> {
     fn n_parts(&self) -> usize {
-        let n = self.spec.n_channel;
-        // The largest power of two that divides them, within bounds.
-        n / (1 << n.trailing_zeros()).min(CHANNELS)
+        parts_of(self.spec.n_channel)
     }
 
     fn n_out(&self) -> usize {
@@ -51,6 +49,11 @@ impl Recurrence for CausalConv<'_> {
             *out = if self.silu { silu(sum) } else { sum };
         }
     }
+}
+
+/// Parts of so many channels: each has the largest power of two that divides them, within bounds.
+pub(super) fn parts_of(n_channel: usize) -> usize {
+    n_channel / (1 << n_channel.trailing_zeros()).min(CHANNELS)
 }
 
 /// `x/(1 + e⁻ˣ)`.

@@ -222,6 +222,8 @@ struct AttnBuffers<'a> {
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
     gate: &'a mut [f32],
+    /// Queries and gates as they come from their matrix.
+    q_gate: &'a mut [f32],
     latent: LatentBuffers<'a>,
     /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv, n_pieces)`.
     partials: &'a mut [f32],
@@ -263,6 +265,7 @@ impl<'a> AttnBuffers<'a> {
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
             gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            q_gate: frame.take(if spec.gate_in_q { 2 * m * n_q } else { 0 }),
             latent: LatentBuffers::take(frame, spec, m_kv, m),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
@@ -681,7 +684,8 @@ fn recurrent(
     b: &mut Buffers<'_>,
 ) {
     let m = b.normed.len() / h.n_embd;
-    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch: &mut b.scratch, cell: *cell };
+    let (scratch, eps) = (&mut b.scratch, h.norm_eps);
+    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch, eps, cell: *cell };
     let mixed = recurrent::mix(&mut pass, (spec, w), (b.normed, m), &mut Frame::of(b.inner));
     *cell = pass.cell;
     let (n_in, n_generated) = (w.output().w.n_in, n_generated(i + 1 == h.n_layer, rows, slots));
@@ -715,14 +719,15 @@ fn attention(
     let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
     let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, mut latent, partials } =
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, q_gate, mut latent, partials } =
         AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
+    let from_wq = if spec.gate_in_q { &mut *q_gate } else { &mut *q };
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
         let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none() && !spec.shares_kv;
         if at_once {
-            let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
+            let products = &mut [Product::of(&w.wq, from_wq, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
             linear(ctx, &mut b.scratch, b.normed, m, products);
         } else {
             if let Some((of, weights)) = latent_spec {
@@ -739,11 +744,19 @@ fn attention(
                 let (ctx, x) = (base.with(row_adapters(&slots, ends), n_generated), &b.normed[..m * h.n_embd]);
                 match latent_spec {
                     Some((of, weights)) => {
-                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), q);
+                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), from_wq);
                     }
-                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, q, m)]),
+                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, from_wq, m)]),
                 }
             }
+        }
+    }
+    if spec.gate_in_q {
+        let d = spec.head_dim;
+        let to = q.chunks_exact_mut(d).zip(gate.chunks_exact_mut(d));
+        for ((q, gate), from) in to.zip(q_gate.chunks_exact(2 * d)) {
+            q.copy_from_slice(&from[..d]);
+            gate.copy_from_slice(&from[d..]);
         }
     }
     probe.tensor(Tap::Qcur, i, q);
@@ -869,13 +882,15 @@ fn attention(
     let branch = &mut b.branch[..m * h.n_embd];
     let slots = Adapters(slots);
     let ctx = base.with(row_adapters(&slots, ends), n_generated);
-    let attn = match &w.gate {
-        Some(w) => {
-            linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [Product::of(w, gate, m)]);
+    if let Some(w) = &w.gate {
+        linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [Product::of(w, gate, m)]);
+    }
+    let attn = match spec.gated {
+        true => {
             gate.iter_mut().zip(attn).for_each(|(gate, attn)| *gate = sigmoid(*gate) * attn);
             &*gate
         }
-        None => attn,
+        false => attn,
     };
     let attn = match &spec.latent {
         Some(of) if of.absorbed => latent.values((ctx, &mut b.scratch), (spec, of, w), m, attn),

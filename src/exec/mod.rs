@@ -7,6 +7,7 @@ mod backward;
 mod batch;
 mod conv;
 mod cores;
+mod delta;
 mod embed;
 mod engine;
 mod forward;
@@ -15,6 +16,8 @@ mod gradient;
 mod hook;
 mod latent;
 mod linear;
+mod mamba;
+mod mamba2;
 mod memory;
 mod offload;
 mod prefix;
@@ -164,11 +167,11 @@ impl MemoryEstimate {
 /// Bytes, roughly, of the buffers of a pass of `m` rows up to position `n_ctx`.
 fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let most = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0);
-    let attention = most(
-        &mut h
-            .attention()
-            .map(|a| (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v) + if a.gated { a.n_out() } else { 0 }),
-    );
+    let attention = most(&mut h.attention().map(|a| {
+        (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)
+            + if a.gated { a.n_out() } else { 0 }
+            + if a.gate_in_q { 2 * a.n_q() } else { 0 }
+    }));
     let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
     let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));

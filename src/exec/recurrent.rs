@@ -10,7 +10,7 @@ use super::batch::{Adapters, Rows, Slot};
 use super::conv::CausalConv;
 use super::forward::{Base, row_adapters};
 use super::linear::{Product, Scratch, linear};
-use super::short_conv;
+use super::{delta, mamba, mamba2, short_conv};
 use crate::arch::Arch;
 use crate::cache::CellShape;
 use crate::model::{Recurrent, RecurrentSpec};
@@ -34,6 +34,8 @@ pub(super) struct Mixing<'a, 's, 'f> {
     /// Where the rows of each slot end.
     pub(super) ends: &'a [u32],
     pub(super) scratch: &'a mut Scratch<'f>,
+    /// Of norms.
+    pub(super) eps: f32,
     /// The next recurrence.
     pub(super) cell: usize,
 }
@@ -87,6 +89,9 @@ impl Mixing<'_, '_, '_> {
 pub(super) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
     match spec {
         RecurrentSpec::ShortConv(spec) => vec![CausalConv::cell(*spec)],
+        RecurrentSpec::Mamba(spec) => mamba::cells(spec).to_vec(),
+        RecurrentSpec::Mamba2(spec) => mamba2::cells(spec).to_vec(),
+        RecurrentSpec::Delta(spec) => delta::cells(spec).to_vec(),
     }
 }
 
@@ -94,6 +99,9 @@ pub(super) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
 pub(super) fn bytes(spec: &RecurrentSpec, m: usize) -> usize {
     match spec {
         RecurrentSpec::ShortConv(spec) => counted(|frame| short_conv::Buffers::take(frame, *spec, m)),
+        RecurrentSpec::Mamba(spec) => counted(|frame| mamba::Buffers::take(frame, spec, m)),
+        RecurrentSpec::Mamba2(spec) => counted(|frame| mamba2::Buffers::take(frame, spec, m)),
+        RecurrentSpec::Delta(spec) => counted(|frame| delta::Buffers::take(frame, spec, m)),
     }
 }
 
@@ -106,5 +114,9 @@ pub(super) fn mix<'a>(
 ) -> &'a mut [f32] {
     match (spec, w) {
         (RecurrentSpec::ShortConv(spec), Recurrent::ShortConv(w)) => short_conv::mix(pass, *spec, w, (x, m), frame),
+        (RecurrentSpec::Mamba(spec), Recurrent::Mamba(w)) => mamba::mix(pass, spec, w, (x, m), frame),
+        (RecurrentSpec::Mamba2(spec), Recurrent::Mamba2(w)) => mamba2::mix(pass, spec, w, (x, m), frame),
+        (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => delta::mix(pass, spec, w, (x, m), frame),
+        _ => unreachable!("weights are bound by specification"),
     }
 }

@@ -610,6 +610,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             sinks: _,
             temperature: _,
             gated: _,
+            gate_in_q: _,
             causal: _,
             chunked: _,
             latent: _,

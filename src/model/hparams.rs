@@ -2,8 +2,8 @@
 
 use super::family::Family;
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
-    Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
+    MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -433,11 +433,57 @@ impl<'a> Keys<'a> {
         ModelError::MissingKey { key: format!("{}.{key}", self.arch) }
     }
 
+    /// A boolean for each layer.
+    pub(crate) fn bools(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
+        let name = self.name(key);
+        let values: Vec<bool> = match self.metadata.get(&name) {
+            None => return Ok(None),
+            Some(Value::Array(Array::Bool(values))) => values.clone(),
+            Some(_) => self.metadata.u32s(&name)?.iter().map(|&n| n != 0).collect(),
+        };
+        self.one_per_layer(&name, values.len())?;
+        Ok(Some(values))
+    }
+
     /// Tokens that a convolution sees.
     pub(crate) fn taps(&self, key: &str) -> Result<usize, ModelError> {
         let name = self.name(key);
         let value = self.uniform_u64(&name)?.ok_or_else(|| self.missing(key))?;
         Self::in_range(&name, value, 2..=MAX_TAPS)
+    }
+
+    /// Mamba 2 by the sizes of the file.
+    pub(crate) fn mamba2(&self) -> Result<RecurrentSpec, ModelError> {
+        let spec = Mamba2Spec {
+            n_inner: self.count("ssm.inner_size", 1 << 17)?,
+            n_head: self.count("ssm.time_step_rank", 1 << 12)?,
+            n_group: self.opt_count("ssm.group_count", 1 << 12)?.unwrap_or(1),
+            n_state: self.count("ssm.state_size", 1 << 12)?,
+            n_tap: self.taps("ssm.conv_kernel")?,
+            norm: self.has_part("ssm_norm.weight"),
+        };
+        self.divides("ssm.inner_size", spec.n_inner, "ssm.time_step_rank", spec.n_head)?;
+        self.divides("ssm.time_step_rank", spec.n_head, "ssm.group_count", spec.n_group)?;
+        Ok(RecurrentSpec::Mamba2(spec))
+    }
+
+    /// Mamba 1 by the sizes of the file.
+    pub(crate) fn mamba(&self) -> Result<RecurrentSpec, ModelError> {
+        Ok(RecurrentSpec::Mamba(MambaSpec {
+            n_inner: self.count("ssm.inner_size", 1 << 17)?,
+            n_state: self.count("ssm.state_size", 1 << 12)?,
+            dt_rank: self.count("ssm.time_step_rank", 1 << 12)?,
+            n_tap: self.taps("ssm.conv_kernel")?,
+            norms: self.has_part("ssm_dt_norm.weight"),
+        }))
+    }
+
+    /// Refuses sizes of which one is no multiple of the other.
+    pub(crate) fn divides(&self, key: &str, n: usize, by_key: &str, by: usize) -> Result<(), ModelError> {
+        if n.is_multiple_of(by) {
+            return Ok(());
+        }
+        Err(ModelError::Inconsistent { what: format!("{key} {n} is no multiple of {by_key} {by}") })
     }
 
     /// Attention in the layers with key/value heads, `spec` in the others.
@@ -719,6 +765,7 @@ impl Hparams {
             sinks: false,
             temperature: None,
             gated: false,
+            gate_in_q: false,
             latent: None,
         };
         let layers = n_head.into_iter().zip(n_head_kv).zip(&mixers).zip(ffn).map(|((heads, mixer), ffn)| LayerSpec {
@@ -904,7 +951,9 @@ impl Hparams {
     pub(crate) fn set_latent(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
         let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
         let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
-        let n_rot = self.ropes[0].n_dims;
+        let Some(n_rot) = self.ropes.first().map(|rope| rope.n_dims) else {
+            return Err(ModelError::Inconsistent { what: "latent attention in no layer".into() });
+        };
         let absorbed = keys.has_part("attn_k_b.weight");
         let head_dim = match keys.opt_count("attention.key_length_mla", MAX_HEAD_DIM)? {
             None if absorbed => return Err(keys.missing("attention.key_length_mla")),

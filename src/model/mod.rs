@@ -23,13 +23,13 @@ use hparams::UnknownNames;
 pub(crate) use hparams::{Finish, MAX_EXPERT};
 pub use hparams::{Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
-    Activation, AttnSpec, Biases, ConvSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer,
-    MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec,
+    Mamba2Spec, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 pub use weights::Site;
 pub(crate) use weights::{
-    Attn, Conv, FeedForward, Ffn, Latent, Layer, Linear, Moe, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv,
-    Weight, Weights,
+    Attn, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Layer, Linear, Mamba, Mamba2, Moe, Norm, PerLayer,
+    PerLayerInputs, Recurrent, ShortConv, Weight, Weights,
 };
 
 /// Where weights are read from.

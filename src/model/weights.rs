@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-pub(crate) use recurrent::{Conv, Recurrent, ShortConv};
+pub(crate) use recurrent::{Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv};
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -431,6 +431,10 @@ impl<'a> Binder<'a> {
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
+        // Falcon-H1's files leave the suffix out.
+        if self.has(name) {
+            return Ok(Norm { w: self.vector(name, h.n_embd)?, b: Vec::new() });
+        }
         if h.norm == NormKind::LayerPlain {
             return Ok(Norm { w: vec![1.0; h.n_embd], b: vec![0.0; h.n_embd] });
         }
@@ -652,7 +656,7 @@ fn attention(
     if let Some(latent) = &spec.latent {
         return latent_attention(b, n_embd, spec, latent, name);
     }
-    let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
+    let (n_q, n_k, n_v) = (spec.n_q() * if spec.gate_in_q { 2 } else { 1 }, spec.n_k(), spec.n_v());
     let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
         (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
@@ -683,11 +687,13 @@ fn attention(
         wq,
         wk,
         wv,
-        q_norm: norm("attn_q_norm.weight", n_q)?,
+        q_norm: norm("attn_q_norm.weight", spec.n_q())?,
         k_norm: if spec.shares_kv { None } else { norm("attn_k_norm.weight", n_k)? },
         wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
         sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
-        gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,
+        gate: (spec.gated && !spec.gate_in_q)
+            .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false))
+            .transpose()?,
         latent: None,
     })
 }
@@ -770,7 +776,8 @@ fn feed_forward(
     let (gate, up) = if x.fused {
         (None, stack("ffn_gate_up_exps", n_embd, 2 * x.n_ff)?)
     } else {
-        (Some(stack("ffn_gate_exps", n_embd, x.n_ff)?), stack("ffn_up_exps", n_embd, x.n_ff)?)
+        let gate = activation.is_gated().then(|| stack("ffn_gate_exps", n_embd, x.n_ff));
+        (gate.transpose()?, stack("ffn_up_exps", n_embd, x.n_ff)?)
     };
     let stacked = Ffn { activation, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
@@ -779,7 +786,7 @@ fn feed_forward(
         Some(shared) => {
             let ffn = Ffn {
                 activation,
-                gate: Some(linear("ffn_gate_shexp", n_embd, shared.n_ff)?),
+                gate: activation.is_gated().then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff)).transpose()?,
                 up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
                 down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
             };

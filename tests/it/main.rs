@@ -35,6 +35,7 @@ mod lora;
 mod pages;
 mod prefix;
 mod quant;
+mod recurrent;
 mod run;
 mod sample;
 mod schedule;
