@@ -52,7 +52,7 @@ fn n_feed(spec: &DeltaSpec) -> usize {
 }
 
 pub(super) fn cells(spec: &DeltaSpec) -> [CellShape; 2] {
-    let n_state = spec.n_head * spec.head_dim_k * spec.head_dim_v;
+    let n_state = spec.n_out().saturating_mul(spec.head_dim_k);
     [CausalConv::cell(spec.conv()), CellShape { n_state, n_feed: n_feed(spec) }]
 }
 
@@ -127,7 +127,7 @@ pub(super) fn mix<'a>(
         }
         DeltaInput::Low { qkv, beta: w_beta, rate: w_rate, gate: w_gate } => {
             let mut first = 0;
-            for w in qkv {
+            for w in &**qkv {
                 let n = w.w.n_out;
                 let part = &mut low[..m * n];
                 pass.linear(x, m, &mut [Product::of(w, part, m)]);
@@ -137,7 +137,8 @@ pub(super) fn mix<'a>(
                 first += n;
             }
             pass.linear(x, m, &mut [Product::of(w_beta, beta, m)]);
-            for ([down, up], to) in [(w_rate, &mut *rate), (w_gate, &mut *gate)] {
+            for (w, to) in [(w_rate, &mut *rate), (w_gate, &mut *gate)] {
+                let [down, up] = &**w;
                 let low = &mut low[..m * down.w.n_out];
                 pass.linear(x, m, &mut [Product::of(down, low, m)]);
                 pass.linear(low, m, &mut [Product::of(up, to, m)]);

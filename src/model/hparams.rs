@@ -738,7 +738,7 @@ impl Hparams {
         };
         let head_dim_v = keys.opt_count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         let of_attention = n_head.iter().zip(&n_head_kv).zip(&mixers).filter(|(_, mixer)| has_attention(mixer));
-        let unfit = |n: usize, n_kv: usize| n == 0 || n_kv == 0 || n % n_kv != 0;
+        let unfit = |n: usize, n_kv: usize| n == 0 || n_kv == 0 || !n.is_multiple_of(n_kv);
         if let Some((n, n_kv)) = of_attention.map(|(heads, _)| heads).find(|(n, n_kv)| unfit(**n, **n_kv)) {
             return Err(ModelError::Inconsistent { what: format!("{n} heads cannot share {n_kv} key/value heads") });
         }

@@ -16,6 +16,10 @@ use std::sync::Arc;
 /// Values of a state that one task copies.
 const COPIED: usize = 16 << 10;
 
+/// Takes a state through some tokens, given their feeds and their rows in the pass, or no rows if they were in a pass
+/// before.
+pub(crate) type Steps<'a> = dyn FnMut(&mut [f32], &[f32], Option<Range<usize>>) + 'a;
+
 /// What a sequence has besides the state in its table. At position 0 that is zeros and has no page.
 #[derive(Debug, Default)]
 pub(super) struct States {
@@ -125,15 +129,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Takes recurrence `cell` through the tokens of the pass under way, whose `feeds` are `(n, n_feed)`. `run` takes the
-    /// state through some tokens, given their feeds and their rows in the pass, or no rows if they were in a pass before.
-    pub(crate) fn recur(
-        &mut self,
-        crew: &Crew<'_>,
-        cell: usize,
-        feeds: &[f32],
-        run: &mut dyn FnMut(&mut [f32], &[f32], Option<Range<usize>>),
-    ) {
+    /// Takes recurrence `cell` through the tokens of the pass under way, whose `feeds` are `(n, n_feed)`.
+    pub(crate) fn recur(&mut self, crew: &Crew<'_>, cell: usize, feeds: &[f32], run: &mut Steps<'_>) {
         let recurrences = self.layout.recurrences.as_ref().expect("a layout with recurrences");
         let (at, of_row, n_row) = (&recurrences.states[cell], &recurrences.feeds[cell], recurrences.n_feed());
         let (n_feed, n) = (of_row.len(), feeds.len() / of_row.len());

@@ -7,10 +7,10 @@ use crate::model::spec::{ConvSpec, DeltaSpec, Mamba2Spec, MambaSpec, RecurrentSp
 /// Weights of a recurrent mixer.
 #[derive(Clone, Debug)]
 pub(crate) enum Recurrent {
-    ShortConv(ShortConv),
-    Mamba(Mamba),
-    Mamba2(Mamba2),
-    Delta(Delta),
+    ShortConv(Box<ShortConv>),
+    Mamba(Box<Mamba>),
+    Mamba2(Box<Mamba2>),
+    Delta(Box<Delta>),
 }
 
 impl Recurrent {
@@ -99,7 +99,7 @@ pub(crate) enum DeltaInput {
     /// One for each (Qwen 3.5).
     Split { qkv: Linear, gate: Linear, beta: Linear, rate: Linear },
     /// Rates and gates of low rank (Kimi Linear).
-    Low { qkv: [Linear; 3], beta: Linear, rate: [Linear; 2], gate: [Linear; 2] },
+    Low { qkv: Box<[Linear; 3]>, beta: Linear, rate: Box<[Linear; 2]>, gate: Box<[Linear; 2]> },
 }
 
 pub(super) fn bind(
@@ -110,14 +110,14 @@ pub(super) fn bind(
 ) -> Result<Recurrent, ModelError> {
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     Ok(match spec {
-        RecurrentSpec::ShortConv(spec) => Recurrent::ShortConv(ShortConv {
+        RecurrentSpec::ShortConv(spec) => Recurrent::ShortConv(Box::new(ShortConv {
             input: linear("shortconv.in_proj", n_embd, 3 * spec.n_channel)?,
             conv: conv(b, &name("shortconv.conv"), *spec)?,
             output: linear("shortconv.out_proj", spec.n_channel, n_embd)?,
-        }),
-        RecurrentSpec::Mamba(spec) => Recurrent::Mamba(mamba(b, n_embd, spec, name)?),
-        RecurrentSpec::Mamba2(spec) => Recurrent::Mamba2(mamba2(b, n_embd, spec, name)?),
-        RecurrentSpec::Delta(spec) => Recurrent::Delta(delta(b, n_embd, spec, name)?),
+        })),
+        RecurrentSpec::Mamba(spec) => Recurrent::Mamba(Box::new(mamba(b, n_embd, spec, name)?)),
+        RecurrentSpec::Mamba2(spec) => Recurrent::Mamba2(Box::new(mamba2(b, n_embd, spec, name)?)),
+        RecurrentSpec::Delta(spec) => Recurrent::Delta(Box::new(delta(b, n_embd, spec, name)?)),
     })
 }
 
@@ -168,10 +168,11 @@ fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) ->
         for (part, n) in [("q", n_k), ("k", n_k), ("v", n_out)] {
             taps.extend(table(b, name(&format!("ssm_conv1d_{part}.weight")), &[n_tap, 1, n])?);
         }
-        let qkv = [linear("attn_q", n_embd, n_k)?, linear("attn_k", n_embd, n_k)?, linear("attn_v", n_embd, n_out)?];
+        let [q, k, v] = [("attn_q", n_k), ("attn_k", n_k), ("attn_v", n_out)];
+        let qkv = Box::new([linear(q.0, n_embd, q.1)?, linear(k.0, n_embd, k.1)?, linear(v.0, n_embd, v.1)?]);
         let low = |part: &str, n_out: usize| {
             let [down, up] = ["a", "b"].map(|stage| format!("ssm_{part}_{stage}"));
-            Ok::<_, ModelError>([linear(&down, n_embd, head_dim_v)?, linear(&up, head_dim_v, n_out)?])
+            Ok::<_, ModelError>(Box::new([linear(&down, n_embd, head_dim_v)?, linear(&up, head_dim_v, n_out)?]))
         };
         return Ok(Delta {
             input: DeltaInput::Low {
