@@ -8,19 +8,20 @@
 //! The engine is `minijinja`; where it differs from Jinja2 on Python, `python.rs` has the Python
 //! behaviour: how values print, string methods, tests, filters.
 //!
-//! A template comes with a file from anywhere, so it is hostile input. It can reach nothing but
-//! its inputs: no files, no other templates, no attributes of host objects (the published attack
-//! is CVE-2024-34359). Its length, steps, recursion and output are limited, and so is what each filter and method
-//! makes; parsing and rendering end with an error after ten seconds, or when they are cancelled.
+//! A template comes with a file from an unknown source, so it is hostile input. It can access only its inputs: no
+//! files, no other templates, no attributes of host objects (as in the published attack CVE-2024-34359). Its length,
+//! steps, recursion and output are limited, and so is the output of each filter and method; parsing and rendering end
+//! with an error after ten seconds, or when they are cancelled.
 //!
-//! **What is not limited**, since the engine has no hook for its operators, is what they make on the way:
-//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` of texts or lists, `a * n`, or text gathered by
-//!   `{% set %}…{% endset %}`, take more than there is, within a second or two; the process then aborts, or the system
-//!   ends it.
-//! - Work that has begun. Lists that hold the same list twice, forty deep, take for ever to compare (`==`, `in`, as
-//!   keys). The call ends in time, but its thread cannot be ended and keeps a core busy until the process ends.
+//! **Not limited**, since the engine has no hook for its operators, are their intermediate results:
+//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` with texts or lists, `a * n`, or text collected by
+//!   `{% set %}…{% endset %}`, exhaust the memory within a second or two; the process then aborts, or the system ends
+//!   it.
+//! - Work that has begun. Lists that contain the same list twice, nested forty deep, take practically forever to
+//!   compare (`==`, `in`, as keys). The call ends in time, but its thread cannot be stopped and keeps a core busy until
+//!   the process ends.
 //!
-//! So render a template that you do not trust in a process of its own, with a limit of memory, or not at all.
+//! So render a template that you do not trust in a process of its own with a memory limit, or not at all.
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {
@@ -35,8 +36,8 @@
 //! # }
 //! ```
 //!
-//! A conversation, printed as it comes. The template writes all of it anew for each turn, and the session computes what
-//! it does not hold yet:
+//! A conversation, printed as it is generated. The template renders the whole conversation for each turn, and the
+//! session computes only the part that it does not hold yet:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,29 +90,28 @@ use serde_json::{Map, json};
 use crate::ChatError;
 pub use time::LocalTime;
 
-/// Longest template, bytes. The longest published ones have about 20 kB.
+/// Longest template, in bytes. The longest published ones have about 20 kB.
 const MAX_SOURCE: usize = 256 << 10;
-/// Most virtual-machine steps of one rendering. A message costs a template some hundred.
+/// Most virtual-machine steps of one rendering. A message takes a template some hundred.
 const MAX_STEPS: u64 = 2_000_000;
 /// Longest time to parse or render. A long conversation takes some ten milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Time between questions whether to go on.
+/// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Longest rendering, bytes.
+/// Longest rendering, in bytes.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Deepest recursion of macros and loops.
 const MAX_RECURSION: usize = 100;
-/// Stack to parse and render on. The engine is recursive where an expression nests, which is
-/// bounded by [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only what
-/// is used of it takes memory.
+/// Stack size for parsing and rendering. The engine recurses where expressions nest, which is bounded by
+/// [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only the part used takes memory.
 const STACK: usize = 256 << 20;
-/// The name of the only template there is.
+/// Name of the only template in the environment.
 const NAME: &str = "chat";
 
-/// One message of a conversation, in the common form; [`ChatInputs::messages`] takes any other.
+/// One message of a conversation, in the common form; [`ChatInputs::messages`] accepts any other form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user`, `assistant` or what else the template knows.
+    /// `system`, `user`, `assistant` or another role that the template knows.
     pub role: String,
     /// The text.
     pub content: String,
@@ -139,28 +139,27 @@ impl Message {
     }
 }
 
-/// What a template is given.
+/// Inputs of a template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatInputs {
     /// The conversation, an array of objects.
     pub messages: serde_json::Value,
     /// Descriptions of tools, an array in the OpenAI form.
     pub tools: Option<serde_json::Value>,
-    /// Whether the prompt ends with the beginning of the assistant's answer.
+    /// Whether the prompt ends with the start of the assistant's answer.
     pub add_generation_prompt: bool,
     /// Text of the beginning-of-sequence token.
     pub bos_token: String,
     /// Text of the end-of-sequence token.
     pub eos_token: String,
-    /// Further variables, such as `enable_thinking`; they may replace those above.
+    /// Additional variables, such as `enable_thinking`; they may replace those above.
     pub kwargs: Map<String, serde_json::Value>,
-    /// What `strftime_now` calls now; without it the clock, in UTC, since the standard library
-    /// knows no time zone.
+    /// Current time for `strftime_now`; if `None`, the clock's, in UTC, since the standard library knows no time zones.
     pub now: Option<LocalTime>,
 }
 
 impl ChatInputs {
-    /// A conversation that the assistant is to continue, without tools.
+    /// A conversation that the assistant should continue, without tools.
     pub fn new(messages: &[Message]) -> Self {
         let message = |m: &Message| json!({"role": m.role, "content": m.content});
         Self {
@@ -182,7 +181,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses a template, as in the metadata `tokenizer.chat_template`.
+    /// Parses a template, such as the metadata value `tokenizer.chat_template`.
     ///
     /// # Errors
     /// [`ChatError::Syntax`] with the line, [`ChatError::TooLong`], [`ChatError::OutOfTime`].
@@ -213,17 +212,16 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// [`ChatError::Raised`] when the template refuses it, [`ChatError::Render`] when the
-    /// template fails, [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and [`ChatError::OutputTooLong`] at the
-    /// limits.
+    /// [`ChatError::Raised`] if the template refuses the conversation, [`ChatError::Render`] if the template fails,
+    /// [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and [`ChatError::OutputTooLong`] at the limits.
     pub fn render(&self, inputs: &ChatInputs) -> Result<String, ChatError> {
         self.render_unless(inputs, || false)
     }
 
-    /// [`ChatTemplate::render`] that ends once `cancelled`, which is asked every few milliseconds.
+    /// [`ChatTemplate::render`] that stops once `cancelled` returns `true`; it is called every few milliseconds.
     ///
     /// # Errors
-    /// As there, and [`ChatError::Cancelled`].
+    /// As [`ChatTemplate::render`], and [`ChatError::Cancelled`].
     pub fn render_unless(&self, inputs: &ChatInputs, cancelled: impl Fn() -> bool) -> Result<String, ChatError> {
         let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
         let mut env = self.env.clone();
@@ -252,8 +250,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `f` on a thread with [`STACK`], which is left behind when it takes too long or is `cancelled`, and turns what
-/// the engine cannot do into an error.
+/// Runs `f` on a thread with [`STACK`], which is left behind if it takes too long or is `cancelled`; a panic of the
+/// engine becomes an error.
 fn on_own_thread<T: Send + 'static>(
     cancelled: impl Fn() -> bool,
     f: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
@@ -263,7 +261,7 @@ fn on_own_thread<T: Send + 'static>(
     std::thread::Builder::new()
         .name("chat template".into())
         .stack_size(STACK)
-        // Nobody listens any more to a thread that was left behind.
+        // Nothing receives the result of a thread that was left behind.
         .spawn(move || drop(send.send(f())))
         .map_err(|e| failed(format!("no thread for the template: {e}")))?;
     let start = Instant::now();
@@ -280,8 +278,8 @@ fn on_own_thread<T: Send + 'static>(
     }
 }
 
-/// What Jinja2 does to a source that `minijinja` does not: line ends become `\n`, and Hugging
-/// Face's `{% generation %}` marks a scope without printing anything.
+/// Source transformations of Jinja2 that `minijinja` lacks: line ends become `\n`, and Hugging Face's
+/// `{% generation %}` marks a scope without printing anything.
 fn prepare(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
@@ -326,7 +324,7 @@ impl Write for Bounded {
     }
 }
 
-/// The engine's error in this crate's words.
+/// Converts an error of the engine.
 fn explain(error: &minijinja::Error) -> ChatError {
     let mut source = Some(error as &(dyn std::error::Error + 'static));
     while let Some(e) = source {

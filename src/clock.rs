@@ -1,4 +1,4 @@
-//! Time, on targets that have a clock.
+//! Timing, on targets that have a clock.
 
 use std::time::Duration;
 

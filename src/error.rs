@@ -1,7 +1,7 @@
-//! Every way this crate can fail, one enum per layer. Data that comes from outside
-//! (files, prompts, templates) never panics: it ends here, with what, where and what to do.
+//! Every way this crate can fail, one enum per layer. Data from outside (files, prompts, templates) never causes a
+//! panic: it leads to one of these errors, which tells what is wrong, where, and what to do.
 //!
-//! Messages are whole: what the system said is part of them, and `source()` does not repeat it.
+//! Messages are complete: they contain the system's message, and `source()` does not repeat it.
 
 use crate::arch::KvType;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ pub enum Error {
     /// The file is not a readable GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The file is sound, but its vocabulary is not.
+    /// The file is valid, but its vocabulary is not.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The file is sound, but does not describe a model this build can run.
+    /// The file is valid, but does not describe a model this build can run.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A session could not do what was asked.
@@ -34,7 +34,7 @@ pub enum Error {
     /// An adapter was refused.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// The sampling parameters make no sense.
+    /// The sampling parameters are invalid.
     #[error(transparent)]
     Sample(#[from] SampleError),
     /// Learning, or what was learnt, was refused.
@@ -57,7 +57,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// The type holds tables or other integers.
+    /// The type is used for tables or other integers.
     #[error("{dtype} is not a type of weights")]
     NotAWeight {
         /// The type.
@@ -69,7 +69,7 @@ pub enum QuantError {
         /// The type.
         dtype: String,
     },
-    /// The lengths do not belong together.
+    /// The lengths do not match.
     #[error(
         "{values} values in {bytes} bytes of {dtype}, \
          whose blocks are {block_elems} values in {block_bytes} bytes"
@@ -86,7 +86,7 @@ pub enum QuantError {
         /// Bytes per block.
         block_bytes: usize,
     },
-    /// A value that no weight can have.
+    /// A value that cannot be a weight.
     #[error("value {index} of the row is {value}: the tensor is damaged")]
     NotFinite {
         /// Position in the row.
@@ -105,7 +105,7 @@ pub enum GgufError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// One of the errors below, with the file it was found in.
@@ -125,7 +125,7 @@ pub enum GgufError {
         /// What the file seems to be instead, as the end of a sentence; empty if unknown.
         hint: &'static str,
     },
-    /// The version of the format is not one this build reads.
+    /// This build does not read this version of the format.
     #[error(
         "GGUF version {found} is not supported (versions 2 and 3 are): convert the model again with a current converter"
     )]
@@ -141,7 +141,7 @@ pub enum GgufError {
         /// The version in the file, in its byte order.
         version: u32,
     },
-    /// The prefix given to the parser ends inside the header; the file goes on.
+    /// The prefix given to the parser ends inside the header.
     #[error("the header does not end within the first {have} bytes: at least {need} are needed")]
     HeaderIncomplete {
         /// Length of the prefix.
@@ -149,14 +149,14 @@ pub enum GgufError {
         /// A lower bound of the bytes needed.
         need: u64,
     },
-    /// The file ends inside its header: it is cut off, or a length in it is wrong.
+    /// The file ends inside its header: it is truncated, or a length in it is wrong.
     #[error(
         "the file ends too early: {item} at byte {offset} takes {need} bytes, the file has {file_size} (incomplete download, or corrupt)"
     )]
     UnexpectedEnd {
         /// What was being read.
         item: String,
-        /// Where it begins.
+        /// Offset at which it begins.
         offset: u64,
         /// Its length, or a lower bound of it.
         need: u64,
@@ -173,24 +173,24 @@ pub enum GgufError {
         /// Bytes it has.
         actual: u64,
     },
-    /// The header goes on beyond the limit, so that a length in it might overflow 32 bits.
+    /// The header exceeds the limit, beyond which a length in it might overflow 32 bits.
     #[error("{item} at byte {offset} takes {need} bytes: headers over {limit} bytes are refused")]
     HeaderTooLarge {
         /// What was being read.
         item: String,
-        /// Where it begins.
+        /// Offset at which it begins.
         offset: u64,
         /// Its length, or a lower bound of it.
         need: u64,
         /// The limit.
         limit: u64,
     },
-    /// A count promises more than the rest of the file can hold.
+    /// A count exceeds what the rest of the file can contain.
     #[error("{item} at byte {offset} is {count}, but the {left} bytes that follow cannot hold so many")]
     CountTooLarge {
         /// What is counted.
         item: String,
-        /// Where the count stands.
+        /// Offset of the count.
         offset: u64,
         /// The count.
         count: u64,
@@ -200,9 +200,9 @@ pub enum GgufError {
     /// More metadata entries than any model has.
     #[error("the file has {count} metadata entries; at most {max} are allowed")]
     TooManyEntries {
-        /// How many.
+        /// Number of entries.
         count: usize,
-        /// How many are read.
+        /// Largest number accepted.
         max: usize,
     },
 
@@ -211,7 +211,7 @@ pub enum GgufError {
     NameLength {
         /// Which key or name.
         item: String,
-        /// Where it begins.
+        /// Offset at which it begins.
         offset: u64,
         /// Its length.
         found: u64,
@@ -235,7 +235,7 @@ pub enum GgufError {
     ValueType {
         /// The key.
         key: String,
-        /// Where the type stands.
+        /// Offset of the type.
         offset: u64,
         /// The type in the file.
         found: u32,
@@ -245,7 +245,7 @@ pub enum GgufError {
     ArrayElementType {
         /// The key.
         key: String,
-        /// Where the type stands.
+        /// Offset of the type.
         offset: u64,
         /// The type in the file.
         found: u32,
@@ -255,7 +255,7 @@ pub enum GgufError {
     ArrayDepth {
         /// The key.
         key: String,
-        /// Where the array too many begins.
+        /// Offset of the first array that is too deep.
         offset: u64,
         /// The limit.
         max: usize,
@@ -265,7 +265,7 @@ pub enum GgufError {
     InvalidBool {
         /// The key.
         key: String,
-        /// Where the byte stands.
+        /// Offset of the byte.
         offset: u64,
         /// The byte.
         found: u8,
@@ -279,28 +279,28 @@ pub enum GgufError {
         max: u64,
     },
 
-    /// A metadata key that is needed is not there.
+    /// A required metadata key is missing.
     #[error("the metadata key `{key}` is missing")]
     MissingKey {
         /// The key.
         key: String,
     },
-    /// A metadata value has another type than it must have.
+    /// A metadata value has another type than required.
     #[error("`{key}` is of type {found}, not {expected}")]
     WrongType {
         /// The key.
         key: String,
-        /// The type asked for.
+        /// The required type.
         expected: &'static str,
         /// The type in the file.
         found: &'static str,
     },
-    /// A number does not fit the type asked for.
+    /// A number does not fit the required type.
     #[error("`{key}` is {found}, which does not fit {expected}")]
     OutOfRange {
         /// The key.
         key: String,
-        /// The type asked for.
+        /// The required type.
         expected: &'static str,
         /// The number in the file.
         found: String,
@@ -372,12 +372,12 @@ pub enum GgufError {
         /// The alignment.
         alignment: u64,
     },
-    /// A tensor lies outside the file, and not because the file is cut off.
+    /// A tensor lies outside the file, which is not merely truncated.
     #[error("tensor `{name}`: {n_bytes} bytes at byte {offset} lie outside the file of {file_size} bytes")]
     TensorOutOfFile {
         /// The tensor.
         name: String,
-        /// Where it begins.
+        /// Offset at which it begins.
         offset: u64,
         /// Its length.
         n_bytes: u64,
@@ -389,57 +389,57 @@ pub enum GgufError {
     TensorOverlap {
         /// The later tensor.
         name: String,
-        /// Where it begins.
+        /// Offset at which it begins.
         offset: u64,
         /// The earlier tensor.
         other: String,
-        /// Where that one ends.
+        /// Offset at which that one ends.
         other_end: u64,
     },
 
-    /// A part of a split model does not carry the name its parts are found by.
+    /// A part of a split model does not have the file name by which parts are found.
     #[error(
         "this is part {no} of a model split into {count} files, whose names have to end in `{expected}`: rename it back"
     )]
     SplitName {
-        /// Which part, counted from 1.
+        /// Number of the part, from 1.
         no: u64,
-        /// How many there are.
+        /// Number of parts.
         count: u64,
-        /// How the name of this part has to end.
+        /// Required end of this part's name.
         expected: String,
     },
-    /// The parts of a split model contradict each other.
+    /// The parts of a split model are inconsistent.
     #[error(
         "`{key}` is {found}, but {expected} was expected: this file does not belong to the other parts of the model"
     )]
     SplitMismatch {
-        /// The key that tells.
+        /// The key that differs.
         key: &'static str,
-        /// What the other parts promise.
+        /// Its value in the other parts.
         expected: u64,
-        /// What this part says.
+        /// Its value in this part.
         found: u64,
     },
     /// A split model cannot be opened from memory.
     #[error("this is one of {count} files of a split model: join them into one file to load it from memory")]
     SplitInMemory {
-        /// How many files there are.
+        /// Number of files.
         count: u64,
     },
 
-    /// The file to be written is there already.
+    /// The file to be written already exists.
     #[error("{path} exists already and is not overwritten unless asked for")]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// The data given for a tensor has another length than its shape and type need.
+    /// The data of a tensor has another length than its shape and type require.
     #[error("tensor `{name}` needs {expected} bytes of data, but {found} were given")]
     TensorData {
         /// The tensor.
         name: String,
-        /// Bytes its shape and type need.
+        /// Bytes that its shape and type require.
         expected: u64,
         /// Bytes given.
         found: u64,
@@ -447,7 +447,7 @@ pub enum GgufError {
 }
 
 impl GgufError {
-    /// The error without the file name: what to match on.
+    /// The error without the file name, for matching.
     pub fn cause(&self) -> &GgufError {
         match self {
             GgufError::InFile { error, .. } => error.cause(),
@@ -472,13 +472,13 @@ pub enum TokenizerError {
     Metadata(#[from] GgufError),
     /// The kind of tokenizer is not supported.
     #[error(
-        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE)"
+        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece)"
     )]
     Model {
         /// `tokenizer.ggml.model`.
         name: String,
     },
-    /// The pre-tokeniser is not known; any other would give wrong tokens without a sign of it.
+    /// The pre-tokeniser is unknown; any other would silently produce wrong tokens.
     #[error("pre-tokenizer `{name}` is not known; known are {known}")]
     PreTokenizer {
         /// `tokenizer.ggml.pre`.
@@ -497,7 +497,7 @@ pub enum TokenizerError {
         /// Its length.
         len: usize,
     },
-    /// An array that goes with the tokens does not have one entry per token.
+    /// An array that should have one entry per token has another length.
     #[error("{key} has {len} entries for {n_vocab} tokens: the file is damaged or was converted wrongly")]
     ArrayLength {
         /// Key of the array.
@@ -507,7 +507,7 @@ pub enum TokenizerError {
         /// Number of tokens.
         n_vocab: usize,
     },
-    /// Two tokens have the same text, so that a text has no definite tokens.
+    /// Two tokens have the same text, so that encoding would be ambiguous.
     #[error("tokens {first} and {second} are both {text:?}")]
     DuplicateToken {
         /// Their text.
@@ -517,7 +517,7 @@ pub enum TokenizerError {
         /// The other one.
         second: u32,
     },
-    /// A token is marked as a byte, but its text is not `<0x` two hexadecimal digits `>`.
+    /// A token is marked as a byte, but its text is not `<0x`, two hexadecimal digits and `>`.
     #[error("token {id} is marked as a byte, but its text is {text:?} instead of <0x00> to <0xFF>")]
     ByteToken {
         /// The token.
@@ -525,7 +525,7 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
-    /// A special token is too long to be looked for in texts.
+    /// A special token is too long to be searched for in texts.
     #[error("special token {id} is longer than {max} bytes")]
     SpecialTokenTooLong {
         /// The token.
@@ -543,7 +543,7 @@ pub enum TokenizerError {
         /// Number of tokens.
         n_vocab: usize,
     },
-    /// A flag asks for a special token that is not there.
+    /// A flag requires a special token that is missing.
     #[error("the model wants `{flag}`, but the file does not say which token that is ({key})")]
     NoSpecialToken {
         /// The flag.
@@ -551,7 +551,7 @@ pub enum TokenizerError {
         /// The key that should name the token.
         key: &'static str,
     },
-    /// A score is not a number.
+    /// A score is NaN.
     #[error("the score of token {id} is not a number")]
     Score {
         /// The token.
@@ -579,24 +579,24 @@ pub enum TokenizerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The file itself is not sound.
+    /// The file itself is invalid.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Its vocabulary is not sound.
+    /// Its vocabulary is invalid.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// No family of this build is called so.
+    /// This build has no family with this architecture.
     #[error("architecture {arch:?} is not supported; this build runs: {}", .supported.join(", "))]
     UnsupportedArchitecture {
         /// `general.architecture` of the file.
         arch: String,
-        /// What could be run instead.
+        /// The supported architectures.
         supported: Vec<&'static str>,
     },
-    /// The file is no model at all.
+    /// The file is not a model.
     #[error("this GGUF file holds {what}, not a model")]
     NotAModel {
-        /// What it holds instead.
+        /// What it contains instead.
         what: String,
     },
     /// A hyper-parameter is missing.
@@ -605,17 +605,17 @@ pub enum ModelError {
         /// The key.
         key: String,
     },
-    /// A hyper-parameter makes no sense.
+    /// A hyper-parameter is out of range.
     #[error("metadata key {key:?} is {value}, expected {expected}")]
     OutOfRange {
         /// The key.
         key: String,
         /// Its value.
         value: String,
-        /// What would make sense.
+        /// The valid values.
         expected: String,
     },
-    /// The file holds a hyper-parameter that this build would ignore.
+    /// The file has a hyper-parameter that this build would ignore.
     #[error("metadata key {key:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
     UnknownKey {
         /// The key.
@@ -623,16 +623,16 @@ pub enum ModelError {
         /// The architecture.
         arch: String,
     },
-    /// A hyper-parameter differs between layers, which no supported family does.
+    /// A hyper-parameter differs between layers, which no supported family allows.
     #[error("metadata key {key:?} differs between layers, which this build does not support")]
     VariesByLayer {
         /// The key.
         key: String,
     },
-    /// Hyper-parameters contradict each other.
+    /// Hyper-parameters are inconsistent.
     #[error("the hyper-parameters contradict each other: {what}")]
     Inconsistent {
-        /// How.
+        /// The inconsistency.
         what: String,
     },
     /// A weight is missing.
@@ -641,24 +641,24 @@ pub enum ModelError {
         /// The tensor.
         name: String,
     },
-    /// A weight is missing in one layer and there in another.
+    /// A weight is missing in one layer but present in another.
     #[error("tensor {name:?} is missing, though {present:?} is there; layers have to be alike")]
     MissingInLayer {
         /// The tensor.
         name: String,
-        /// The same of another layer.
+        /// Its counterpart in another layer.
         present: String,
     },
-    /// A tensor holds a number that cannot be computed with.
+    /// A tensor has a value that would make results NaN or infinite.
     #[error("tensor {name:?} holds {value} at index {index}, expected {expected}")]
     TensorValue {
         /// The tensor.
         name: String,
-        /// Which of its elements.
+        /// Index of the element.
         index: usize,
         /// The element.
         value: f32,
-        /// What would make sense.
+        /// The valid values.
         expected: &'static str,
     },
     /// A weight has the wrong shape.
@@ -668,7 +668,7 @@ pub enum ModelError {
         name: String,
         /// Its dimensions, fastest first.
         found: Vec<u64>,
-        /// What the hyper-parameters ask for.
+        /// Dimensions according to the hyper-parameters.
         expected: Vec<u64>,
     },
     /// A weight has a type that cannot be used for it.
@@ -678,10 +678,10 @@ pub enum ModelError {
         name: String,
         /// Its type.
         found: String,
-        /// What can be used.
+        /// Types that can be used.
         expected: &'static str,
     },
-    /// The file holds a weight that this build would ignore.
+    /// The file has a weight that this build would ignore.
     #[error("tensor {name:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
     UnknownTensor {
         /// The tensor.
@@ -689,15 +689,15 @@ pub enum ModelError {
         /// The architecture.
         arch: String,
     },
-    /// There is no room for a copy of the weights.
+    /// There is no memory for a copy of the weights.
     #[error("no room for a copy of {n_bytes} bytes of weights ({error}): use the mapped file")]
     NoRoom {
         /// Size of the copy.
         n_bytes: u64,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The progress callback asked to stop.
+    /// The progress callback cancelled.
     #[error("loading was cancelled")]
     Cancelled,
 }
@@ -705,9 +705,9 @@ pub enum ModelError {
 /// A part of the key/value cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvPart {
-    /// What queries are compared with.
+    /// Keys, with which queries are compared.
     Key,
-    /// What is summed by weight.
+    /// Values, of which weighted sums are computed.
     Value,
 }
 
@@ -734,7 +734,7 @@ pub enum SessionError {
         /// Tokens that were to be added.
         n_new: usize,
     },
-    /// No token was given where at least one is needed.
+    /// No token was given, but at least one is required.
     #[error("no tokens were given")]
     NoTokens,
     /// A token is not in the vocabulary.
@@ -745,12 +745,12 @@ pub enum SessionError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A position lies behind the end of the session.
+    /// A position is after the end of the session.
     #[error("cannot rewind to position {position}: the session is at {n_past}")]
     RewindAhead {
-        /// Where to.
+        /// Requested position.
         position: usize,
-        /// Where the session is.
+        /// Position of the session.
         n_past: usize,
     },
     /// The cancel token was set.
@@ -759,9 +759,9 @@ pub enum SessionError {
     /// Not enough memory.
     #[error("no memory for {what} of {bytes} bytes; use a smaller context, or compute fewer tokens at a time")]
     OutOfMemory {
-        /// What it was for.
+        /// What the memory was for.
         what: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// The pool of pages for keys and values is full.
@@ -769,11 +769,11 @@ pub enum SessionError {
         "the key/value pool of {budget} bytes is full: {used} are in use, {need} more are needed; end a session, or give it more"
     )]
     PoolFull {
-        /// Bytes of the page that was asked for.
+        /// Bytes of the requested page.
         need: u64,
         /// Bytes in use.
         used: u64,
-        /// Most that may be.
+        /// Size of the pool in bytes.
         budget: u64,
     },
     /// A key or value is beyond 65,504, the largest number of half precision.
@@ -781,33 +781,33 @@ pub enum SessionError {
     KvOverflow {
         /// The layer.
         layer: usize,
-        /// Which of the two.
+        /// Keys or values.
         part: KvPart,
     },
-    /// Precision by age begins with half precision.
+    /// Precision by age requires half precision for new keys and values.
     #[error("kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)")]
     TiersNeedF16 {
-        /// Type of keys asked for.
+        /// Requested type of keys.
         k: KvType,
-        /// Type of values.
+        /// Requested type of values.
         v: KvType,
     },
-    /// A session option makes no sense.
+    /// A session option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {
         /// Its name.
         option: &'static str,
         /// Its value.
         value: usize,
-        /// What would make sense.
+        /// The valid values.
         expected: String,
     },
-    /// The system gave no threads.
+    /// The system could not start threads.
     #[error("cannot start {n_threads} threads: {error}")]
     Threads {
-        /// Threads asked for.
+        /// Number of threads requested.
         n_threads: usize,
-        /// What the system said.
+        /// The system's error.
         error: String,
     },
     /// The folder of the prefix cache cannot be used.
@@ -815,7 +815,7 @@ pub enum SessionError {
     PrefixFolder {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: String,
     },
     /// A sequence was given to the engine of another model.
@@ -824,23 +824,23 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
-    /// The model's tokens see later ones, so that it cannot go on with a text.
+    /// The model is bidirectional, so it cannot continue a text.
     #[error(
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
     )]
     Encoder,
-    /// Gradients do not go back through something that the model has.
+    /// The model has a part through which gradients are not implemented.
     #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
     NoGradient {
-        /// What it is.
+        /// The part.
         what: &'static str,
     },
-    /// The device that computes the engine's passes cannot do this.
+    /// The device that computes the engine's passes does not support this.
     #[error("{device} does without {what}; open the model with Device::Cpu")]
     NotOnDevice {
-        /// What computes.
+        /// Name of the device.
         device: String,
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
     },
     /// The GPU failed, or cannot compute this model.
@@ -853,13 +853,13 @@ pub enum SessionError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// The file itself is not sound, or could not be read or written.
+    /// The file itself is invalid, or could not be read or written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// There is no room for what it holds.
+    /// There is no memory for its contents.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The file holds something else.
+    /// The file is not a saved session.
     #[error("general.type is {found:?}, expected \"session\": this file holds no session")]
     NotASession {
         /// `general.type`; empty if it is missing.
@@ -875,25 +875,25 @@ pub enum StateError {
         /// This build's.
         supported: u32,
     },
-    /// What its bits depend on is another here.
+    /// Something on which the session's bits depend differs.
     #[error("the session was saved with another {what}: {found}, this one has {expected}")]
     Other {
         /// What differs.
         what: &'static str,
-        /// The file's.
+        /// Its value in the file.
         found: String,
-        /// This session's.
+        /// Its value here.
         expected: String,
     },
-    /// The contents are not those that were saved.
+    /// The contents are not the saved ones.
     #[error("the checksum is {found:016x}, expected {expected:016x}: the file is damaged")]
     Checksum {
-        /// Of what is there.
+        /// Checksum of the contents.
         found: u64,
-        /// Of what was saved.
+        /// Checksum when saved.
         expected: u64,
     },
-    /// Something that no session holds.
+    /// The file has contents that no session has.
     #[error("{item}: {what}; the file is damaged")]
     Damaged {
         /// The tensor.
@@ -907,7 +907,7 @@ pub enum StateError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// The request makes no sense to a session either.
+    /// A session would refuse the request, too.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// Its adapters cannot be attached.
@@ -916,10 +916,10 @@ pub enum ScheduleError {
     /// There are too many requests.
     #[error("{max} requests are waiting or running already; try again later, or raise max_requests")]
     QueueFull {
-        /// Most that there may be.
+        /// Largest number of requests.
         max: usize,
     },
-    /// The prompt would not fit, were it alone.
+    /// The prompt exceeds the pool, even if it were alone.
     #[error(
         "keys and values of the prompt take {need} bytes, the pool has {budget}: use a shorter prompt, a larger pool, \
          or less precision"
@@ -930,13 +930,13 @@ pub enum ScheduleError {
         /// Bytes of the pool.
         budget: u64,
     },
-    /// The system gave no thread for the scheduler.
+    /// The system could not start a thread for the scheduler.
     #[error("cannot start the scheduler's thread: {error}")]
     Thread {
-        /// What the system said.
+        /// The system's error.
         error: String,
     },
-    /// The scheduler ended before the request did.
+    /// The scheduler stopped before the request was finished.
     #[error("the scheduler has ended")]
     Ended,
 }
@@ -945,23 +945,23 @@ pub enum ScheduleError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LearnError {
-    /// The file itself is not sound, or could not be written.
+    /// The file itself is invalid, or could not be written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Learning needed a pass that failed.
+    /// A pass that learning required failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {
         /// Its name.
         option: &'static str,
         /// Its value.
         value: f64,
-        /// What would make sense.
+        /// The valid values.
         expected: String,
     },
-    /// The file holds something else.
+    /// The file is not a saved learner.
     #[error("general.type is {found:?}, expected \"learned\": this file holds nothing learnt")]
     NotLearned {
         /// `general.type`; empty if it is missing.
@@ -986,17 +986,17 @@ pub enum LearnError {
         /// Fingerprint of this model.
         expected: u64,
     },
-    /// A tensor is missing, or of another shape or type than it must have.
+    /// A tensor is missing, or has a wrong shape or type.
     #[error("tensor {name:?} is {found}, expected {expected}: the file is damaged")]
     Tensor {
         /// The tensor.
         name: &'static str,
-        /// What is there.
+        /// Actual shape and type.
         found: String,
-        /// What should be there.
+        /// Required shape and type.
         expected: String,
     },
-    /// A tensor holds values that cannot have been learnt.
+    /// A tensor has values that cannot result from learning.
     #[error("tensor {name:?} holds {what}: the file is damaged")]
     Value {
         /// The tensor.
@@ -1010,7 +1010,7 @@ pub enum LearnError {
     /// There was no answer to rate.
     #[error("there is no answer to rate: nothing was generated since the last prompt or rating")]
     NoAnswer,
-    /// Ratings came before anything that answers could be compared with.
+    /// A rating came before any text with which answers could be compared.
     #[error("nothing to compare the answer with: calibrate with control text, or let some pages be observed first")]
     NothingToCompare,
     /// A rating is infinite or NaN.
@@ -1022,7 +1022,7 @@ pub enum LearnError {
     /// There is nothing to export.
     #[error("nothing has been learnt yet")]
     NothingLearnt,
-    /// What was learnt has no effect so far, so that there is nothing to export.
+    /// What was learnt has no effect yet, so there is nothing to export.
     #[error(
         "what was learnt has no effect yet: text that came later did not speak for it, or the bound on forgetting \
          leaves it no room; let it read more, or calibrate"
@@ -1033,7 +1033,7 @@ pub enum LearnError {
     TooLittleText {
         /// Tokens given.
         n: usize,
-        /// Tokens needed.
+        /// Least number of tokens.
         least: usize,
     },
 }
@@ -1042,13 +1042,13 @@ pub enum LearnError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// The file itself is not sound, or could not be written.
+    /// The file itself is invalid, or could not be written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Values could not be converted.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// The rows of a matrix are not whole blocks of the type it is to have.
+    /// The rows of a matrix are not whole blocks of its new type.
     #[error("rows of {name:?} have {n} values, {dtype} has blocks of {block}; choose another type")]
     RowLength {
         /// The matrix.
@@ -1060,23 +1060,23 @@ pub enum AdapterError {
         /// Values per block.
         block: usize,
     },
-    /// The file holds something else.
+    /// The file is not an adapter.
     #[error("{key} is {found:?}, expected {expected:?}: this file is no LoRA adapter")]
     NotAnAdapter {
-        /// The key that tells.
+        /// The key that tells the kind of file.
         key: &'static str,
         /// Its value; empty if it is missing.
         found: String,
         /// Its value in an adapter.
         expected: &'static str,
     },
-    /// The adapter does more than this build can do.
+    /// The adapter uses a feature that this build does not support.
     #[error("the adapter sets {key}, which this build does not support; it would not work as it was trained")]
     Unsupported {
         /// The key.
         key: &'static str,
     },
-    /// It is for a model of another architecture.
+    /// The adapter is for a model of another architecture.
     #[error("the adapter is for a model of architecture {found:?}, this one is {expected:?}")]
     Architecture {
         /// The adapter's.
@@ -1084,51 +1084,51 @@ pub enum AdapterError {
         /// The model's.
         expected: String,
     },
-    /// It was made for a model with other matrices.
+    /// The adapter was made for a model with other matrices.
     #[error("the adapter is for another model: they differ in tensor {tensor:?}")]
     OtherModel {
         /// The first tensor that differs.
         tensor: String,
     },
-    /// A tensor is neither half of a pair.
+    /// A tensor is neither `lora_a` nor `lora_b`.
     #[error("tensor {name:?} is neither `.lora_a` nor `.lora_b` of a weight; refusing to ignore it")]
     UnknownTensor {
         /// The tensor.
         name: String,
     },
-    /// It changes a matrix that the model does not have.
+    /// The adapter changes a matrix that the model does not have.
     #[error("the adapter changes {tensor:?}, which is no matrix of this model: it is for another one")]
     NoSuchMatrix {
         /// The matrix.
         tensor: String,
     },
-    /// Half of a pair is missing.
+    /// One tensor of a pair is missing.
     #[error("tensor {missing:?} is missing, its partner is there")]
     Unpaired {
         /// The missing tensor.
         missing: String,
     },
-    /// A tensor does not fit its matrix, or its partner.
+    /// A tensor does not match its matrix, or the other tensor of the pair.
     #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}: the adapter is for another model")]
     Shape {
         /// The tensor.
         name: String,
         /// Its dimensions, fastest first.
         found: Vec<u64>,
-        /// What would fit.
+        /// Dimensions that would match.
         expected: Vec<u64>,
     },
-    /// A rank makes no sense.
+    /// A rank is 0 or too large.
     #[error("the rank of the change of {tensor:?} is {rank}, expected 1 to {max}")]
     Rank {
         /// The matrix.
         tensor: String,
         /// The rank.
         rank: usize,
-        /// The largest that makes sense.
+        /// The largest possible rank.
         max: usize,
     },
-    /// A tensor has a type that holds no weights.
+    /// A tensor has a type that is not used for weights.
     #[error("tensor {name:?} is of type {found}, expected a weight format")]
     TensorType {
         /// The tensor.
@@ -1141,7 +1141,7 @@ pub enum AdapterError {
     NotFinite {
         /// The tensor.
         name: String,
-        /// Position in it.
+        /// Index of the value.
         index: usize,
         /// The value.
         value: f32,
@@ -1158,7 +1158,7 @@ pub enum AdapterError {
         /// Its value.
         value: f32,
     },
-    /// It changes nothing at all.
+    /// The adapter changes nothing.
     #[error("the adapter changes no matrix")]
     Empty,
     /// No such adapter is attached.
@@ -1170,25 +1170,25 @@ pub enum AdapterError {
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
 pub enum SampleError {
-    /// A parameter has a value that makes no sense.
+    /// A parameter has an invalid value.
     #[error("sampling parameter {name} is {value}; it must be {allowed}")]
     Parameter {
         /// The builder method.
         name: &'static str,
-        /// What it was given.
+        /// The value given.
         value: f64,
-        /// What it takes.
+        /// The valid values.
         allowed: &'static str,
     },
-    /// A name in the list of samplers is not one.
+    /// A name in the list of samplers is unknown.
     #[error("there is no sampler {name:?}; there are {known}")]
     UnknownSampler {
         /// The name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
-    /// A DRY sequence breaker without tokens would break everywhere.
+    /// A DRY sequence breaker without tokens would match everywhere.
     #[error("a DRY sequence breaker has no tokens")]
     EmptyBreaker,
     /// A logit bias is for a token that the model does not have.
@@ -1199,7 +1199,7 @@ pub enum SampleError {
         /// Number of logits.
         n_vocab: usize,
     },
-    /// The mask has no answer.
+    /// The mask failed.
     #[error(transparent)]
     Mask(#[from] MaskError),
     /// There are no logits to choose from.
@@ -1218,7 +1218,7 @@ pub enum SampleError {
     },
 }
 
-/// Why a mask, such as a grammar, could not say which tokens may come next, or not take one.
+/// Why a mask, such as a grammar, could not compute the allowed tokens, or refused one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MaskError {
@@ -1228,7 +1228,7 @@ pub enum MaskError {
         /// Tokens accepted so far.
         n_tokens: usize,
     },
-    /// The token may not come here.
+    /// The token is not allowed here.
     #[error("the grammar does not allow token {token} after {n_tokens} tokens")]
     Refused {
         /// The token.
@@ -1236,7 +1236,7 @@ pub enum MaskError {
         /// Tokens accepted so far.
         n_tokens: usize,
     },
-    /// More tokens are to be taken back than there are.
+    /// More tokens should be taken back than were accepted.
     #[error("{n} tokens cannot be taken back: the grammar has accepted {n_tokens}")]
     Rollback {
         /// Tokens to take back.
@@ -1244,14 +1244,14 @@ pub enum MaskError {
         /// Tokens accepted so far.
         n_tokens: usize,
     },
-    /// The grammar needs more work or memory at this point than one mask may take.
+    /// The grammar needs more work or memory at this point than is allowed for one mask.
     #[error(
         "after {n_tokens} tokens the grammar is too complex ({limit}); make it less ambiguous, or its repetitions and texts shorter"
     )]
     TooComplex {
         /// Tokens accepted so far.
         n_tokens: usize,
-        /// The limit that was reached, in words.
+        /// The limit that was reached, for the message.
         limit: String,
     },
 }
@@ -1261,10 +1261,10 @@ pub enum MaskError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// Nothing could end a text.
+    /// No token ends a text.
     #[error("the tokenizer has no token that ends a generation; a grammar needs one")]
     NoEnd,
-    /// The vocabulary is not one that grammars can be matched with.
+    /// Grammars cannot be used with this vocabulary.
     #[error("grammars cannot be matched with this vocabulary of {n_vocab} tokens: {message}")]
     Vocabulary {
         /// Number of tokens.
@@ -1277,13 +1277,13 @@ pub enum GrammarError {
     TooLong {
         /// Its length.
         len: usize,
-        /// The most that is accepted.
+        /// Greatest length accepted.
         limit: usize,
     },
     /// Brackets, groups or schemas nest too deep.
     #[error("the grammar nests deeper than {limit} levels")]
     TooDeep {
-        /// The most that is accepted.
+        /// Greatest depth accepted.
         limit: usize,
     },
     /// Compiling takes too long.
@@ -1292,7 +1292,7 @@ pub enum GrammarError {
         /// The limit.
         seconds: u64,
     },
-    /// It is not a grammar of this syntax, matches nothing, or takes more work or memory to compile than allowed.
+    /// The source is not a grammar of this syntax, matches nothing, or exceeds the limits of compiling.
     #[error("{syntax}: {message}")]
     Invalid {
         /// The syntax, such as `JSON Schema`.
@@ -1300,7 +1300,7 @@ pub enum GrammarError {
         /// What is wrong, and where.
         message: String,
     },
-    /// A line of a GBNF grammar is wrong.
+    /// A line of a GBNF grammar is invalid.
     #[error("GBNF grammar, line {line}: {message}")]
     Line {
         /// The line, from 1.
@@ -1308,14 +1308,14 @@ pub enum GrammarError {
         /// What is wrong.
         message: String,
     },
-    /// A schema asks what cannot be enforced.
+    /// A schema has a keyword that cannot be enforced.
     #[error("JSON Schema: {keyword:?} at {path:?} {message}")]
     Keyword {
         /// The keyword.
         keyword: String,
         /// Where the schema with the keyword is, as a JSON pointer; empty for the whole schema.
         path: String,
-        /// What is wrong with it.
+        /// Why it is refused.
         message: String,
     },
 }
@@ -1325,7 +1325,7 @@ pub enum GrammarError {
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The template is not valid Jinja, or uses a statement that chat templates do not have.
+    /// The template is not valid Jinja, or uses a statement that chat templates lack.
     #[error("chat template, line {line}: {message}")]
     Syntax {
         /// Line of the template, from 1.
@@ -1333,32 +1333,32 @@ pub enum ChatError {
         /// What the parser expected or found.
         message: String,
     },
-    /// The template is too long to be one.
+    /// The template is too long.
     #[error("the chat template has {len} bytes; the limit is {limit}")]
     TooLong {
         /// Its length.
         len: usize,
-        /// The most that is accepted.
+        /// Greatest length accepted.
         limit: usize,
     },
     /// The template refused these messages with `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Raised(String),
-    /// The template did something impossible with these inputs.
+    /// The template failed for these inputs.
     #[error("chat template, line {line}: {message}")]
     Render {
-        /// Line of the template, from 1; 0 when it is not known.
+        /// Line of the template, from 1; 0 if unknown.
         line: usize,
         /// What went wrong.
         message: String,
     },
-    /// The template ran longer than any honest one would.
+    /// The template took more steps than any legitimate one.
     #[error("the chat template did not end within {steps} steps")]
     OutOfSteps {
         /// The limit.
         steps: u64,
     },
-    /// The template took longer than any honest one would.
+    /// The template took more time than any legitimate one.
     #[error("the chat template did not end within {seconds} seconds")]
     OutOfTime {
         /// The limit.
@@ -1367,26 +1367,26 @@ pub enum ChatError {
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
-    /// The template wrote more than any honest one would.
+    /// The template wrote more than any legitimate one.
     #[error("the chat template wrote more than {limit} bytes")]
     OutputTooLong {
         /// The limit.
         limit: usize,
     },
-    /// A tool is not described, or cannot be called in the model's format.
+    /// A tool is not described correctly, or cannot be called in the model's format.
     #[error("tool {index}: {message}")]
     Tool {
-        /// Its number, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// Description of the problem.
         message: String,
     },
-    /// A point in time is not of the form `2025-01-15T09:05:07`.
+    /// A time is not of the form `2025-01-15T09:05:07`.
     #[error("{0:?} is not a time of the form 2025-01-15T09:05:07")]
     Time(String),
 }
 
-/// What can go wrong on an Apple GPU.
+/// Failures of an Apple GPU.
 #[cfg(feature = "metal")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -1394,13 +1394,13 @@ pub enum MetalError {
     /// There is no GPU.
     #[error("this machine has no Metal GPU; compute on the CPU (Device::Cpu, -ngl 0)")]
     NoDevice,
-    /// The model, or what was asked of it, needs a kernel that is not there.
+    /// The model, or a request, needs a kernel that does not exist.
     #[error("there is no Metal kernel for {what}; compute on the CPU (Device::Cpu, -ngl 0)")]
     Unsupported {
-        /// What is not there.
+        /// The missing feature.
         what: String,
     },
-    /// The GPU lacks what the kernels need.
+    /// The GPU lacks features that the kernels need.
     #[error("{device} is too old: Metal 3 and Apple family 7 (M1, A14) or later are needed")]
     TooOld {
         /// Name of the GPU.
@@ -1409,31 +1409,31 @@ pub enum MetalError {
     /// The library of kernels cannot be compiled or loaded.
     #[error("the Metal library cannot be loaded: {message}")]
     Library {
-        /// What Metal says.
+        /// Metal's message.
         message: String,
     },
-    /// A kernel is missing, or the GPU cannot take it.
+    /// A kernel is missing, or the GPU cannot run it.
     #[error("the kernel {kernel} cannot be loaded: {message}")]
     Kernel {
         /// Its full name.
         kernel: String,
-        /// What Metal says.
+        /// Metal's message.
         message: String,
     },
-    /// There is no memory.
+    /// There is not enough memory.
     #[error("the GPU has no memory for {bytes} bytes")]
     OutOfMemory {
-        /// Bytes asked for; 0 for a queue or a pass.
+        /// Bytes requested; 0 for a queue or a pass.
         bytes: usize,
     },
-    /// A buffer is shorter than the table of kernels says.
+    /// A buffer is shorter than required by the table of kernels.
     #[error("buffer {index} of the kernel {kernel} has {found} bytes instead of {needed}")]
     ShortBuffer {
         /// Full name of the kernel.
         kernel: String,
         /// Index of the buffer.
         index: usize,
-        /// Bytes that it has to have.
+        /// Bytes required.
         needed: u64,
         /// Bytes that it has.
         found: u64,
@@ -1441,7 +1441,7 @@ pub enum MetalError {
     /// The GPU did not finish a pass.
     #[error("the GPU stopped: {message}")]
     Pass {
-        /// What Metal says.
+        /// Metal's message.
         message: String,
     },
 }

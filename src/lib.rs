@@ -39,32 +39,33 @@
 //! | `metal` | Apple GPUs: no Mac has run them yet, an emulated one has |
 //! | `grammar` | output that obeys a JSON Schema, a regular expression, a GBNF or Lark grammar |
 //!
-//! None is on by default; without, the crate has five dependencies.
+//! None is on by default; without them, the crate has five dependencies.
 //!
 //! # Promise
 //!
-//! No file, prompt or token id causes undefined behaviour, a panic or an abort; memory is
-//! bounded by the size of the file and the context asked for, and where there is none for cache, logits or buffers of a
-//! pass, that is an error and the session is as before. What is not understood is an error, never ignored.
+//! No file, prompt or token id causes undefined behaviour, a panic or an abort. Memory is bounded by the size of the
+//! file and the context asked for; if there is no memory for cache, logits or buffers of a pass, that is an error and
+//! the session is unchanged. Input that is not understood is an error, never ignored.
 //!
-//! Three exceptions. A chat template can take any amount of memory for texts *and lists* that it never prints, until
-//! the process aborts, and leave a thread behind that computes for ever, though the call itself ends (the module `chat` has
-//! the details). Small allocations that fail, and those of gradients and learning, abort as everywhere in Rust. And a
-//! mapped file that someone truncates while it is in use ends the process ([`gguf`] tells how to avoid it).
+//! There are three exceptions. A chat template can take any amount of memory for texts *and lists* that it never
+//! prints, until the process aborts, and leave a thread behind that computes forever, though the call itself ends (see
+//! the module `chat`). Small allocations that fail, and those of gradients and learning, abort as everywhere in Rust.
+//! And a mapped file that another program truncates while it is in use ends the process (see [`gguf`] for how to avoid
+//! it).
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (what changes it), [`learn`] (how it learns), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
-//! kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md`
-//! has the map.
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`gguf`] (the file),
+//! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a
+//! whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
-// `bench` is not there, nor what only it uses.
+// `bench` and code used only by it are missing on this target.
 #![cfg_attr(all(target_arch = "wasm32", target_os = "unknown"), allow(dead_code, unused_imports))]
 
 pub mod arch;
-#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // which has no clock
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // this target has no clock
 pub mod bench;
 pub mod cache;
 #[cfg(feature = "chat")]
@@ -92,7 +93,7 @@ pub use model::Model;
 pub use sample::Sampler;
 pub use tokenizer::Tokenizer;
 
-/// The examples of these pages run as tests.
+/// Runs the examples of these pages as tests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

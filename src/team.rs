@@ -1,11 +1,11 @@
 //! The threads of a forward pass.
 //!
-//! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread
-//! for each of them would cost more than the work, so a [`Team`]'s helpers stay awake for the length
-//! of a pass: they watch one atomic word for the next region, claim its tasks one by one, and go back
-//! to sleep in their pool a moment after the last region. Whoever is slow or preempted delays only
-//! the task it holds; a helper that never comes costs nothing but its share. Tasks are cut by
-//! output rows and never depend on who runs them, so results are the same for any number of threads.
+//! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread for each of them
+//! would cost more than the work, so a [`Team`]'s helpers stay awake for the length of a pass: they watch one atomic
+//! word for the next region, claim its tasks one by one, and go back to sleep in their pool shortly after the last
+//! region. A slow or preempted thread delays only the task it holds; if a helper never comes, the others do its share.
+//! Tasks are cut by output rows and never depend on the thread that runs them, so results are the same for any number
+//! of threads.
 
 #![allow(unsafe_code)] // regions borrow the caller's stack across threads
 
@@ -17,40 +17,40 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Spins before a waiting thread begins to yield its core.
+/// Number of spins before a waiting thread begins to yield its core.
 const SPINS: u32 = 4096;
-/// How long an idle helper stays awake: longer than the serial work between two regions or the
-/// sampling between two tokens, too short to be seen as CPU use.
+/// Time that an idle helper stays awake: longer than the serial work between two regions or the sampling between two
+/// tokens, too short to show up as CPU use.
 const LINGER: Duration = Duration::from_micros(200);
 
 /// A region's task function, with the closure's type erased: the closure, the worker, the task.
 type Call = unsafe fn(*const (), usize, usize);
 
 struct Shared {
-    /// `region << 32 | next task`. Claiming is a compare-exchange on the whole word, so a late
-    /// helper can never take a task of a region that it has not looked at.
+    /// `region << 32 | next task`. Claiming is a compare-exchange on the whole word, so a late helper can never claim a
+    /// task of a region that it has not seen.
     state: AtomicU64,
     call: AtomicPtr<()>,
     closure: AtomicPtr<()>,
     n_tasks: AtomicUsize,
     /// Tasks of the current region that have ended.
     n_done: AtomicUsize,
-    /// Helpers inside [`Shared::help`], or on their way there.
+    /// Helpers inside [`Shared::help`], or about to enter it.
     n_helpers: AtomicUsize,
     /// Seat `i` is taken while worker `i + 1` is awake; worker 0 is the caller of the pass.
     seats: Box<[AtomicBool]>,
-    /// Whether a pass is under way: helpers linger while it is.
+    /// Whether a pass is running: helpers stay awake during it.
     in_pass: AtomicBool,
-    /// Whether a region is: the fields above describe one.
+    /// Whether a region is running, which the fields above then describe.
     in_region: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Task number of a word that offers nothing.
+/// Task number of a word without tasks to claim.
 const CLOSED: u64 = u32::MAX as u64;
 
 impl Shared {
-    /// Claims and runs tasks of the current region as `worker` until none is left; whether it ran any.
+    /// Claims and runs tasks of the current region as `worker` until none is left; returns whether it ran any.
     fn work(&self, worker: usize) -> bool {
         let mut worked = false;
         loop {
@@ -65,10 +65,10 @@ impl Shared {
             if self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
-            // The word did not change between the loads above and the claim, and the fields are only
-            // rewritten while the word is closed: they belong to the region of the claimed task. That needs
-            // their loads to acquire and their stores to release: else a core that reorders stores could
-            // show a field of the next region before it shows the word closed.
+            // The word did not change between the loads above and the claim, and the fields are only rewritten while
+            // the word is closed: they belong to the region of the claimed task. This requires that their loads acquire
+            // and their stores release: otherwise a core that reorders stores could show a field of the next region
+            // before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 // SAFETY: `call` was stored by `Crew::run_as_workers` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// A helper's life: take a seat, work while there is any, linger a little, leave.
+    /// Loop of a helper: takes a seat, works while there are tasks, stays awake a little longer, leaves.
     fn help(&self) {
         loop {
             let seat = self.seats.iter().position(|taken| !taken.swap(true, Ordering::Acquire));
@@ -93,8 +93,8 @@ impl Shared {
                 self.seats[seat].store(false, Ordering::Release);
             }
             self.n_helpers.fetch_sub(1, Ordering::SeqCst);
-            // A pass that began in between may have counted on this helper: then come back. Without a free
-            // seat all others are there.
+            // A pass that began in the meantime may have counted on this helper: then it comes back. If there was no
+            // free seat, all others are awake.
             if seat.is_none() || !self.in_pass.load(Ordering::SeqCst) {
                 return;
             }
@@ -102,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// Works as `worker` until there was nothing to do for a while, outside of a pass.
+    /// Works as `worker` until, outside of a pass, there were no tasks for a while.
     fn stay(&self, worker: usize) {
         let mut idle_since: Option<Instant> = None;
         let mut spins = 0u32;
@@ -132,7 +132,7 @@ pub(crate) struct Team {
     pool: Option<Arc<rayon::ThreadPool>>,
     n_threads: usize,
     shared: Arc<Shared>,
-    /// Held by the pass under way.
+    /// Locked by the running pass.
     entered: Mutex<()>,
 }
 
@@ -143,10 +143,10 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Team {
-    /// A team of `n_threads`, the caller of each pass being one of them.
+    /// A team of `n_threads`, including the caller of each pass.
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start more threads.
     pub(crate) fn new(n_threads: usize) -> Result<Team, String> {
         let n_threads = n_threads.max(1);
         let pool = match n_threads {
@@ -184,24 +184,24 @@ impl Team {
         }
     }
 
-    /// Threads that work on a pass, the caller included.
+    /// Number of threads that work on a pass, including the caller.
     pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of the calling
-    /// thread alone: slower, never wrong, never blocked.
+    /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of only the calling thread:
+    /// slower, but never wrong and never blocked.
     pub(crate) fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
         let guard = match (&self.pool, self.entered.try_lock()) {
             (Some(pool), Ok(guard)) => Some((pool, guard)),
-            // A panic inside a region is handed on after all of it has ended: the state is sound.
+            // A panic inside a region is propagated only after all its tasks have ended: the state is consistent.
             (Some(pool), Err(std::sync::TryLockError::Poisoned(e))) => Some((pool, e.into_inner())),
             _ => None,
         };
         let Some((pool, _guard)) = guard else {
             return f(&Crew::alone());
         };
-        /// Lets the helpers go, also when `f` panics.
+        /// Releases the helpers, also when `f` panics.
         struct PassGuard<'a>(&'a Shared);
         impl Drop for PassGuard<'_> {
             fn drop(&mut self) {
@@ -224,13 +224,13 @@ impl Team {
 /// A matrix that [`Crew::for_tiles`] computes in tiles of columns.
 pub(crate) struct Tiled<'m, T> {
     pub(crate) y: ColumnsMut<'m>,
-    /// Columns of a tile; the last one may have fewer.
+    /// Columns per tile; the last tile may have fewer.
     pub(crate) width: usize,
-    /// What it is computed from.
+    /// Data from which it is computed.
     pub(crate) item: T,
 }
 
-/// The threads of a pass that is under way; splits work among them.
+/// The threads of a running pass; splits work among them.
 #[derive(Debug)]
 pub(crate) struct Crew<'t> {
     shared: Option<&'t Shared>,
@@ -238,17 +238,17 @@ pub(crate) struct Crew<'t> {
 }
 
 impl Crew<'_> {
-    /// Threads that may take part.
+    /// Number of threads that may take part.
     pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// This crew, or the caller alone unless `worthwhile`: for work smaller than sharing it.
+    /// This crew if `worthwhile`, otherwise the caller alone: for work too small to be shared.
     pub(crate) fn when(&self, worthwhile: bool) -> Crew<'_> {
         if worthwhile { Crew { shared: self.shared, n_threads: self.n_threads } } else { Crew::alone() }
     }
 
-    /// The calling thread alone.
+    /// A crew of only the calling thread.
     pub(crate) fn alone() -> Crew<'static> {
         Crew { shared: None, n_threads: 1 }
     }
@@ -262,8 +262,8 @@ impl Crew<'_> {
         self.run_as_workers(n_tasks, |_, task| f(task));
     }
 
-    /// As [`Crew::run`]; `f` is also told which worker runs the task, a number below
-    /// [`Crew::n_threads`] that no other thread has at that time.
+    /// As [`Crew::run`]; `f` also gets the number of the worker that runs the task, which is below [`Crew::n_threads`]
+    /// and belongs to one thread at a time.
     fn run_as_workers<F: Fn(usize, usize) + Sync>(&self, n_tasks: usize, f: F) {
         let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
             (0..n_tasks).for_each(|task| f(0, task));
@@ -275,7 +275,7 @@ impl Crew<'_> {
             let f = unsafe { &*f.cast::<F>() };
             f(worker, task);
         }
-        // A second region would tell the helpers that the first has ended.
+        // A second region would make helpers believe that the first has ended.
         assert!(!shared.in_region.swap(true, Ordering::Relaxed), "a region within a region");
         let region = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         // Closed: no helper can claim while the fields change (see `Shared::work`).
@@ -299,9 +299,9 @@ impl Crew<'_> {
         }
     }
 
-    /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the matrix's item, the
-    /// tile's columns and its view, and a share of `workspace`: [`Crew::n_threads`] equal parts of it, one for
-    /// each worker, hold whatever tasks left there.
+    /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the matrix's item, the tile's
+    /// columns and its view, and a part of `workspace`: each worker has one of [`Crew::n_threads`] equal parts, which
+    /// contains what earlier tasks left there.
     #[expect(clippy::needless_pass_by_ref_mut)] // that the matrices are borrowed exclusively is what makes it sound
     pub(crate) fn for_tiles<T: Sync, W: Send, F>(&self, matrices: &mut [Tiled<'_, T>], workspace: &mut [W], f: F)
     where
@@ -317,8 +317,8 @@ impl Crew<'_> {
                 if task < n_tiles(m) {
                     let start = task * m.width;
                     let cols = m.width.min(m.y.cols() - start);
-                    // SAFETY: each task is run once and has columns of its own, and nobody else can
-                    // use the views, which are borrowed exclusively while the region lasts.
+                    // SAFETY: each task is run once and has its own columns, and nothing else can use the views, which
+                    // are borrowed exclusively while the region lasts.
                     let mut tile = unsafe { m.y.tile(start, cols) };
                     // SAFETY: `worker` is below the number of shares.
                     let part = unsafe { workspace.ptr().add(worker * share) };
@@ -350,7 +350,8 @@ impl Crew<'_> {
 }
 
 impl Crew<'_> {
-    /// Cuts `a` and `b` into as many chunks and calls `f` with the index of a pair of chunks and both.
+    /// Cuts `a` and `b` into the same number of chunks and calls `f` with the index of each pair of chunks and both
+    /// chunks.
     ///
     /// # Panics
     /// If the numbers of chunks differ.
@@ -478,7 +479,7 @@ mod tests {
     fn a_workspace_has_one_user_at_a_time() {
         for n_threads in 1..=if cfg!(miri) { 2 } else { 4 } {
             let team = Team::new(n_threads).unwrap();
-            // Passes that follow each other while helpers come and go.
+            // Consecutive passes while helpers come and go.
             for _ in 0..if cfg!(miri) { 2 } else { 30 } {
                 team.enter(|crew| {
                     let (mut y, mut workspace) = (vec![0.0; 64], vec![0usize; 3 * n_threads + n_threads - 1]);

@@ -297,6 +297,13 @@ pub(super) struct LoraArgs {
 }
 
 impl LoraArgs {
+    /// Their files, in the order of [`LoraArgs::open`].
+    #[cfg(feature = "serve")]
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        let scaled = self.lora_scaled.iter().map(|text| text.rsplit_once(':').map_or(&text[..], |(path, _)| path));
+        self.lora.iter().map(PathBuf::as_path).chain(scaled.map(Path::new))
+    }
+
     /// The adapters with their scales.
     pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
         let scaled = self.lora_scaled.iter().map(|text| {

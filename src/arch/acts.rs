@@ -4,39 +4,40 @@ use super::ActForm;
 
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
-/// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit
-/// activations, so that a product is exact to `f32` noise. The last block of a row is filled up with
+/// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit activations, so that a
+/// product is exact to `f32` noise. The last block of a row is padded with zeros. The layout of the integers suits the
+/// architecture's multiply instructions.
 /// zeros. The integers are stored as the multipliers of the architecture want them.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockQ16 {
-    /// The integers, in the order in which kernels unpack weights, so that the sums of four blocks of
-    /// 32 end up in the four 128-bit lanes of one 512-bit register: value `j` of block `b` is
-    /// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds every second
-    /// value of 16 (they come out of one mask of 16-bit words holding packed weights), for four blocks.
+    /// The integers, in the order in which kernels unpack weights, so that the sums of four blocks of 32 end up in the
+    /// four 128-bit lanes of one 512-bit register: value `j` of block `b` is
+    /// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds, for four blocks, every
+    /// second value of 16, as one mask extracts them from 16-bit words of packed weights.
     #[cfg(not(target_arch = "aarch64"))]
     pub q: [[i16; 32]; 8],
-    /// The integers in two signed bytes, `q = 256·high + low`: Arm multiplies bytes by bytes, and
-    /// weights have no more.
+    /// The integers as two signed bytes, `q = 256·high + low`: Arm multiplies bytes by bytes, and weights have at most
+    /// 8 bits.
     #[cfg(target_arch = "aarch64")]
     pub high: [i8; 256],
     /// See [`BlockQ16::high`].
     #[cfg(target_arch = "aarch64")]
     pub low: [i8; 256],
-    /// Scale of each 16 values; the two halves of 32 values share one.
+    /// Scale per 16 values; the two halves of 32 values share one.
     pub d: [f32; 16],
-    /// `d·Σq` of each 16 values: what a constant offset on their weights contributes.
+    /// `d·Σq` per 16 values: times a constant offset of their weights, it is that offset's share of the product.
     pub s: [f32; 16],
 }
 
 impl BlockQ16 {
-    /// Values of a block.
+    /// Values per block.
     pub const VALUES: usize = 256;
 
     /// The largest integer.
     pub const MAX: i16 = if cfg!(target_arch = "aarch64") { 127 * 256 + 127 } else { i16::MAX };
 
-    /// Blocks of a row of `n` values.
+    /// Blocks per row of `n` values.
     pub const fn per_row(n: usize) -> usize {
         n.div_ceil(Self::VALUES)
     }
@@ -85,16 +86,16 @@ impl BlockQ16 {
 fn scale(max_bits: u32, largest: i16) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
     let d = max / f32::from(largest);
-    // Below the normal numbers the inverse would overflow; so little is nothing.
+    // Scales below the normal numbers count as 0: their inverse would overflow.
     if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(largest) / max) }
 }
 
-/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86's multiplications of bytes by bytes:
+/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86 instructions that multiply bytes by bytes:
 /// `q = 256·high + low`.
 ///
-/// Each 16 values have a lane of 32 bits in four registers of 512, so that their products end up in one sum. Value
-/// `i` is byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32 values registers 0 and 1, and 2
-/// and 3, change places, as they do where nibbles are unpacked.
+/// Each 16 values share a 32-bit lane in four 512-bit registers, so that their products end up in one sum. Value `i` is
+/// byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32 values registers 0 and 1, and 2 and 3,
+/// are swapped, as they are where nibbles are unpacked.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockP16 {
@@ -109,18 +110,18 @@ pub struct BlockP16 {
 }
 
 impl BlockP16 {
-    /// Values of a block.
+    /// Values per block.
     pub const VALUES: usize = 256;
 
-    /// The largest integer: one more has no high byte.
+    /// The largest integer: the next one would need a high byte of 128.
     pub const MAX: i16 = 127 * 256 + 127;
 
-    /// Blocks of a row of `n` values.
+    /// Blocks per row of `n` values.
     pub const fn per_row(n: usize) -> usize {
         n.div_ceil(Self::VALUES)
     }
 
-    /// Register of value `i` of 256.
+    /// Index of the register that holds value `i` of 256.
     pub const fn register(i: usize) -> usize {
         (i / 4 % 4) ^ (i / 32 % 2)
     }
@@ -145,7 +146,7 @@ impl BlockP16 {
 }
 
 /// `(d, 1/d)` for values that are rounded to 8-bit integers, `x ≈ d·q` with `|q| ≤ 127`, from the largest bits of their
-/// magnitudes. What is not finite makes `d` NaN, and reaches the result with it; magnitudes below 2⁻¹⁰⁰ count as 0.
+/// magnitudes. A value that is not finite makes `d` NaN, and with it the result; magnitudes below 2⁻¹⁰⁰ count as 0.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
@@ -190,7 +191,7 @@ impl Acts<'_> {
         }
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn m(&self) -> usize {
         match *self {
             Acts::F32 { x, n } => x.len() / n,
@@ -202,7 +203,7 @@ impl Acts<'_> {
     /// `m` rows from row `first` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     #[must_use]
     pub fn rows(&self, first: usize, m: usize) -> Self {
         match *self {

@@ -10,12 +10,12 @@ use super::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
 /// Positions of a block of keys and values.
 pub const KV_BLOCK: usize = 64;
 
-/// Positions of a span: enough that rounding the queries anew for each is little beside its keys
-/// (`avx512/attention_i16.rs`; 512 cost prompts at depth a tenth of attention, 1024 costs 3 %), few enough that one
-/// token behind some thousand others makes many tasks.
+/// Positions of a span: long enough that rounding the queries anew for each span costs little
+/// (`avx512/attention_i16.rs`; with 512, attention of long prompts takes a tenth longer, with 1024 3 %), short enough
+/// that one token after a few thousand others makes many tasks.
 pub const KV_SPAN: usize = 1024;
 
-/// What one softmax-attention call needs to know besides its operands.
+/// Parameters of a softmax-attention call.
 #[derive(Clone, Copy, Debug)]
 pub struct AttnParams {
     /// Width of a key (and query) row.
@@ -26,10 +26,10 @@ pub struct AttnParams {
     pub scale: f32,
     /// `c·tanh(s/c)` on the scaled scores; 0 means none.
     pub softcap: f32,
-    /// Taken from a score for every position that its key is behind the last one that the row sees (ALiBi, arXiv
-    /// 2108.12409); 0 means none.
+    /// ALiBi slope (arXiv 2108.12409): subtracted from a score once per position that the key lies before the last one
+    /// the row sees; 0 means none.
     pub slope: f32,
-    /// Whether all is computed as it is for generated tokens, in `f32`. Without, a level may round the keys and values
+    /// Whether every row is computed in `f32`, as generated tokens are. If not, a level may round the keys and values
     /// of blocks that end before a row's own position (`attention_i16.rs`).
     pub exact: bool,
 }
@@ -44,7 +44,7 @@ pub struct KvBlock<'a, T> {
 }
 
 impl<T> KvBlock<'_, T> {
-    /// No positions, to fill a table with.
+    /// An empty block, to initialise tables.
     pub const EMPTY: Self = KvBlock { k: &[], v: &[] };
 }
 
@@ -58,7 +58,7 @@ pub struct KvSpan<'a, T> {
 }
 
 impl<T> KvSpan<'_, T> {
-    /// Position behind the last key.
+    /// Position after the last key.
     fn end(&self) -> usize {
         self.first + self.blocks.len() * KV_BLOCK
     }
@@ -71,10 +71,10 @@ impl<T> KvSpan<'_, T> {
     }
 }
 
-/// Attention of `n_q` query rows over the keys that were added so far.
+/// Partial result of attention of `n_q` query rows, over the keys added so far.
 #[derive(Debug)]
 pub struct AttnPartial<'a> {
-    /// Values summed by weight, `(n_q, head_dim_v)`.
+    /// Weighted sums of values, `(n_q, head_dim_v)`.
     pub out: &'a mut [f32],
     /// Largest score of each row.
     pub max: &'a mut [f32],
@@ -83,12 +83,12 @@ pub struct AttnPartial<'a> {
 }
 
 impl<'a> AttnPartial<'a> {
-    /// Values of `n_q` rows.
+    /// Buffer length for `n_q` rows, in `f32` values.
     pub fn len(n_q: usize, head_dim_v: usize) -> usize {
         n_q * (head_dim_v + 2)
     }
 
-    /// Of `n_q` rows, in a buffer of [`AttnPartial::len`] values, as they are.
+    /// View of a buffer of [`AttnPartial::len`] values as `n_q` rows; the values stay as they are.
     ///
     /// # Panics
     /// If the buffer is shorter than `2·n_q`.
@@ -98,14 +98,14 @@ impl<'a> AttnPartial<'a> {
         AttnPartial { out, max, sum }
     }
 
-    /// Forgets all keys.
+    /// Resets all rows to "no key added".
     pub fn clear(&mut self) {
         self.out.fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
     }
 
-    /// Those of at most `n` rows from row `first` on; rows are `head_dim_v` wide.
+    /// View of at most `n` rows from row `first` on; rows are `head_dim_v` wide.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) fn rows(&mut self, first: usize, n: usize, head_dim_v: usize) -> AttnPartial<'_> {
         let end = self.sum.len().min(first + n);
@@ -123,15 +123,15 @@ impl<'a> AttnPartial<'a> {
 }
 
 impl Arch {
-    /// What [`Arch::attention`] of many query rows over half-precision keys multiplies, and how many products of
-    /// that each product takes.
+    /// Element type that [`Arch::attention`] of many query rows over half-precision keys multiplies, and the number of
+    /// products of that type per product.
     pub fn attention_element(self) -> (super::Element, u64) {
         self.0.attention_element
     }
 
-    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that share its KV
-    /// head. Row `i` sees the keys at the positions `ranges[i].0 .. ranges[i].1`, of which the span holds some, or
-    /// none; rows of blocks that nobody sees are not read.
+    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that share its KV head. Row
+    /// `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the span may hold all, some or none of them. Blocks
+    /// that no row sees are not read.
     ///
     /// # Panics
     /// If the shapes disagree, or the blocks are not those of one span.
@@ -166,7 +166,7 @@ impl Arch {
         unsafe { (self.0.attention_stored)(to, q, stored, ranges, p) }
     }
 
-    /// Adds the keys of a later span, whose partial results are `from`.
+    /// Merges in the partial results `from`, computed over a later span.
     ///
     /// # Panics
     /// If the shapes disagree.
@@ -208,7 +208,7 @@ fn check<T>(
     assert!(inside, "attention: {} blocks from position {}", span.blocks.len(), span.first);
 }
 
-/// Element type of keys and values that kernels read where they lie.
+/// Element type of keys and values that kernels read in place.
 pub trait KvElement: bytemuck::Pod + Send + Sync + sealed::Attention {}
 impl KvElement for f32 {}
 impl KvElement for half::f16 {}

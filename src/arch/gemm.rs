@@ -1,10 +1,10 @@
 //! Products with many activation rows: the loops that all vector levels share.
 //!
-//! Activations are packed once: the rows of a register tile interleaved, so that a register holds
-//! one value (or a few) of each and a tile reads one stream. A task multiplies [`TILE`] weight rows,
-//! [`BLOCK`] values of each at a time: it unpacks them to a panel that stays in the L1 and L2 caches,
-//! then goes over all activations with a register tile in which every word of the panel is broadcast.
-//! Unpacking needs no transposition that way; only the finished sums are transposed, on their way out.
+//! Activations are packed once: the rows of a register tile interleaved, so that a register holds one value (or a few)
+//! of each row and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time:
+//! it unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a register tile
+//! in which every word of the panel is broadcast. Unpacking needs no transposition that way; only the finished sums are
+//! transposed when they are stored.
 //!
 //! ```text
 //! for each TILE of weight rows, for each SUMS activation rows
@@ -23,17 +23,17 @@ use crate::quant::DType;
 
 /// Weight rows of a panel.
 pub(super) const TILE: usize = 32;
-/// Words of a row of the panel, and values of a super-block.
+/// Words per panel row, and values per super-block.
 pub(super) const BLOCK: usize = 256;
-/// Activation rows whose sums are kept at a time; more of them unpack the weights again.
+/// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
 pub(super) const SUMS: usize = 528;
 
-/// Products of a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first` starts from
-/// zero. Meanwhile asks for some of the memory from `ahead` on, where the next activations are.
+/// Multiplies a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first` starts from zero.
+/// Also prefetches some of the memory from `ahead` on, where the next activations are.
 ///
 /// # Safety
-/// The CPU must have the level's features. `w` points into a panel whose rows have the values; registers of `sums`
-/// lie [`TILE`] registers apart.
+/// The CPU must have the level's features. `w` points into a panel whose rows have `k` values; registers of `sums` lie
+/// [`TILE`] registers apart.
 pub(super) type Multiply =
     unsafe fn(w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
 
@@ -44,9 +44,9 @@ pub(super) struct RegisterTile {
     pub(super) multiply: Multiply,
 }
 
-/// What a level does with words of 32 bits: one `f32` each, or two narrower values.
+/// A level's panels of 32-bit words: one `f32` each, or two or four narrower values.
 pub(super) trait Panels {
-    /// Words of a register.
+    /// Words per register.
     const LANES: usize;
     /// The register tiles with 1, 2 … registers of activations.
     const TILES: &[RegisterTile];
@@ -54,20 +54,20 @@ pub(super) trait Panels {
     const VECS: usize = Self::TILES.len();
     /// Rows of a panel that lie interleaved word by word; a divisor of the rows of all tiles.
     const INTERLEAVED: usize = 1;
-    /// Values that one register tile goes over, so that its activations fit the L1 cache.
+    /// Values that one register tile covers, so that its activations fit the L1 cache.
     const DEPTH: usize = BLOCK;
 
-    /// Packs `x` (at most `VECS · LANES` rows of `k` values) to `packed[i][v][lane]`, word `i` of row
-    /// `v·LANES + lane`, for as many `v` as there are rows to fill them.
+    /// Packs `x` (at most `VECS · LANES` rows of `k` values): `packed[i][v][lane]` becomes word `i` of row
+    /// `v·LANES + lane`, for as many `v` as the rows fill.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and `packed` that length.
+    /// The CPU must have the level's features, and `packed` must have that length.
     const PACK: unsafe fn(x: &[f32], k: usize, packed: &mut [u32]);
 
     /// `y[i·stride + r] = sums[r][i]` for `cols` values of `r` and `rows ≤ LANES` of `i`.
     ///
     /// # Safety
-    /// The CPU must have the level's features, and the pointers must be valid for that.
+    /// The CPU must have the level's features, and the pointers must be valid for these accesses.
     const STORE: unsafe fn(sums: *const f32, y: *mut f32, stride: usize, rows: usize, cols: usize);
 
     /// Words that `k` values of an activation row take.
@@ -81,7 +81,7 @@ pub(super) trait Panels {
 
 /// Panels that are filled by rows.
 pub(super) trait UnpackRows: Panels {
-    /// What the words hold, and how many products of that make one.
+    /// Element type of the panel, and products of it per product of a weight.
     const ELEMENT: (Element, u64);
 
     /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
@@ -91,7 +91,7 @@ pub(super) trait UnpackRows: Panels {
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]);
 }
 
-/// The table line of `P`.
+/// The [`Gemm`] table entry for panels `P`.
 pub(super) const fn table<P: UnpackRows>() -> Gemm {
     Gemm {
         element: P::ELEMENT,
@@ -108,7 +108,7 @@ pub(super) fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
     packed_bytes(m, P::LANES, P::words(k))
 }
 
-/// Bytes of `m` packed rows, rounded up to registers of `lanes`, of so many words of 32 bits.
+/// Bytes of `m` packed rows of `words` 32-bit words each, `m` rounded up to a multiple of `lanes`.
 pub(super) fn packed_bytes(m: usize, lanes: usize, words: usize) -> usize {
     let rows = m.checked_next_multiple_of(lanes);
     let bytes = rows.and_then(|rows| rows.checked_mul(words)).and_then(|words| words.checked_mul(size_of::<u32>()));
@@ -127,16 +127,16 @@ pub(super) unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mu
 #[repr(C, align(64))]
 pub(super) struct Aligned<T>(pub(super) T);
 
-/// Where in a panel word `word` of row `r` is: row-major, `INTERLEAVED` rows at a time.
+/// Index of word `word` of row `r` in a panel: row-major, `INTERLEAVED` rows at a time.
 pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> usize {
     let i = P::INTERLEAVED;
     r / i * i * panel_stride + word * i + r % i
 }
 
-/// What [`Gemm::kernel`] promises.
+/// Implements [`Gemm::kernel`].
 ///
 /// # Safety
-/// The CPU must have the level's features; lengths as [`Gemm::kernel`] has them.
+/// The CPU must have the level's features; lengths as for [`Gemm::kernel`].
 pub(super) unsafe fn kernel<P: UnpackRows>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
@@ -152,7 +152,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     let vec_words = P::words(k) * P::LANES;
     let panel_stride = P::panel_words(BLOCK);
     let n_vecs = y.rows().div_ceil(P::LANES);
-    // Whole groups, as they are packed.
+    // A multiple of whole groups, since rows are packed in groups.
     let most_vecs = SUMS / P::LANES / P::VECS * P::VECS;
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
@@ -163,7 +163,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
 
     for (t, w) in w.chunks(TILE * row_bytes.max(1)).enumerate() {
         let n_rows = w.len() / row_bytes;
-        // The part of `w` that makes the panel for the values from `k0` on.
+        // Blocks of row `r` of `w` that make the panel for the values from `k0` on.
         let blocks = |r: usize, k0: usize| {
             let row = &w[r * row_bytes..][..row_bytes];
             let start = k0 / BLOCK * block_bytes;
@@ -177,7 +177,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                     // SAFETY: the caller's promise.
                     unsafe { P::unpack(dtype, blocks(r, k0), &mut panel[place::<P>(panel_stride, r, 0)..]) };
                 }
-                // Register tiles are multiplied whole: rows that are not there count as 0.
+                // Register tiles are multiplied whole: missing rows are zero.
                 for r in n_rows..n_rows.next_multiple_of(P::TILES[0].rows) {
                     for word in 0..P::panel_words(n) {
                         panel[place::<P>(panel_stride, r, word)] = 0;
@@ -219,14 +219,14 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     }
 }
 
-/// Asks for `bytes` in the L2 cache.
+/// Prefetches `bytes` into the L2 cache.
 pub(super) fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
         prefetch_line(line.as_ptr());
     }
 }
 
-/// Asks for the cache line of `p`, which need not be valid, in the L2 cache.
+/// Prefetches the cache line of `p`, which need not be valid, into the L2 cache.
 #[inline(always)]
 pub(super) fn prefetch_line(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -235,13 +235,13 @@ pub(super) fn prefetch_line(p: *const u8) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above, of 64-bit Arm. `_prefetch` of std::arch is not stable.
+    // SAFETY: as above; `prfm` is part of 64-bit Arm. `_prefetch` of std::arch is not stable.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
 }
 
-/// Asks for the cache line of `p`, which need not be valid, in the L1 cache.
+/// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_line_l1(p: *const u8) {

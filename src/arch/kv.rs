@@ -1,19 +1,19 @@
 //! How keys and values are stored: precisions, and how rows get there and back.
 //!
 //! A *block* is 64 rows (positions) of one head. Below 16 bits a row is cut into groups of 32 values, each with a
-//! scale, and a value is a code of eight bits, `floor(x / scale) + 128`, of which a precision keeps the upper ones. A
-//! code stands for the middle of the values that have it, so no value is off by more than half a step. What keeps fewer
-//! bits is therefore what dropping bits of q8 gives: nothing is rounded twice.
+//! scale. A value becomes an 8-bit code, `floor(x / scale) + 128`, of which a precision keeps the upper bits. A code
+//! stands for the middle of its interval, so the error is at most half a step. Dropping bits of q8 therefore gives
+//! exactly the same as storing with fewer bits: nothing is rounded twice.
 //!
-//! Bits lie in planes, so that dropping is copying less: `upper` has the four upper bits of all rows, `lower` the
-//! others, `scales` the scales. Rows whose width is no multiple of 32 end in an incomplete group.
+//! Bits lie in planes, so that dropping some means copying fewer planes: `upper` has the four upper bits of all rows,
+//! `lower` the others, `scales` the scales. Rows whose width is no multiple of 32 end in an incomplete group.
 
 use super::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
 use half::{bf16, f16};
 
-/// Values that share a scale.
+/// Values per scale.
 const GROUP: usize = 32;
-/// Bytes of a group's upper bits: byte `i` has values `i` and, above, `i + 16`.
+/// Bytes of a group's upper bits: byte `i` has value `i` in its low nibble and value `i + 16` in its high one.
 const UPPER: usize = GROUP / 2;
 /// Bytes of a scale.
 const SCALE: usize = size_of::<u16>();
@@ -26,7 +26,7 @@ const TINY: f32 = 1e-30;
 pub enum KvType {
     /// 32 bits per value: exact.
     F32,
-    /// 16 bits per value: what other engines use unless told otherwise.
+    /// 16 bits per value: the default, as in other engines.
     #[default]
     F16,
     /// 16 bits per value with the range of `F32`, and eight bits of precision.
@@ -46,7 +46,7 @@ impl KvType {
     pub const ALL: [KvType; 7] =
         [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4];
 
-    /// Name, as llama.cpp calls it.
+    /// Name in llama.cpp.
     pub fn name(self) -> &'static str {
         match self {
             KvType::F32 => "f32",
@@ -59,7 +59,7 @@ impl KvType {
         }
     }
 
-    /// Bits of a value, without its share of a scale.
+    /// Bits per value, without its share of a scale.
     pub fn bits(self) -> usize {
         match self {
             KvType::F32 => 32,
@@ -76,7 +76,7 @@ impl KvType {
         self.bits() <= 8
     }
 
-    /// Bytes of a row of `dim` values in each of the planes of a block; planes that there are not have 0.
+    /// Bytes per row of `dim` values in each plane of a block; 0 for planes that the precision lacks.
     pub(crate) fn row_bytes(self, dim: usize) -> [usize; 3] {
         if self.is_quantized() {
             let groups = dim.div_ceil(GROUP);
@@ -136,17 +136,17 @@ fn hadamard_block(dim: usize) -> usize {
 }
 
 impl Arch {
-    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of that side, where `n` is the largest
-    /// power of two that divides their number: spreads what is large in one dimension over all. Twice is nothing, and
-    /// products of two rows stay what they were. The same bits on all levels.
+    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of size `n`, the largest power of two that
+    /// divides the row's length: spreads outliers in one dimension over all. It is its own inverse and keeps dot
+    /// products of two rows, up to rounding. The same bits on all levels.
     pub fn hadamard(self, row: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.hadamard)(row) }
     }
 
-    /// Stores `row` as row `i` of a block. Whether no number that was finite is infinite now.
+    /// Stores `row` as row `i` of a block. Returns whether every finite value is still finite.
     ///
-    /// A group of quantised values of which one is not finite is not a number, all of it. The same bits on all levels.
+    /// If any value of a quantised group is not finite, the whole group becomes NaN. The same bits on all levels.
     ///
     /// # Panics
     /// If the block has another size than `kind` says, is not aligned to a value of it, or has no row `i`.
@@ -192,10 +192,10 @@ impl Arch {
     }
 }
 
-/// Drops bits of a block of rows of `dim` values: `to` keeps fewer than `from`, or as many.
+/// Drops the lower four bits of a Q8 block with rows of `dim` values, which makes it a Q4 block.
 ///
 /// # Panics
-/// If one of them is not quantised, or the sizes disagree.
+/// If the precisions are not Q8 and Q4, or the sizes disagree.
 pub(crate) fn drop_bits((from_kind, from): (KvType, &[u8]), (to_kind, to): (KvType, &mut [u8]), dim: usize) {
     assert!(from_kind == KvType::Q8 && to_kind == KvType::Q4, "drop_bits: from {from_kind} to {to_kind}");
     let [upper, lower, scales] = from_kind.row_bytes(dim).map(|bytes| bytes * KV_BLOCK);
@@ -276,7 +276,7 @@ fn butterflies<const HALF: usize>(x: [f32; 16]) -> [f32; 16] {
     y
 }
 
-/// The scale of values up to `largest`, a multiple of 1/128 of it, rounded up to bf16.
+/// Scale of a group whose largest magnitude is `largest`: a 128th of it, rounded up to bf16.
 #[inline(always)]
 fn scale_of(largest: f32) -> u16 {
     (((largest / 128.0).to_bits() + 0xffff) >> 16) as u16
@@ -307,7 +307,7 @@ pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
             bits = scale_of(largest);
             let inverse = 1.0 / widen(bits);
             for (code, x) in codes.iter_mut().zip(x) {
-                // The largest has no code of its own. Numbers of the exponent of 2²³ have integers in their low bits.
+                // `largest` itself would be code 256. Adding 2²³ leaves the integer in the low bits.
                 *code = ((x * inverse + 128.0).min(255.0).floor() + 8_388_608.0).to_bits() as u8;
             }
         }
@@ -379,18 +379,18 @@ pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
     }
 }
 
-/// Widens a number, without the call that `half` makes of it.
+/// Widens a number inline; `half` would make a function call.
 #[inline(always)]
 fn f16_to_f32(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let (sign, magnitude) = ((bits & 0x8000) << 16, bits & 0x7fff);
-    // Exponents move by a factor of 2¹¹², which also makes normal numbers of those that are not.
+    // The factor 2¹¹² corrects the exponent, and normalises denormals.
     let x = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
     let x = if magnitude >= 0x7c00 { f32::from_bits(0x7f80_0000 | magnitude << 13) } else { x };
     f32::from_bits(x.to_bits() | sign)
 }
 
-/// `rows` of quantised values, whose codes `codes` takes out of the planes, half a group at a time.
+/// Dequantises `rows`; `codes` extracts half a group's codes from its planes.
 #[inline(always)]
 fn dequantize<const LOWER: usize>(
     kind: KvType,

@@ -12,11 +12,11 @@
 #![allow(clippy::type_complexity)] // signatures are spelt out where they are read
 #![allow(clippy::multiple_unsafe_ops_per_block)] // a load at an offset is two operations with one reason
 
-/// Raised when a change of a kernel, or of the order in which they are called, changes the bits of keys and values: those
-/// of another version are not reused.
+/// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
+/// values: stored ones of another version are not reused.
 pub const ARITHMETIC_VERSION: u32 = 1;
 
-/// A table of kernels whose element-wise ones are those of the level's `elementwise.rs`.
+/// Builds a table of kernels; its element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {
     ($($field:ident $(: $kernel:expr)?,)*) => {
         $crate::arch::Kernels {
@@ -79,7 +79,7 @@ pub(crate) use kv::drop_bits;
 pub use kv::{KvStored, KvType};
 pub use view::{CacheLine, ColumnsMut};
 
-/// Activation form a product kernel reads.
+/// Form in which a product kernel reads activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActForm {
     /// The `f32` rows themselves.
@@ -102,11 +102,11 @@ pub(crate) struct Matvec {
     pub(crate) kernel: MatvecFn,
 }
 
-/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task unpacks panels of its
-/// weight rows and multiplies them by every activation row. The result of a row does not depend on the others.
+/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task unpacks panels of
+/// its weight rows and multiplies them by every activation row. The result of a row does not depend on the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm {
-    /// What it multiplies, and how many products of that each product of a weight takes.
+    /// Element type that it multiplies, and products of it per product of a weight.
     pub(crate) element: (Element, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
@@ -117,19 +117,19 @@ pub(crate) struct Gemm {
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     /// Packs `x` (`m × k`, row-major, at most a group) for [`Gemm::kernel`].
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
-    /// Room that [`Gemm::kernel`] needs for panels and sums, in cache lines.
+    /// Size of the workspace that [`Gemm::kernel`] needs for panels and sums, in cache lines.
     pub(crate) workspace: usize,
     /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k`, which is not 0, and all `m` rows of the packed activations.
     pub(crate) kernel:
         unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize, workspace: &mut [CacheLine]),
 }
 
-/// What a panel holds, and so which instructions multiply it.
+/// Element type of a panel, which decides the instructions that multiply it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 32-bit floating point.
     F32,
-    /// The upper half of that.
+    /// bfloat16: the upper half of an `f32`.
     Bf16,
     /// 16-bit integers.
     I16,
@@ -137,20 +137,19 @@ pub enum Element {
     I8,
 }
 
-/// How a level multiplies one format, transposed: all of `y` is packed once, then each task multiplies
-/// some columns of the weights.
+/// How a level multiplies by the transpose of one format: all of `y` is packed once, then each task multiplies some
+/// columns of the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Transposed {
-    /// Columns one task takes, a multiple of which is where it begins; the widest blocks divide it, or
-    /// it divides them.
+    /// Columns per task; a task begins at a multiple of it. It divides the widest blocks' length, or is a multiple of
+    /// it.
     pub(crate) tile: usize,
-    /// As in [`Gemm`], of rows of `k` = `n_out` values.
+    /// As in [`Gemm`], for rows of `k` = `n_out` values.
     pub(crate) group: usize,
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
     pub(crate) workspace: usize,
-    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, all `k` rows of `w`, which is not 0, and all `m` rows of the
-    /// packed `y`.
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, over all `k > 0` rows of `w`, for all `m` rows of the packed `y`.
     pub(crate) kernel: unsafe fn(
         x: &mut ColumnsMut<'_>,
         first: usize,
@@ -189,12 +188,12 @@ impl TransposedProduct {
         self.table.group
     }
 
-    /// Room that [`TransposedProduct::multiply`] needs, the same for all formats.
+    /// Size of the workspace that [`TransposedProduct::multiply`] needs, in cache lines; the same for all formats.
     pub fn workspace(&self) -> usize {
         self.table.workspace
     }
 
-    /// Bytes of `m` packed rows.
+    /// Bytes that `m` packed rows take.
     pub fn packed_len(&self, m: usize) -> usize {
         (self.table.packed_len)(m, self.n_out)
     }
@@ -213,8 +212,8 @@ impl TransposedProduct {
         unsafe { (self.table.pack)(y, m, self.n_out, packed) }
     }
 
-    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made of `x.rows()` rows; `w` is the whole
-    /// matrix. What `workspace` holds does not matter.
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made from `x.rows()` rows; `w` is the whole matrix. The
+    /// contents of `workspace` do not matter.
     ///
     /// # Panics
     /// If the lengths disagree, or the columns are not a tile.
@@ -249,13 +248,13 @@ pub(crate) struct Kernels {
     pub(crate) matvec: fn(DType) -> Matvec,
     pub(crate) gemm: fn(DType) -> Gemm,
     pub(crate) transposed: fn(DType) -> Transposed,
-    /// Whole blocks to the very values of their format's own function, where those are finite.
+    /// Expands whole blocks, finite ones to exactly the values of their format's `dequantize`.
     pub(crate) dequantize: unsafe fn(DType, blocks: &[u8], x: &mut [f32]),
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
     pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
 
-    /// Runs `rounds` of the level's fastest products of an element without touching memory; how many
-    /// operations that were.
+    /// Runs `rounds` of the level's fastest products of an element without touching memory; returns the number of
+    /// operations.
     pub(crate) peak: unsafe fn(element: Element, rounds: u64) -> u64,
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
@@ -288,7 +287,7 @@ pub(crate) struct Kernels {
     pub(crate) load_kv: LoadKvFn,
     pub(crate) attention_merge: unsafe fn(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, head_dim_v: usize),
     pub(crate) attention_finish: unsafe fn(to: &mut AttnPartial<'_>, head_dim_v: usize),
-    /// What that multiplies where many query rows see the keys, and how many products of it make one.
+    /// Element type that attention multiplies where many query rows see the keys, and products of it per product.
     pub(crate) attention_element: (Element, u64),
     pub(crate) attention_queries: unsafe fn(
         dq: &mut [f32],
@@ -388,7 +387,7 @@ impl Arch {
         self.0.name
     }
 
-    /// Form of activations that [`Arch::matvec`] wants for `dtype`.
+    /// Form in which [`Arch::matvec`] reads activations for weights of `dtype`.
     pub fn act_form(self, dtype: DType) -> ActForm {
         (self.0.matvec)(dtype).form
     }
@@ -397,7 +396,7 @@ impl Arch {
     /// many rows there are, here or in [`Arch::gemm`]; the two round differently.
     ///
     /// # Panics
-    /// If the lengths disagree or `x` has not the form of [`Arch::act_form`].
+    /// If the lengths disagree or `x` is not in the form that [`Arch::act_form`] names.
     pub fn matvec(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
         let f = dtype.float_format();
         assert_eq!(Some(w.len()), f.bytes_of(y.cols(), x.n()), "matvec: {dtype:?} weight bytes");
@@ -408,25 +407,24 @@ impl Arch {
         unsafe { (matvec.kernel)(y, dtype, w, x) }
     }
 
-    /// What [`Arch::gemm`] multiplies for weights of `dtype`, and how many products of that each product
-    /// of a weight takes.
+    /// Element type that [`Arch::gemm`] multiplies for weights of `dtype`, and products of it per product of a weight.
     pub fn gemm_element(self, dtype: DType) -> (Element, u64) {
         (self.0.gemm)(dtype).element
     }
 
-    /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred
-    /// operations that touch no memory; how many operations that were.
+    /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred operations that touch
+    /// no memory. Returns the number of operations.
     pub fn peak(self, element: Element, rounds: u64) -> u64 {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.peak)(element, rounds) }
     }
 
-    /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; any multiple of 32 will do.
+    /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; smaller multiples of 32 work, too.
     pub fn gemm_tile(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).tile
     }
 
-    /// Room that [`Arch::gemm`] needs for weights of `dtype`, in cache lines.
+    /// Size of the workspace that [`Arch::gemm`] needs for weights of `dtype`, in cache lines.
     pub fn gemm_workspace(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).workspace
     }
@@ -434,7 +432,7 @@ impl Arch {
     /// Bytes of packed activations for [`Arch::gemm`].
     ///
     /// # Panics
-    /// If they are more than can be addressed.
+    /// If the number overflows `usize`.
     pub fn packed_len(self, dtype: DType, m: usize, k: usize) -> usize {
         ((self.0.gemm)(dtype).packed_len)(m, k)
     }
@@ -465,8 +463,8 @@ impl Arch {
         std::ptr::fn_addr_eq((self.0.gemm)(a).pack, (self.0.gemm)(b).pack)
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows. What `workspace`
-    /// holds does not matter.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows. The contents of
+    /// `workspace` do not matter.
     ///
     /// # Panics
     /// If the lengths disagree or `workspace` is smaller than [`Arch::gemm_workspace`] says.
@@ -491,13 +489,14 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
     }
 
-    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: what takes gradients by its
-    /// outputs to gradients by its inputs.
+    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: turns gradients with respect to its
+    /// outputs into gradients with respect to its inputs.
     pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
         TransposedProduct { table: (self.0.transposed)(dtype), dtype, n_in, n_out }
     }
 
-    /// Expands whole blocks, finite ones to the very values of [`Format::dequantize`](crate::quant::Format::dequantize).
+    /// Expands whole blocks, finite ones to exactly the values of
+    /// [`Format::dequantize`](crate::quant::Format::dequantize).
     ///
     /// # Panics
     /// If the lengths disagree.
@@ -507,14 +506,14 @@ impl Arch {
         unsafe { (self.0.dequantize)(dtype, blocks, x) }
     }
 
-    /// Asks for `bytes` in the L2 cache, where a CPU can be asked.
+    /// Prefetches `bytes` into the L2 cache, on CPUs that have an instruction for it.
     #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(unused_variables))]
     pub fn prefetch(self, bytes: &[u8]) {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         gemm::prefetch(bytes);
     }
 
-    /// Rounds a row of activations.
+    /// Rounds a row of activations to 16-bit integers.
     ///
     /// # Panics
     /// If `blocks` has another length than [`BlockQ16::per_row`] says.
@@ -524,7 +523,7 @@ impl Arch {
         unsafe { (self.0.quantize_q16)(x, blocks) }
     }
 
-    /// Rounds a row of activations.
+    /// Rounds a row of activations to 16-bit integers in two planes of bytes.
     ///
     /// # Panics
     /// If `blocks` has another length than [`BlockP16::per_row`] says.
@@ -555,9 +554,9 @@ impl Arch {
         unsafe { (self.0.add_scaled)(y, x, a) }
     }
 
-    /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of a few columns, `t: (y.rows(), rank)`, with the
-    /// columns of `B: (rank, stride)` from where `b` begins. Every sum goes in the order of `j`, whatever
-    /// the other rows and columns.
+    /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(), rank)` with columns of
+    /// `B: (rank, stride)`, of which `b` begins at the first. Every sum goes in the order of `j`, whatever the other
+    /// rows and columns.
     pub fn add_product(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
         if t.is_empty() || y.cols() == 0 {
             return;
@@ -590,14 +589,14 @@ impl Arch {
         unsafe { (self.0.layer_norm)(y, x, w, b, eps) }
     }
 
-    /// Adds to `dx` the gradient by the `x` of [`Arch::rms_norm`], given that by its `y`.
+    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::rms_norm`]; `dy` is that with respect to its `y`.
     pub fn rms_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
         assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "rms_norm_backward");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.rms_norm_backward)(dx, dy, x, w, eps) }
     }
 
-    /// Adds to `dx` the gradient by the `x` of [`Arch::layer_norm`], given that by its `y`.
+    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::layer_norm`]; `dy` is that with respect to its `y`.
     pub fn layer_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
         assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "layer_norm_backward");
         // SAFETY: `self` proves the CPU features; lengths are equal.
@@ -610,8 +609,7 @@ impl Arch {
         unsafe { (self.0.softmax)(x) }
     }
 
-    /// `cos[i] = factor·cos(pos·frequencies[i])`, and the sines: what rotates the heads of the token
-    /// at `pos`.
+    /// `cos[i] = factor·cos(pos·frequencies[i])`, and `sin` likewise: the angles of RoPE for the token at `pos`.
     pub fn rope_angles(self, cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
         assert!(cos.len() == frequencies.len() && sin.len() == frequencies.len(), "rope_angles");
         // SAFETY: `self` proves the CPU features; lengths are equal.
@@ -653,21 +651,21 @@ impl Arch {
         unsafe { (self.0.gelu)(x) }
     }
 
-    /// Replaces the operands of [`Arch::silu_mul`] by the gradients by them, given that by its result.
+    /// Replaces the operands of [`Arch::silu_mul`] by their gradients; `dy` is that of its result.
     pub fn silu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
         assert!(gate.len() == up.len() && gate.len() == dy.len(), "silu_mul_backward");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.silu_mul_backward)(gate, up, dy) }
     }
 
-    /// Replaces the operands of [`Arch::gelu_mul`] by the gradients by them, given that by its result.
+    /// Replaces the operands of [`Arch::gelu_mul`] by their gradients; `dy` is that of its result.
     pub fn gelu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
         assert!(gate.len() == up.len() && gate.len() == dy.len(), "gelu_mul_backward");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.gelu_mul_backward)(gate, up, dy) }
     }
 
-    /// Replaces the operand of [`Arch::gelu`] by the gradient by it, given that by its result.
+    /// Replaces the operand of [`Arch::gelu`] by its gradient; `dy` is that of its result.
     pub fn gelu_backward(self, x: &mut [f32], dy: &[f32]) {
         assert_eq!(x.len(), dy.len(), "gelu_backward");
         // SAFETY: `self` proves the CPU features; lengths are equal.
@@ -689,12 +687,12 @@ impl Arch {
     }
 }
 
-/// Operands of [`Arch::attention`] as its backward pass needs them, all of one KV head.
+/// Operands of the backward pass of [`Arch::attention`], all of one KV head.
 #[derive(Clone, Copy, Debug)]
 pub struct AttnBackward<'a> {
     /// Queries, `(n_q, head_dim)`.
     pub q: &'a [f32],
-    /// Gradient by the output, `(n_q, head_dim_v)`.
+    /// Gradient of the output, `(n_q, head_dim_v)`.
     pub dout: &'a [f32],
     /// `Σ dout·out` of each query.
     pub delta: &'a [f32],
@@ -714,12 +712,11 @@ impl AttnBackward<'_> {
 }
 
 impl Arch {
-    /// The gradient by the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`, the
-    /// logarithm of the sum of the exponentials of each query's scores. `ranges` are the keys that each
-    /// query sees.
+    /// The gradient of the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`, the log-sum-exp of
+    /// each query's scores. `ranges` are the keys that each query sees.
     ///
     /// # Panics
-    /// If the shapes disagree or a range is empty or ends behind the keys.
+    /// If the shapes disagree, or a range is empty or ends after the keys.
     pub fn attention_queries(
         self,
         dq: &mut [f32],
@@ -736,11 +733,11 @@ impl Arch {
         unsafe { (self.0.attention_queries)(dq, lse, x.q, x.dout, x.delta, x.k, x.v, ranges, p) }
     }
 
-    /// The gradients by the keys and values of [`Arch::attention`], `dk: (n_kv, head_dim)` and `dv: (n_kv,
-    /// head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the queries that see each key.
+    /// The gradients of the keys and values of [`Arch::attention`], `dk: (n_kv, head_dim)` and
+    /// `dv: (n_kv, head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the queries that see each key.
     ///
     /// # Panics
-    /// If the shapes disagree or a range is empty or ends behind the queries.
+    /// If the shapes disagree, or a range is empty or ends after the queries.
     pub fn attention_keys(
         self,
         dk: &mut [f32],
@@ -767,7 +764,7 @@ impl Arch {
     .available.join(", ")
 )]
 pub struct ArchError {
-    /// The name asked for.
+    /// Name of the requested level.
     pub name: String,
     /// Levels that can be used, best first.
     pub available: Vec<&'static str>,

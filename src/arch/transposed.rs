@@ -1,30 +1,30 @@
-//! The transposed product, which carries gradients back through a matrix: the loops of [`super::gemm`] with
-//! panels of weight *columns*. Some rows are expanded to `f32`, then turned to panel rows in the words
-//! of the level's register tile.
+//! The transposed product, which carries gradients back through a matrix: the loops of [`super::gemm`] with panels of
+//! weight *columns*. Some rows are expanded to `f32`, then transposed to panel rows, in the words of the level's
+//! register tile.
 
 use super::gemm::{BLOCK, Panels, SUMS, TILE, pack, packed_len, place, prefetch};
 use super::{CacheLine, ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::ops::Range;
 
-/// Weight columns of a transposed task: with their sums, they fill half of an L2 cache of 1 MiB.
+/// Weight columns per task: with their sums, they fill half of an L2 cache of 1 MiB.
 pub(super) const COLUMNS: usize = 128;
-/// Most rows that are turned at a time.
+/// Most rows that are transposed at a time.
 const MOST_ROWS: usize = 64;
 
 /// Panels that are filled by columns.
 pub(super) trait Turn: Panels {
-    /// Weight rows that are expanded, then turned, at a time: a divisor of [`BLOCK`], at most 64.
+    /// Weight rows that are expanded, then transposed, at a time: a divisor of [`BLOCK`], at most 64.
     const ROWS: usize;
 
-    /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. They begin at a multiple of
-    /// [`COLUMNS`], and `out` has room for them, rounded up to 32.
+    /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. The range begins at a multiple of
+    /// [`COLUMNS`], and `out` has room for its length rounded up to 32.
     ///
     /// # Safety
     /// The CPU must have the level's features.
     const EXPAND: unsafe fn(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: &mut [f32]);
 
-    /// Makes `LANES` panel rows of [`Turn::ROWS`] values each of as many columns of expanded rows.
+    /// Transposes `LANES` columns of [`Turn::ROWS`] expanded rows to as many panel rows.
     ///
     /// # Safety
     /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of `panel`
@@ -44,7 +44,7 @@ pub(super) const fn transposed<P: Turn>() -> Transposed {
     }
 }
 
-/// Whole blocks by [`Turn::EXPAND`], but for a last few values that are no group.
+/// Expands blocks with [`Turn::EXPAND`], but a rest that is no multiple of 32 values with the format's own function.
 pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
     let format = dtype.float_format();
     for (blocks, x) in blocks.chunks(BLOCK / format.block_elems * format.block_bytes).zip(x.chunks_mut(BLOCK)) {
@@ -72,7 +72,7 @@ unsafe fn transposed_kernel<P: Turn>(
     let start = first / format.block_elems * format.block_elems;
     let end = (first + x.cols()).next_multiple_of(format.block_elems);
     assert!(end - start <= BLOCK && x.cols() <= COLUMNS, "columns {first}+{} in blocks", x.cols());
-    // The part of row `r` that has these columns.
+    // Bytes of row `r` that hold these columns.
     let blocks = |r: usize| &w[r * bytes(n_in)..][bytes(start)..bytes(end)];
     let wanted = first - start..first - start + x.cols();
     let y: &[u32] = bytemuck::cast_slice(packed);
@@ -82,7 +82,7 @@ unsafe fn transposed_kernel<P: Turn>(
     let n_cols = x.cols();
 
     const { assert!(P::ROWS <= MOST_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
-    // Expanded rows, `COLUMNS` values each; columns that are not there hold what the last task left.
+    // Expanded rows, `COLUMNS` values each; columns past the end hold what the last task left.
     let (values, rest) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MOST_ROWS * COLUMNS);
     let values: &mut [f32] = bytemuck::cast_slice_mut(values);
     let (panel, sums) = rest.split_at_mut(COLUMNS * BLOCK);
@@ -104,10 +104,10 @@ unsafe fn transposed_kernel<P: Turn>(
                         row.fill(0.0);
                     }
                 }
-                // Register tiles are multiplied whole; what comes of columns that are not there is not stored.
+                // Register tiles are multiplied whole; results for columns past the end are not stored.
                 for c in (0..n_cols.next_multiple_of(P::TILES[0].rows)).step_by(P::LANES) {
                     let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
-                    // SAFETY: so many columns are in the rows, and panel rows have room for the words.
+                    // SAFETY: the expanded rows have these columns, and panel rows have room for the words.
                     unsafe { (P::TURN)(values[c..].as_ptr(), panel) };
                 }
             }

@@ -4,14 +4,14 @@
 use bytemuck::{Pod, Zeroable};
 use std::marker::PhantomData;
 
-/// Unit of the workspaces that products need: 64 bytes, aligned.
+/// Unit of the workspaces of products: 64 bytes, aligned.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct CacheLine([u8; 64]);
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl CacheLine {
-    /// How many hold `n` values of 32 bits.
+    /// Cache lines that hold `n` 32-bit values.
     pub(super) const fn holding(n: usize) -> usize {
         n.div_ceil(16)
     }
@@ -30,11 +30,11 @@ pub struct ColumnsMut<'a> {
 // SAFETY: it is a `&mut` to its columns, and `f32` is `Send`.
 unsafe impl Send for ColumnsMut<'_> {}
 
-// SAFETY: through a shared reference safe code sees nothing but sizes.
+// SAFETY: safe code can only read sizes through a shared reference.
 unsafe impl Sync for ColumnsMut<'_> {}
 
 impl<'a> ColumnsMut<'a> {
-    /// All columns of `y` (`rows × cols`).
+    /// View of all columns of `y` (`rows × cols`).
     ///
     /// # Panics
     /// If `y` has another length.
@@ -67,13 +67,13 @@ impl<'a> ColumnsMut<'a> {
         ColumnsMut { ptr, rows: self.rows, cols, stride: self.stride, _matrix: PhantomData }
     }
 
-    /// The rows `rows` as a view of their own.
+    /// View of the rows `rows`.
     ///
     /// # Panics
     /// If they are not inside this view.
     pub fn rows_mut(&mut self, rows: std::ops::Range<usize>) -> ColumnsMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
-        // An empty view may begin behind the last row, where there is nothing to point at.
+        // An empty view may begin after the last row, where there is nothing to point at.
         let ptr = if rows.is_empty() { self.ptr } else { self.ptr.wrapping_add(rows.start * self.stride) };
         ColumnsMut { ptr, rows: rows.len(), cols: self.cols, stride: self.stride, _matrix: PhantomData }
     }
@@ -93,7 +93,7 @@ impl<'a> ColumnsMut<'a> {
         self.stride
     }
 
-    /// First value of the first row; row `i` begins `i·stride` later.
+    /// Pointer to the first value of the first row; row `i` begins `i·stride` later.
     pub fn as_mut_ptr(&mut self) -> *mut f32 {
         self.ptr
     }
@@ -111,7 +111,7 @@ impl<'a> ColumnsMut<'a> {
     /// If there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
-        // SAFETY: row `i` lies inside the matrix, and this view alone may touch its columns of it.
+        // SAFETY: row `i` lies inside the matrix, and only this view may access these columns of it.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(i * self.stride), self.cols) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every kernel of a level against what the machine allows it.
+//! Speed of every kernel of a level, compared with the machine's limits.
 
 use super::machine::{arithmetic_peak, read_bandwidth};
 use crate::arch::{
@@ -14,40 +14,41 @@ use std::time::{Duration, Instant};
 /// One kernel's speed on one thread.
 #[derive(Clone, Debug)]
 pub struct KernelRow {
-    /// The level.
+    /// Name of the level.
     pub level: &'static str,
-    /// Which kernel, on what.
+    /// Name of the kernel, and its operands.
     pub kernel: String,
-    /// Seconds of one call, the least of several.
+    /// Seconds per call, the minimum of several.
     pub seconds: f64,
-    /// Bytes that a call has to read and write.
+    /// Bytes that a call must read and write.
     pub bytes: u64,
-    /// Operations of a call.
+    /// Operations per call.
     pub flops: u64,
-    /// Seconds that the bytes take at the bandwidth, or the operations at the peak, whichever is more.
+    /// Lower bound of the time: seconds for the bytes at the memory bandwidth, or for the operations at the arithmetic
+    /// peak, whichever is more.
     pub bound: f64,
 }
 
 impl KernelRow {
-    /// Share of its bound that the kernel reaches.
+    /// Fraction of the bound's speed that the kernel reaches.
     pub fn share(&self) -> f64 {
         self.bound / self.seconds
     }
 }
 
-/// Values of a row of weights.
+/// Values per row of weights.
 const N: usize = 2048;
-/// Bytes of weights beyond any cache, and of those that a core keeps to itself.
+/// Bytes of weights that exceed any cache, and bytes that fit a core's own caches.
 const FAR: usize = 256 << 20;
-/// How long each kernel is run.
+/// Measuring time per kernel.
 const PATIENCE: Duration = Duration::from_millis(60);
 
-/// Measures the kernels of `arch` on one thread, the caller's, and hands them over one by one: products
-/// with one row of activations, whose weights come from memory; products with 512 rows, which the
-/// arithmetic limits; attention over 4096 keys; and what runs over activations, from the cache.
+/// Measures the kernels of `arch` on one thread, the caller's, and passes each result to `each`: products with one row
+/// of activations, whose weights come from memory; products with 512 rows, which arithmetic limits; attention over 4096
+/// keys; and element-wise kernels, with data in the cache.
 ///
 /// # Errors
-/// If the thread that measures the machine cannot be made.
+/// If the thread that measures the machine cannot be started.
 pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     let far = read_bandwidth(1)?;
     let near = cache_bandwidth(arch);
@@ -157,7 +158,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     Ok(())
 }
 
-/// Attention of query rows over adjacent keys `(n_kv, head_dim)` and values, span by span; `n_kv` is a multiple of
+/// Attention of query rows over contiguous keys `(n_kv, head_dim)` and values, span by span; `n_kv` is a multiple of
 /// [`KV_BLOCK`].
 pub fn attend<T: KvElement>(
     arch: Arch,
@@ -198,7 +199,7 @@ fn packed(arch: Arch, dtype: DType, x: &[f32], m: usize) -> Vec<u32> {
     packed
 }
 
-/// Bytes per second that the level's simplest kernel reads from the first-level cache.
+/// Bytes per second that the level's simplest kernel reads from the L1 cache.
 fn cache_bandwidth(arch: Arch) -> f64 {
     let x = vec![1.0f32; 2048];
     let bytes = 2 * size_of_val(&*x);
@@ -208,7 +209,7 @@ fn cache_bandwidth(arch: Arch) -> f64 {
         })
 }
 
-/// The least time of a call: calls are timed in batches of a tenth of a millisecond or more.
+/// Minimum time of a call; calls are timed in batches of a tenth of a millisecond or more.
 fn fastest(f: &mut dyn FnMut()) -> f64 {
     let mut calls = 1;
     let mut best = f64::INFINITY;

@@ -1,18 +1,18 @@
-//! What the machine can do, and who else is using it.
+//! Limits of the machine, and the load by other processes.
 
 use crate::arch::{Arch, Element};
 use std::io;
 use std::thread::Builder;
 use std::time::Instant;
 
-/// Bytes read: far beyond any cache.
+/// Bytes read, which exceed any cache.
 const BUFFER: usize = 1 << 30;
 
-/// Bytes per second that `n_threads` read from memory in huge pages, where there are any: the best of
-/// three passes over 1 GiB; 0 if there is no room for that.
+/// Bytes per second that `n_threads` read from memory in huge pages, if there are any: the best of three passes over 1
+/// GiB; 0 if there is no memory for that.
 ///
 /// # Errors
-/// If a thread cannot be made.
+/// If a thread cannot be started.
 pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
     let Ok(mut memory) = memmap2::MmapOptions::new().len(BUFFER).map_anon() else { return Ok(0.0) };
     #[cfg(target_os = "linux")]
@@ -26,7 +26,7 @@ pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
         std::thread::scope(|s| -> io::Result<()> {
             for part in buffer.chunks(chunk) {
                 Builder::new().spawn_scoped(s, move || {
-                    // Sixteen sums, so that additions never wait for one another.
+                    // Sixteen sums, so that additions need not wait for each other.
                     let sums = part.chunks_exact(16).fold([0u64; 16], |mut sums, x| {
                         sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.wrapping_add(*x));
                         sums
@@ -41,11 +41,11 @@ pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
     Ok(best)
 }
 
-/// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of
-/// ten runs of some milliseconds.
+/// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of ten runs of some
+/// milliseconds.
 ///
 /// # Errors
-/// If a thread cannot be made.
+/// If a thread cannot be started.
 pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> io::Result<f64> {
     // The number of rounds that takes a few milliseconds.
     let mut rounds = 64;
@@ -67,38 +67,38 @@ pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> io::Re
     Ok(best)
 }
 
-/// What `f` says, and the seconds it took.
+/// The result of `f`, and the seconds it took.
 fn time<T>(f: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let value = f();
     (value, start.elapsed().as_secs_f64())
 }
 
-/// CPU time so far: of the machine, and of this process.
+/// CPU time used so far by the machine and by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// All processors' time, in clock ticks.
     total: u64,
-    /// Of it, time in which nothing ran.
+    /// Part of `total` in which the processors were idle.
     idle: u64,
-    /// Of it, time of this process.
+    /// Part of `total` used by this process.
     own: u64,
 }
 
 impl Load {
-    /// The counters now; `None` where the system does not tell (it is Linux that does).
+    /// The current counters; `None` if the system does not have them (Linux does).
     pub fn now() -> Option<Load> {
         let stat = std::fs::read_to_string("/proc/stat").ok()?;
         let ticks: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).map_while(|t| t.parse().ok()).collect();
         let own = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The name, in parentheses, may hold anything; user and system time are fields 14 and 15.
+        // The process name, in parentheses, may contain anything; user and system time are fields 14 and 15.
         let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
         let own = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-        // Guest time is counted in user time already.
+        // Guest time is already included in user time.
         Some(Load { total: ticks.iter().take(8).sum(), idle: ticks.get(3)? + ticks.get(4)?, own })
     }
 
-    /// The share of the machine that others used since `then`.
+    /// Fraction of the machine that other processes used since `then`.
     pub fn since(then: Option<Load>) -> Option<f64> {
         let (then, now) = (then?, Load::now()?);
         let total = now.total.checked_sub(then.total).filter(|&t| t > 0)?;

@@ -1,9 +1,8 @@
 //! Measuring the engine: `ruvllm bench`, and the same from a program.
 //!
-//! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of context.
-//! Tokenising and sampling are left out, as in llama-bench. Next to the speed stands what it means for
-//! the machine: the share of the read bandwidth and of the arithmetic peak measured in the same run,
-//! because the one limits single tokens and the other prompts.
+//! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of context. Tokenising and
+//! sampling are left out, as in llama-bench. Speeds come with their share of the read bandwidth, which limits single
+//! tokens, and of the arithmetic peak, which limits prompts, both measured in the same run.
 
 mod kernels;
 mod learning;
@@ -21,16 +20,16 @@ pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningRep
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use synthetic::{Shape, synthetic};
 
-/// One thing to measure.
+/// A combination of prompt, generation and depth to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Test {
     /// Tokens of the prompt; 0 to measure generation alone.
     pub n_prompt: usize,
     /// Tokens generated one by one; 0 to measure the prompt alone.
     pub n_gen: usize,
-    /// Tokens in the context before the clock starts.
+    /// Tokens in the context before the measurement starts.
     pub depth: usize,
-    /// Sequences that generate their tokens side by side, `n_gen` of them each; 0 means a session alone.
+    /// Sequences that generate in one batch, `n_gen` tokens each; 0 means a single session.
     pub rows: usize,
 }
 
@@ -46,7 +45,7 @@ impl std::fmt::Display for Test {
     }
 }
 
-/// What a test measured.
+/// Result of a test.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The test.
@@ -55,13 +54,13 @@ pub struct Outcome {
     pub n_threads: usize,
     /// Tokens per second of each repetition.
     pub rates: Vec<f64>,
-    /// Bytes that one generated token has to read: weights, and keys and values of the context. Of `rows` tokens side
-    /// by side, each one's share.
+    /// Bytes read per generated token: weights, and keys and values of the context; for `rows` sequences in a batch,
+    /// each one's share.
     pub bytes_per_token: u64,
-    /// Operations that one token of the prompt takes, on average: a multiplication and an addition for
-    /// every weight, and for every key and value of its context.
+    /// Average operations per prompt token: a multiplication and an addition for every weight, and for every key and
+    /// value of its context.
     pub flops_per_token: u64,
-    /// CPU time that others used or took during the test, as a share of the machine.
+    /// CPU time that other processes used during the test, as a fraction of the machine.
     pub noise: Option<f64>,
 }
 
@@ -77,7 +76,7 @@ impl Outcome {
         if n < 2.0 { 0.0 } else { (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt() }
     }
 
-    /// Middle of the rates; not a number without any, as is their mean.
+    /// Median of the rates; NaN if there are none, as for the mean.
     pub fn median(&self) -> f64 {
         let mut rates = self.rates.clone();
         rates.sort_by(f64::total_cmp);
@@ -89,10 +88,10 @@ impl Outcome {
     }
 }
 
-/// Runs `test` on `engine` with `adapters` (and their scales) after one warm-up, `repetitions` times.
+/// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions` times.
 ///
 /// # Errors
-/// If a session cannot be made, is too small for the test, or an adapter is for another model.
+/// If a session cannot be made or is too small for the test, or an adapter is for another model.
 pub fn run(
     engine: &Engine,
     adapters: &[(Arc<Adapter>, f32)],
@@ -114,7 +113,7 @@ pub fn run(
         session.attach(Arc::clone(adapter), *scale)?;
     }
     let n_vocab = model.hparams().n_vocab;
-    // Any tokens do; these are spread over the embedding table.
+    // Any tokens will do; these are spread over the embedding table.
     let tokens: Vec<u32> = (0..n_ctx).map(|i| (i * 7919 % n_vocab) as u32).collect();
     let (context, rest) = tokens.split_at(test.depth);
     if !context.is_empty() {
@@ -141,7 +140,7 @@ pub fn run(
     })
 }
 
-/// [`run`] of [`Test::rows`].
+/// [`run`] for a test with [`Test::rows`].
 fn run_rows(
     engine: &Engine,
     adapters: &[(Arc<Adapter>, f32)],
@@ -184,7 +183,7 @@ fn run_rows(
         n_threads: engine.n_threads(),
         rates,
         bytes_per_token: model.bytes_per_pass(test.rows) / test.rows as u64 + kv_bytes_read(h, options, depth),
-        // Of generated tokens every layer and the head are computed.
+        // Generated tokens are computed in every layer and in the head.
         flops_per_token: model.flops_per_row(depth),
         noise: Load::since(load),
     })

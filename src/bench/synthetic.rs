@@ -1,4 +1,4 @@
-//! Models with real shapes and made-up weights, to measure without a download.
+//! Models with the shapes of published ones and random weights, to measure without a download.
 
 use crate::error::GgufError;
 use crate::gguf::{Gguf, Writer};
@@ -79,7 +79,7 @@ impl Shape {
         },
     ];
 
-    /// The same with another number of layers.
+    /// The same shape with another number of layers.
     #[must_use]
     pub fn with_layers(self, n_layer: usize) -> Shape {
         Shape { n_layer, ..self }
@@ -91,13 +91,13 @@ impl Shape {
     }
 }
 
-/// Rows that are really quantised; a matrix repeats them, so that making it takes no time.
+/// Number of rows that are actually quantised; a matrix repeats them, to save time.
 const ROWS: usize = 16;
 
-/// A model of this shape and file type, in memory, the same every time.
+/// A model of this shape and file type, in memory, always the same.
 ///
 /// # Errors
-/// If the model does not fit a GGUF file, which no listed shape does.
+/// If the model exceeds the limits of a GGUF file, which no listed shape does.
 pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
     let Shape { arch, n_layer, n_embd, n_head, n_head_kv, n_ff, n_vocab, .. } = shape;
     let head_dim = n_embd / n_head;
@@ -147,7 +147,7 @@ pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
             matrix(format!("blk.{i}.{part}.weight"), n_in, n_out);
         }
     }
-    // All of the family have biases.
+    // All Qwen 2 models have biases.
     if arch == "qwen2" {
         for i in 0..n_layer {
             for (part, n_out) in
@@ -167,7 +167,7 @@ pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
     Gguf::from_bytes(file.to_bytes()?)
 }
 
-/// [`ROWS`] rows of noise that keeps the size of activations.
+/// [`ROWS`] rows of noise, scaled to preserve the magnitude of activations.
 fn quantised_rows(dtype: DType, n_in: usize) -> Vec<u8> {
     let format = dtype.float_format();
     let mut state = n_in as u32;

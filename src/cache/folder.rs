@@ -1,10 +1,11 @@
-//! The prefix cache on disk: a folder of blocks, below the tree.
+//! The prefix cache on disk: a folder of blocks, the second level below the radix tree.
 //!
-//! A block is a file with the keys and values of 64 positions, all groups', of sequences that never give pages back. Its name
-//! is a hash of what the bits depend on and of all tokens up to its end. It begins with both in full, so that neither
-//! a collision nor another tenant's file is ever taken for it, and ends with a checksum: what is not whole is removed
-//! and counts as not there. Blocks appear by renaming, so that any number of processes can share a folder; nothing is
-//! synced, as the checksum tells what a crash has left.
+//! A block is a file with the keys and values of 64 positions, in all groups, of sequences that never release pages.
+//! Its name is a hash of everything on which its bits depend, including all tokens up to its end. The file begins with
+//! these in full, so that neither a collision nor another tenant's file is ever mistaken for it, and ends with a
+//! checksum: a block that is incomplete or damaged is removed and counts as missing. Blocks are put in place by
+//! renaming, so that any number of processes can share a folder; nothing is synced, as the checksum detects the results
+//! of a crash.
 
 use super::CachedToken;
 use super::hash::{SEED, mix};
@@ -17,18 +18,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 const MAGIC: &[u8; 8] = b"ruvllmKB";
-/// Raised when the form of a block changes.
+/// Incremented when the form of a block changes.
 const VERSION: u32 = 1;
 const EXTENSION: &str = "kv";
-/// Of blocks under way, which a process that was killed leaves behind.
+/// Extension of blocks being written, which a killed process leaves behind.
 const TEMPORARY: &str = "tmp";
 
-/// A folder of blocks, and how many bytes they may take.
+/// A folder of blocks, with a limit on their size.
 #[derive(Debug)]
 pub(crate) struct PrefixFolder {
     path: PathBuf,
     budget: u64,
-    /// Of all blocks, as far as this process knows.
+    /// Bytes of all blocks known to this process.
     bytes: Mutex<u64>,
     n_files: AtomicU64,
     tokens_loaded: AtomicU64,
@@ -36,14 +37,15 @@ pub(crate) struct PrefixFolder {
     failed: AtomicU64,
 }
 
-/// What a block is found by: everything up to its end.
+/// Identifies a block by everything up to its end.
 #[derive(Debug)]
 pub(super) struct BlockKey {
     name: String,
     head: Vec<u8>,
 }
 
-/// The keys of all whole pages of `tokens`, from page `first` on. `identity` is what bits depend on besides.
+/// The keys of all whole pages of `tokens`, from page `first` on. `identity` describes everything else on which bits
+/// depend.
 pub(super) fn block_keys<'a>(
     identity: &'a str,
     tokens: &'a [CachedToken],
@@ -72,7 +74,7 @@ pub(super) fn block_keys<'a>(
 }
 
 impl PrefixFolder {
-    /// The folder `path`, made if it is not there, of which blocks may take `budget` bytes.
+    /// Opens the folder `path`, creating it if necessary; blocks may take `budget` bytes.
     pub(crate) fn open(path: &Path, budget: u64) -> io::Result<PrefixFolder> {
         fs::create_dir_all(path)?;
         let folder = PrefixFolder {
@@ -95,30 +97,30 @@ impl PrefixFolder {
         Ok(folder)
     }
 
-    /// Tokens that came from it, blocks that were damaged, and those that could not be written.
+    /// Tokens loaded from the folder, damaged blocks, and blocks that could not be written.
     pub(super) fn counts(&self) -> [u64; 3] {
         [&self.tokens_loaded, &self.damaged, &self.failed].map(|n| n.load(Ordering::Relaxed))
     }
 
-    /// The file of a block, if there is one.
+    /// The file of a block, if it exists.
     pub(super) fn find(&self, key: &BlockKey) -> Option<File> {
         File::open(self.path.join(&key.name)).ok()
     }
 
-    /// The pages of a block into `parts`; not if it is not whole.
+    /// Reads the pages of a block into `parts`; returns false if the block is not intact.
     pub(super) fn read(&self, mut file: File, key: &BlockKey, parts: &mut [&mut [u8]]) -> bool {
         if !is_whole(&mut file, key, parts).unwrap_or(false) {
             self.damaged.fetch_add(1, Ordering::Relaxed);
             let _ = fs::remove_file(self.path.join(&key.name));
             return false;
         }
-        // The least recently used go first. Without the right to write it goes by the time it was written.
+        // The least recently used are removed first. Without write permission, the time of writing counts.
         let _ = file.set_modified(SystemTime::now());
         self.tokens_loaded.fetch_add(KV_BLOCK as u64, Ordering::Relaxed);
         true
     }
 
-    /// Writes a block, unless it is there. A cache that cannot be written to is none: that is no error.
+    /// Writes a block, unless it exists. Failure is counted but not an error: the block is then missing.
     pub(super) fn write(&self, key: &BlockKey, parts: &[&[u8]]) {
         let path = self.path.join(&key.name);
         if path.exists() {
@@ -139,7 +141,7 @@ impl PrefixFolder {
         let mut options = File::options();
         options.write(true).create_new(true);
         #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // it holds text of the user
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // it contains text of the user
         let mut file = options.open(path)?;
         let mut hash = SEED;
         for bytes in [&key.head[..]].into_iter().chain(parts.iter().copied()) {
@@ -149,8 +151,8 @@ impl PrefixFolder {
         file.write_all(&hash.to_le_bytes())
     }
 
-    /// Removes the blocks that were used least recently until `need` more bytes fit, and a tenth more, so that this is
-    /// seldom.
+    /// Removes the least recently used blocks until `need` more bytes fit, and a tenth more, so that this happens
+    /// rarely.
     fn make_room(&self, need: u64) -> io::Result<()> {
         let mut bytes = self.bytes.lock().unwrap_or_else(|e| e.into_inner());
         if need > 0 && bytes.saturating_add(need) <= self.budget {
@@ -160,7 +162,7 @@ impl PrefixFolder {
         let mut blocks = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
-            // What another process has removed meanwhile is not there.
+            // Another process may have removed the file in the meantime.
             if let Ok(found) = fs::metadata(&path)
                 && path.extension().is_some_and(|e| e == EXTENSION)
             {
@@ -185,7 +187,7 @@ impl PrefixFolder {
     }
 }
 
-/// Reads a block; whether it is the one that the key names, as it was written.
+/// Reads a block; returns whether it is the one that the key names, and intact.
 fn is_whole(file: &mut File, key: &BlockKey, parts: &mut [&mut [u8]]) -> io::Result<bool> {
     let n_bytes = key.head.len() + parts.iter().map(|part| part.len()).sum::<usize>() + size_of::<u64>();
     if file.metadata()?.len() != n_bytes as u64 {

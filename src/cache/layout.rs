@@ -4,7 +4,7 @@ use super::{KvPolicy, KvTiers, KvType};
 use crate::arch::KV_BLOCK;
 use std::ops::Range;
 
-/// What a layer keeps of a position.
+/// Shape of the keys and values that a layer stores per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerShape {
     /// Positions that a query sees, its own included; `None`: all.
@@ -52,11 +52,11 @@ impl Recurrences {
 /// Precisions that the pages of a group can have at most.
 pub(super) const MAX_FORMS: usize = 3;
 
-/// The place of a layer.
+/// Position of a layer in its group's pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerAt {
     pub(super) group: usize,
-    /// Byte of the first key and of the first value, in a page of each form.
+    /// Byte offset of the first key and of the first value, in a page of each form.
     pub(super) at: [[usize; 2]; MAX_FORMS],
     pub(super) shape: LayerShape,
 }
@@ -67,7 +67,7 @@ impl LayerAt {
         [self.shape.head_dim, self.shape.head_dim_v]
     }
 
-    /// Bytes of the keys and of the values of a head in a page of `form`, which is the group's number `i`.
+    /// Byte ranges of the keys and of the values of a head, in a page of `form`, the group's form number `i`.
     pub(super) fn head(&self, i: usize, form: &Form, head: usize) -> [Range<usize>; 2] {
         let [k, v] = [0, 1].map(|part| {
             let len = form.types[part].block_bytes(self.dims()[part]);
@@ -81,13 +81,13 @@ impl LayerAt {
 /// A precision in which pages of a group are kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
-    /// Of keys and of values.
+    /// Precision of keys and of values.
     pub(super) types: [KvType; 2],
     /// Bytes of a page, a multiple of 64.
     pub(super) page_bytes: usize,
-    /// Of them, those of values; the others are those of keys.
+    /// Bytes of a page's values; the rest are its keys.
     v_bytes: usize,
-    /// Queries read it of pages up to so many before their own; farther ones in the next form.
+    /// Queries read this form in pages up to this many before their own, and farther ones in the next form.
     pub(super) reach: usize,
 }
 
@@ -99,15 +99,15 @@ impl Form {
     }
 }
 
-/// Layers with the same shape.
+/// Layers with the same window and shape.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) window: Option<usize>,
-    /// The nearest first; one, unless precision depends on age.
+    /// Forms, from the nearest pages to the farthest; only one unless precision depends on age.
     pub(super) forms: Vec<Form>,
     /// The block table of the first form.
     pub(super) table: usize,
-    /// Whether keys lie in the cache transformed, see [`crate::arch::Arch::hadamard`]. (Of values it gains nothing.)
+    /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain nothing by it.)
     pub(super) transformed: bool,
 }
 
@@ -132,15 +132,15 @@ impl Group {
     }
 }
 
-/// Ends of messages of which the checkpoints are never thinned out, see [`super::SeqKv::checkpoint`].
+/// Number of marked checkpoints (ends of messages) that are never thinned out, see [`super::SeqKv::checkpoint`].
 pub(super) const N_MARKED: usize = 2;
 
-/// Least distance of the other checkpoints, so that they take a quarter of what the window saves at most.
+/// Least distance of the other checkpoints, such that they take at most a quarter of what the window saves.
 pub(super) fn sparse(window: usize) -> usize {
     window.saturating_mul(4).max(KV_BLOCK)
 }
 
-/// How the pages of a model are laid out.
+/// Layout of the pages of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayout {
     pub(super) policy: KvPolicy,
@@ -174,7 +174,7 @@ impl KvLayout {
             let mut layer = LayerAt { group, at: [[0; 2]; MAX_FORMS], shape };
             let dims = layer.dims();
             for (form, at) in groups[group].forms.iter_mut().zip(&mut layer.at) {
-                // Of 64 rows: each part begins on a cache line, whatever the widths.
+                // Bytes for 64 rows: each part begins on a cache line, whatever the widths.
                 for part in 0..2 {
                     at[part] = form.page_bytes;
                     let bytes = shape.n_head_kv.saturating_mul(form.types[part].block_bytes(dims[part]));
@@ -228,7 +228,7 @@ impl KvLayout {
         self.groups.iter().flat_map(|group| group.forms.iter().map(move |form| (group, form)))
     }
 
-    /// The narrowest window, if there is any; what a precision depends on is one, too.
+    /// The narrowest window, if there is any; limits of precision by age count, too.
     pub(super) fn window(&self) -> Option<usize> {
         let tiered = |g: &Group| g.forms.len().checked_sub(2).map(|i| g.forms[i].reach.saturating_mul(KV_BLOCK));
         self.groups.iter().filter_map(|g| g.window.or_else(|| tiered(g))).min()
@@ -248,8 +248,8 @@ impl KvLayout {
     pub(crate) fn bytes(&self, n_ctx: usize, n_batch: usize) -> u64 {
         let pages = |n: usize| n.div_ceil(KV_BLOCK) as u64;
         let all = pages(n_ctx);
-        // Of pages that are left behind `window` positions: the batch and its window, whose ends may lie inside a page,
-        // and a window for each checkpoint.
+        // Pages that are released after `window` positions: those of the batch and its window, whose ends may lie
+        // inside a page, and of a window for each checkpoint.
         let windowed = |window: usize| {
             let doublings = (n_ctx / sparse(self.window().unwrap_or(window))).checked_ilog2().unwrap_or(0) as u64;
             let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
@@ -260,7 +260,7 @@ impl KvLayout {
             let n = match (g.window, form.reach) {
                 (Some(window), _) => windowed(window),
                 (None, usize::MAX) => all,
-                // The first page, too.
+                // Plus the first page.
                 (None, reach) => all.min(windowed(reach.saturating_mul(KV_BLOCK)) + 1),
             };
             n.saturating_mul(form.page_bytes as u64)

@@ -1,13 +1,13 @@
 //! The key/value cache: sequences of pages out of a pool.
 //!
-//! A page holds 64 positions of one *cache group*, the layers with the same window and head shape: for each of
-//! them keys `(n_head_kv, 64, head_dim)`, then values `(n_head_kv, 64, head_dim_v)`, in the precision of its *form*.
-//! Pages are reference-counted, so that a fork costs a copy of the block tables, and are copied when a sequence writes
-//! to one that it shares.
+//! A page holds 64 positions of one *cache group*, the layers with the same window and head shape: for each of them
+//! keys `(n_head_kv, 64, head_dim)`, then values `(n_head_kv, 64, head_dim_v)`, in the precision of its *form*. Pages
+//! are reference-counted, so that a fork only copies block tables; a sequence that writes to a shared page copies it
+//! first.
 //!
-//! Where precision depends on age, a group has a block table for each form. The form in which page `i` reads page `j`
-//! depends on `i - j` alone. A page gets its next form in the first pass that reads it, and loses the one before when no
-//! later query reads that: what it is read as never depends on how tokens were cut into passes.
+//! If precision depends on age, a group has a block table for each form. The form in which page `i` reads page `j`
+//! depends on `i - j` alone. A page is converted to its next form in the first pass that reads it so, and the previous
+//! form is dropped when no later query reads it: what a query reads never depends on how tokens were split into passes.
 
 //!
 //! Recurrent layers have a state instead, which every token changes: of all of them one page (`sequence/recurrent.rs`).
@@ -32,21 +32,21 @@ pub use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///
-/// Keys below 8 bits lie in the cache multiplied by a Hadamard matrix, which spreads what is large in one dimension of a
-/// head over all of them; so are queries, and the products stay the same.
+/// Keys below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers in one dimension of a head over
+/// all of them; queries are multiplied by it, too, so that their products do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KvPolicy {
     /// Precision of keys.
     pub k: KvType,
     /// Precision of values.
     pub v: KvType,
-    /// Less precision for what lies farther back, of layers without a window. Both precisions above are
-    /// [`KvType::F16`] then.
+    /// Lower precision for older tokens, in layers without a window. Both precisions above must be [`KvType::F16`]
+    /// then.
     pub tiers: Option<KvTiers>,
 }
 
 impl From<KvType> for KvPolicy {
-    /// The same for keys and values, of any age.
+    /// The same precision for keys and values of any age.
     fn from(kind: KvType) -> KvPolicy {
         KvPolicy { k: kind, v: kind, tiers: None }
     }
@@ -73,7 +73,7 @@ impl KvBytes {
         self.0[kind as usize]
     }
 
-    /// All precisions that take any, with their bytes, the most precise first.
+    /// All precisions in use with their bytes, the most precise first.
     pub fn iter(&self) -> impl Iterator<Item = (KvType, u64)> + '_ {
         KvType::ALL.into_iter().map(|kind| (kind, self.of(kind))).filter(|&(_, bytes)| bytes > 0)
     }
@@ -92,11 +92,11 @@ impl KvBytes {
     }
 }
 
-/// How far behind a query keys and values lose precision: the first page and the `recent` last tokens are
+/// Distances from a query at which keys and values lose precision: the first page and the `recent` last tokens are
 /// [`KvType::F16`], those up to `middle` before the query [`KvType::Q8`], all others [`KvType::Q4`].
 ///
-/// Distances count in pages of 64 tokens: all queries of a page read another page in one precision, which depends on
-/// their distance alone.
+/// Distances are counted in pages of 64 tokens: all queries of a page read another page in the same precision, which
+/// depends only on the distance between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvTiers {
     /// Tokens, rounded up to pages. Default 256.

@@ -1,4 +1,4 @@
-//! The pool of pages that sequences keep their keys and values in.
+//! The pool of pages in which sequences keep their keys and values.
 
 use super::folder::PrefixFolder;
 use super::prefix::{PrefixStats, PrefixTree};
@@ -8,30 +8,30 @@ use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Pages from this size on are mapped by themselves, so that the system can back them by huge pages. Rounded up to
-/// pages of 16 KiB they lose 1.6 %.
+/// Pages of at least this size are mapped separately, so that the system can back them by huge pages. Rounding up to 16
+/// KiB wastes 1.6 %.
 const MAPPED: usize = 1 << 20;
-/// Bytes of free pages of one size that are kept for whoever needs one next.
+/// Bytes of free pages of one size that are kept for later use.
 const MAX_FREE: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Memory of a page that a GPU reaches, too.
+/// Memory of a page that a GPU can access, too.
 pub trait PageMemory: Send + Sync + fmt::Debug {
-    /// What it holds.
+    /// Contents of the page.
     fn bytes(&self) -> &[u8];
-    /// The same, to be changed.
+    /// Contents of the page, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// Where it begins for the GPU; never 0.
+    /// Address on the GPU; never 0.
     fn address(&self) -> u64;
 }
 
-/// Gives memory for a page of so many bytes; `None` if there is none.
+/// Allocates memory for a page of this many bytes; `None` if there is none.
 type PageSource = Box<dyn Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync>;
 
-/// Memory of a page, zeros at first.
+/// Memory of a page, initially zeros.
 #[derive(Debug)]
 enum Memory {
     Heap(Vec<Line>),
@@ -45,7 +45,7 @@ impl Memory {
             return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok().map(Memory::Heap);
         }
         let map = memmap2::MmapMut::map_anon(bytes).ok()?;
-        // Only a wish: the page is as good without. Miri does not know it.
+        // Only a hint: the page works without huge pages, too. Miri does not know the call.
         #[cfg(all(target_os = "linux", not(miri)))]
         let _ = map.advise(memmap2::Advice::HugePage);
         Some(Memory::Mapped(map))
@@ -74,13 +74,13 @@ pub struct KvPool {
     inner: Arc<Inner>,
     /// Locked before `Inner::state`, as it drops pages.
     prefixes: Arc<Mutex<PrefixTree>>,
-    /// Below the tree.
+    /// Second level below the tree.
     folder: Option<Arc<PrefixFolder>>,
 }
 
 struct Inner {
     budget: u64,
-    /// Where pages come from, if not from the system.
+    /// Allocator of pages, if not the system.
     source: Option<PageSource>,
     state: Mutex<State>,
 }
@@ -101,19 +101,19 @@ struct State {
     free_lists: Vec<(usize, Vec<Memory>)>,
 }
 
-/// What a [`KvPool`] holds.
+/// Contents of a [`KvPool`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// Bytes of the pages in use, by sequences or the prefix cache.
     pub used: u64,
-    /// The same by precision.
+    /// These bytes by precision.
     pub by_type: KvBytes,
-    /// Bytes of free pages that are kept for the next who needs one.
+    /// Bytes of free pages that are kept for later use.
     pub free: u64,
     /// Pages in use.
     pub n_pages: usize,
-    /// Most that both may be, in bytes.
+    /// Upper bound in bytes of pages in use and free pages together.
     pub budget: u64,
 }
 
@@ -124,12 +124,12 @@ impl Default for KvPool {
 }
 
 impl KvPool {
-    /// A pool of at most `budget` bytes, none of which it takes yet.
+    /// A pool of at most `budget` bytes; it takes no memory yet.
     pub fn new(budget: u64) -> KvPool {
         KvPool::of(Inner { budget, source: None, state: Mutex::default() })
     }
 
-    /// The same with pages whose memory `source` gives.
+    /// A pool whose pages are allocated by `source`.
     pub(crate) fn with_source(
         budget: u64,
         source: impl Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync + 'static,
@@ -141,7 +141,7 @@ impl KvPool {
         KvPool { inner: Arc::new(inner), prefixes: Arc::default(), folder: None }
     }
 
-    /// The same with a folder below its prefix cache.
+    /// Adds a folder below the prefix cache.
     pub(crate) fn with_folder(self, folder: PrefixFolder) -> KvPool {
         KvPool { folder: Some(Arc::new(folder)), ..self }
     }
@@ -150,20 +150,20 @@ impl KvPool {
         self.folder.as_deref()
     }
 
-    /// What it holds now.
+    /// Current contents of the pool.
     pub fn stats(&self) -> PoolStats {
         let State { used, by_type, free, n_pages, .. } = *self.inner.state();
         PoolStats { used, by_type, free, n_pages, budget: self.inner.budget }
     }
 
-    /// What its prefix cache holds and did.
+    /// Current contents and counters of the prefix cache.
     pub fn prefixes(&self) -> PrefixStats {
         let [tokens_loaded, damaged_blocks, failed_blocks] = self.folder().map_or([0; 3], PrefixFolder::counts);
         PrefixStats { tokens_loaded, damaged_blocks, failed_blocks, ..self.prefix_tree().stats() }
     }
 
-    /// Most bytes of pages that the prefix cache holds, within the pool's own budget. What is too much goes at once, the
-    /// least recently used first. Default 1 GiB.
+    /// Sets the most bytes of pages that the prefix cache may hold, within the pool's own budget. Any excess is dropped
+    /// at once, the least recently used first. Default 1 GiB.
     pub fn set_prefix_budget(&self, bytes: u64) {
         self.prefix_tree().set_budget(bytes);
     }
@@ -177,11 +177,11 @@ impl KvPool {
         self.prefixes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A page of `bytes`, a multiple of 64, of which keys and values take those of `types`, with zeros or what its last
-    /// user left. In a full pool the prefix cache makes room.
+    /// Allocates a page of `bytes`, a multiple of 64, of which keys and values take those of `types`; it contains zeros
+    /// or what its last user left. If the pool is full, the prefix cache drops pages.
     pub(super) fn page(&self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
         let (size, budget) = (bytes as u64, self.inner.budget);
-        // Given back to the system once the lock is open again.
+        // Released to the system after the lock.
         let mut released = Vec::new();
         let recycled = loop {
             let mut state = self.inner.state();
@@ -207,7 +207,7 @@ impl KvPool {
             Some(source) => source(bytes).map(Memory::Shared),
             None => Memory::new(bytes),
         });
-        // Also without memory: dropping it corrects the counts.
+        // Made even without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
         let page =
             Page { memory: memory.unwrap_or(Memory::Heap(Vec::new())), bytes, types, pool: Arc::clone(&self.inner) };
@@ -220,7 +220,7 @@ impl KvPool {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Counts are changed only after what may panic.
+        // Counts are changed only after operations that may panic.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -233,14 +233,14 @@ impl State {
         Some(memory)
     }
 
-    /// Takes a free page of any size off the lists.
+    /// Removes a free page of any size from the lists.
     fn release_one(&mut self) -> Option<Memory> {
         let (size, list) = self.free_lists.iter_mut().find(|(_, list)| !list.is_empty())?;
         self.free -= *size as u64;
         list.pop()
     }
 
-    /// Keeps a free page, or hands it back if there are enough of its size.
+    /// Keeps a free page, or returns it if there are enough of its size.
     fn keep(&mut self, bytes: usize, memory: Memory) -> Option<Memory> {
         let i = self.free_lists.iter().position(|(size, _)| *size == bytes).unwrap_or(self.free_lists.len());
         if i == self.free_lists.len() {
@@ -256,8 +256,8 @@ impl State {
     }
 }
 
-/// Keys and values at 64 positions of the layers of one cache group. Goes back to its pool when the last
-/// sequence that holds it lets it go.
+/// Keys and values at 64 positions of the layers of one cache group. Returns to its pool when the last sequence that
+/// holds it drops it.
 #[derive(Debug)]
 pub(super) struct Page {
     memory: Memory,
@@ -267,7 +267,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Where it begins for the GPU; 0 if no GPU reaches it.
+    /// Address on the GPU; 0 if no GPU can access it.
     pub(super) fn address(&self) -> u64 {
         match &self.memory {
             Memory::Shared(memory) => memory.address(),
@@ -279,7 +279,7 @@ impl Page {
         self.bytes as u64
     }
 
-    /// Bytes of its keys and of its values, with their precision.
+    /// Bytes of its keys and of its values, with their precisions.
     pub(super) fn types(&self) -> [(KvType, u64); 2] {
         self.types
     }
@@ -330,7 +330,7 @@ mod tests {
         assert!(matches!(full, SessionError::PoolFull { need: 64, used, budget } if used == budget));
         drop(small);
         assert_eq!(pool.stats(), self::stats(0, 1 << 20, 0, 1 << 20));
-        // Any size fits again, the largest included, whatever is on the free lists.
+        // Any size fits again, including the largest, whatever is on the free lists.
         for bytes in [64, 192, 1 << 15, 3 << 18, 1 << 20, 1 << 16] {
             let page = self::page(&pool, bytes).unwrap();
             let stats = pool.stats();
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(pool.stats().free, MAX_FREE as u64);
     }
 
-    /// What lies on the free lists of one size never keeps another size from fitting: of a budget all is used but
+    /// Free pages of one size never prevent another size from being allocated: all of the budget can be used except
     /// less than a page.
     #[test]
     fn fragmentation_is_less_than_a_page() {
@@ -369,7 +369,7 @@ mod tests {
                 }
             }
         }
-        // Small pages fill it to the last byte that they fit in.
+        // Small pages fill the rest.
         while let Ok(page) = page(&pool, 4096) {
             pages.push(page);
         }

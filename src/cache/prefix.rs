@@ -1,14 +1,14 @@
-//! The prefix cache: keys and values of sequences that ended, for those that begin with the same tokens.
+//! The prefix cache: keys and values of ended sequences, for later ones that begin with the same tokens.
 //!
-//! For each [`PrefixKey`] a radix tree over tokens (PATRICIA: an edge holds a run of tokens). A node holds the pages of
-//! its tokens, reference-counted: the page in which two nodes meet is held by both, and a page that is still in use by a
-//! sequence is shared with it. A prefix may end inside an edge and inside a page; who goes on from there copies the
-//! filled rows, as a fork does.
+//! There is a radix tree over tokens for each [`PrefixKey`] (PATRICIA: an edge holds a run of tokens). A node holds the
+//! pages of its tokens, reference-counted: the page in which two nodes meet is held by both, and a page that a sequence
+//! still uses is shared with it. A prefix may end inside an edge and inside a page; a sequence that continues from
+//! there copies the filled rows, as a fork does.
 //!
-//! What windows and ages give back is there at the checkpoints of the sequences alone: of layouts that have such groups a
-//! prefix ends at a checkpoint.
+//! Pages that windows and precision by age release exist only at the checkpoints of the sequences: for layouts with
+//! such groups a prefix ends at a checkpoint.
 //!
-//! Pages go from the ends of the least recently used leaves, so that a prefix outlives what follows it.
+//! Pages are evicted from the ends of the least recently used leaves, so that a prefix outlives its continuations.
 
 use super::KvPolicy;
 use super::pool::Page;
@@ -17,17 +17,17 @@ use crate::arch::KV_BLOCK;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Bytes that the prefix cache takes at most unless told otherwise.
+/// Default limit on the bytes of the prefix cache.
 const DEFAULT_BUDGET: u64 = 1 << 30;
 
-/// A token and whether its keys and values have the arithmetic of generated ones.
+/// A token, and whether its keys and values were computed as a generated one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CachedToken {
     pub(crate) token: u32,
     pub(crate) generated: bool,
 }
 
-/// All that the bits of keys and values depend on besides the tokens, and who may see them.
+/// Everything else on which the bits of keys and values depend, and the tenant who may use them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey {
     /// The model's fingerprint.
@@ -43,49 +43,49 @@ pub(crate) struct PrefixKey {
     pub(crate) ropes: u64,
     /// Whether prompts have the arithmetic of generated tokens.
     pub(crate) exact: bool,
-    /// Of the tenant.
+    /// Salt of the tenant.
     pub(crate) salt: String,
 }
 
-/// What a sequence leaves to the cache.
+/// Contents of a sequence, to be stored in the cache.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) tokens: Vec<CachedToken>,
-    /// Those of which nothing is given back; the others are empty.
+    /// Block tables of groups that release no pages; the others are empty.
     pub(super) tables: Vec<BlockTable>,
     pub(super) checkpoints: Vec<Checkpoint>,
-    /// Whether there are groups of which pages are given back in time, so that a prefix ends at a checkpoint.
+    /// Whether some groups release pages, so that a prefix must end at a checkpoint.
     pub(super) by_checkpoint: bool,
 }
 
-/// What a sequence gets from the cache.
+/// A prefix found in the cache.
 #[derive(Debug)]
 pub(super) struct Prefix {
     pub(super) tokens: Vec<CachedToken>,
     pub(super) tables: Vec<BlockTable>,
-    /// Where groups need one.
+    /// Present if some groups need one.
     pub(super) checkpoint: Option<Checkpoint>,
 }
 
-/// What the prefix cache of a [`KvPool`](super::KvPool) holds and did.
+/// Contents and counters of the prefix cache of a [`KvPool`](super::KvPool).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStats {
     /// Prompts that were looked up.
     pub lookups: u64,
-    /// Of them, those of which a prefix was found.
+    /// Number of these for which a prefix was found.
     pub hits: u64,
     /// Tokens that were not computed.
     pub tokens_reused: u64,
     /// Times that the end of a leaf was dropped to make room.
     pub evictions: u64,
-    /// Bytes of the pages that it holds, also of those that sequences hold, too.
+    /// Bytes of its pages, including those that sequences hold, too.
     pub bytes: u64,
-    /// Most bytes that it holds.
+    /// Upper bound of these bytes.
     pub budget: u64,
-    /// Tokens that came from the folder.
+    /// Tokens loaded from the folder.
     pub tokens_loaded: u64,
-    /// Blocks of the folder that were damaged, and removed.
+    /// Blocks of the folder that were damaged and removed.
     pub damaged_blocks: u64,
     /// Blocks that could not be written to the folder.
     pub failed_blocks: u64,
@@ -102,17 +102,17 @@ type NodeId = usize;
 
 #[derive(Debug)]
 struct Node {
-    /// None of a root, which has no tokens.
+    /// `None` for a root, which has no tokens.
     parent: Option<NodeId>,
     /// Position of the first token.
     start: usize,
     tokens: Vec<CachedToken>,
-    /// From page `start / 64` on.
+    /// Pages from page `start / 64` on.
     tables: Vec<BlockTable>,
-    /// Behind `start`, in ascending order.
+    /// Checkpoints after `start`, in ascending order.
     checkpoints: Vec<Checkpoint>,
     by_checkpoint: bool,
-    /// By their first token.
+    /// Children by their first token.
     children: BTreeMap<CachedToken, NodeId>,
     last_used: u64,
 }
@@ -122,7 +122,7 @@ impl Node {
         self.start + self.tokens.len()
     }
 
-    /// The longest prefix of which this node has the end, of `n` tokens that lead here or into it.
+    /// Length of the longest usable prefix that ends in this node, of the `n` tokens that lead here or into it.
     fn usable(&self, n: usize) -> usize {
         if !self.by_checkpoint {
             return n;
@@ -130,18 +130,18 @@ impl Node {
         self.checkpoints.iter().rev().map(|c| c.pos).find(|&pos| pos <= n).unwrap_or(0)
     }
 
-    /// Where it ends when its last page, or its last checkpoint, is gone.
+    /// End of the node without its last page or its last checkpoint.
     fn shorter(&self) -> usize {
         let end = self.end() - 1;
         if self.by_checkpoint { self.usable(end).max(self.start) } else { (end / KV_BLOCK * KV_BLOCK).max(self.start) }
     }
 
-    /// Number in the node's tables of the first page that no token before position `end` has.
+    /// Index, in the node's tables, of the first page without a token before position `end`.
     fn pages_to(&self, end: usize) -> usize {
         if end == self.start { 0 } else { end.div_ceil(KV_BLOCK) - self.start / KV_BLOCK }
     }
 
-    /// The pages that it need not hold to end at `end`.
+    /// The pages that it can drop if it ends at `end`.
     fn pages_from(&self, end: usize) -> impl Iterator<Item = &Arc<Page>> {
         let first = self.pages_to(end);
         let of_tables = self.tables.iter().flat_map(move |table| table.iter().skip(first).flatten());
@@ -150,10 +150,10 @@ impl Node {
     }
 }
 
-/// The pages that a tree holds.
+/// Pages held by the trees.
 #[derive(Debug, Default)]
 struct Held {
-    /// How often, by address.
+    /// Number of references by address.
     counts: HashMap<usize, usize>,
     bytes: u64,
 }
@@ -188,12 +188,12 @@ impl Held {
 pub(super) struct PrefixTree {
     budget: u64,
     roots: HashMap<PrefixKey, NodeId>,
-    /// `None` where one was dropped.
+    /// `None` for dropped nodes.
     nodes: Vec<Option<Node>>,
     free: Vec<NodeId>,
-    /// With the time of their last use.
+    /// Leaves with the time of their last use.
     leaves: BTreeSet<(u64, NodeId)>,
-    /// Counts uses.
+    /// Counter of uses.
     clock: u64,
     held: Held,
     lookups: u64,
@@ -232,7 +232,7 @@ impl PrefixTree {
         self.keep_budget();
     }
 
-    /// Drops everything.
+    /// Drops all nodes.
     pub(super) fn clear(&mut self) {
         self.roots.clear();
         self.nodes.clear();
@@ -241,8 +241,8 @@ impl PrefixTree {
         self.held = Held::default();
     }
 
-    /// The longest prefix of `tokens` that is there, of at least `min` tokens. With `any`, whichever arithmetic its
-    /// tokens have.
+    /// The longest prefix of `tokens` in the cache with at least `min` tokens. With `any`, tokens match whether they
+    /// were computed as prompt or as generated ones.
     pub(super) fn find(&mut self, key: &PrefixKey, tokens: &[CachedToken], min: usize, any: bool) -> Option<Prefix> {
         self.lookups += 1;
         let (len, last) = self.longest(*self.roots.get(key)?, tokens, any);
@@ -262,7 +262,7 @@ impl PrefixTree {
             prefix.tokens.extend_from_slice(&node.tokens[..end - node.start]);
             prefix.tables.resize(node.tables.len().max(prefix.tables.len()), Vec::new());
             for (to, from) in prefix.tables.iter_mut().zip(&node.tables) {
-                // Of a page that is in both, the later node has more rows.
+                // If a page is in both nodes, the later one has more rows.
                 to.resize(node.start / KV_BLOCK, None);
                 to.extend(from.iter().take(node.pages_to(end)).cloned());
             }
@@ -271,7 +271,7 @@ impl PrefixTree {
         Some(prefix)
     }
 
-    /// Length of the longest prefix that can be used, and the node that has its end.
+    /// Length of the longest usable prefix, and the node that contains its end.
     fn longest(&self, root: NodeId, tokens: &[CachedToken], any: bool) -> (usize, NodeId) {
         let (mut best, mut open) = ((0, root), vec![root]);
         while let Some(id) = open.pop() {
@@ -295,7 +295,7 @@ impl PrefixTree {
         best
     }
 
-    /// Takes what a sequence leaves.
+    /// Stores the contents of a sequence.
     pub(super) fn insert(&mut self, key: PrefixKey, mut stored: Stored) {
         if stored.by_checkpoint {
             stored.tokens.truncate(stored.checkpoints.last().map_or(0, |c| c.pos));
@@ -340,7 +340,7 @@ impl PrefixTree {
             }
         }
         self.touch(id);
-        // What the sequence held alone is the tree's now.
+        // Pages that only the sequence held now belong to the tree.
         drop(stored);
         self.keep_budget();
     }
@@ -363,7 +363,7 @@ impl PrefixTree {
         id
     }
 
-    /// Adds the tokens that do not lead to `parent`.
+    /// Adds a leaf with the tokens after those of `parent`.
     fn add_leaf(&mut self, parent: NodeId, stored: &Stored) -> NodeId {
         let start = self.node(parent).end();
         let first = start / KV_BLOCK;
@@ -385,7 +385,7 @@ impl PrefixTree {
         leaf
     }
 
-    /// Cuts a node at position `at`, inside it; returns the new node, which ends there.
+    /// Splits a node at position `at`, inside it; returns the new node, which ends there.
     fn split(&mut self, id: NodeId, at: usize) -> NodeId {
         let Some(mut lower) = self.take_node(id) else { return id };
         let n_upper = lower.pages_to(at);
@@ -412,14 +412,14 @@ impl PrefixTree {
         upper
     }
 
-    /// Takes a node, and its pages off the count; its place stays.
+    /// Takes a node out of its place and its pages off the count.
     fn take_node(&mut self, id: NodeId) -> Option<Node> {
         let node = self.nodes[id].take()?;
         node.pages_from(node.start).for_each(|page| self.held.remove(page));
         Some(node)
     }
 
-    /// Gives a node what it lacks of the pages and checkpoints of a sequence with the same tokens up to `end`.
+    /// Adds to a node the pages and checkpoints that it lacks, from a sequence with the same tokens up to `end`.
     fn fill(&mut self, id: NodeId, end: usize, stored: &Stored) {
         let PrefixTree { nodes, held, .. } = self;
         let Some(node) = &mut nodes[id] else { return };
@@ -443,7 +443,7 @@ impl PrefixTree {
         }
     }
 
-    /// Takes note that a node is used, and those that lead to it.
+    /// Marks a node and its ancestors as used.
     fn touch(&mut self, id: NodeId) {
         self.clock += 1;
         let (clock, before) = (self.clock, (self.node(id).last_used, id));
@@ -462,7 +462,8 @@ impl PrefixTree {
         while self.held.bytes > self.budget && (self.evict(false) || self.evict(true)) {}
     }
 
-    /// Drops the end of the least recently used leaf, if no sequence holds it, or of any. Returns whether there was one.
+    /// Drops the end of the least recently used leaf that no sequence uses, or of any leaf. Returns whether there was
+    /// one.
     pub(super) fn evict(&mut self, any: bool) -> bool {
         let free = |id| {
             let node = self.node(id);
@@ -507,7 +508,7 @@ mod tests {
     use crate::cache::KvPool;
     use std::collections::HashSet;
 
-    /// A page of 64 bytes: at each position a byte that all tokens up to there decide.
+    /// A page of 64 bytes: at each position a byte that depends on all tokens up to there.
     const PAGE: u64 = KV_BLOCK as u64;
 
     fn bytes(tokens: &[CachedToken]) -> Vec<u8> {
@@ -527,7 +528,7 @@ mod tests {
         bytes.chunks(KV_BLOCK).map(page).collect()
     }
 
-    /// With checkpoints: a table that is complete and one of which only the last page before each of `ends` is left.
+    /// With checkpoints: one complete table, and one that has only the last page before each of `ends`.
     fn stored(pool: &KvPool, tokens: &[CachedToken], ends: &[usize]) -> Stored {
         let bytes = bytes(tokens);
         let checkpoint = |&pos: &usize| Checkpoint {
@@ -557,7 +558,7 @@ mod tests {
     }
 
     impl PrefixTree {
-        /// Counts, leaves, ranges and links are what the nodes say.
+        /// Counts, leaves, ranges and links are consistent with the nodes.
         fn check(&self) {
             let mut held = Held::default();
             let mut leaves = BTreeSet::new();
@@ -588,7 +589,7 @@ mod tests {
         }
     }
 
-    /// Tokens that often begin as others do: of one of three runs, changed from a random position on.
+    /// Tokens that often share a prefix with others: one of three runs, changed from a random position on.
     fn text(random: &mut impl FnMut(usize) -> usize) -> Vec<CachedToken> {
         let (run, n) = (random(3), random(400) + 1);
         let (from, change) = (random(2 * n), random(3));
@@ -627,7 +628,7 @@ mod tests {
                     let longest = all[salt].iter().map(same).max().unwrap_or(0);
                     let found = pool.prefix_tree().find(&key(salt), &tokens, 1, any);
                     let n = found.as_ref().map_or(0, |found| found.tokens.len());
-                    // All that was stored is there while nothing is dropped.
+                    // Everything that was stored is found while nothing is dropped.
                     assert!(n == longest || n < longest && (by_checkpoint || budget < u64::MAX), "{n} of {longest}");
                     let Some(found) = found else { continue };
                     assert_eq!(found.tokens.iter().zip(&tokens).take_while(equal).count(), n);
@@ -653,7 +654,7 @@ mod tests {
             .flat_map(|p: &Prefix| p.tables[0].iter().flatten().chain(p.checkpoint.iter().flat_map(Checkpoint::pages)))
             .map(Arc::as_ptr)
             .collect();
-        // What is in use stays in the pool, and nothing else does.
+        // Pages in use stay in the pool, and no others.
         pool.clear_prefixes();
         assert_eq!(pool.stats().n_pages, held.len());
         drop(in_use);
@@ -669,7 +670,7 @@ mod tests {
         }
     }
 
-    /// The bar: 75 ns per token, 1 ms among 10,000 prefixes.
+    /// The limits: 75 ns per token, 1 ms among 10,000 prefixes.
     #[test]
     fn lookups_take_little() {
         let pool = KvPool::default();

@@ -25,16 +25,16 @@ pub(crate) use state::{KvCheckpoint, KvState};
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
 pub(super) type BlockTable = Vec<Option<Arc<Page>>>;
 
-/// A sequence: a block table for each form of each group of the layout, and how many positions are filled.
+/// A sequence: a block table for each form of each group of the layout, and the number of filled positions.
 #[derive(Debug)]
 pub(crate) struct SeqKv {
     pool: KvPool,
     layout: Arc<KvLayout>,
     tables: Vec<BlockTable>,
     len: usize,
-    /// In ascending order of positions.
+    /// Checkpoints in ascending order of positions.
     checkpoints: Vec<Checkpoint>,
-    /// Queries from this position on may come again: what they see is kept.
+    /// Queries from this position on may be repeated: what they see is kept.
     held: usize,
     /// Pages that the pass under way makes out of those of a form before.
     pending: Vec<Pending>,
@@ -42,19 +42,19 @@ pub(crate) struct SeqKv {
     states: States,
 }
 
-/// Where a layer lies in the pages of its group; offsets are in values.
+/// Position of a layer in the pages of its group; offsets are in values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagePlace {
-    /// Its group: which of a sequence's page tables is its own.
+    /// Index of its group, and so of a sequence's page table.
     pub group: usize,
-    /// First key, `(n_head_kv, 64, head_dim)`.
+    /// Offset of the first key, `(n_head_kv, 64, head_dim)`.
     pub keys: usize,
-    /// First value, `(n_head_kv, 64, head_dim_v)`.
+    /// Offset of the first value, `(n_head_kv, 64, head_dim_v)`.
     pub values: usize,
 }
 
-/// A page that the pass under way makes: the group, the form, the page's number.
+/// A page that the running pass converts: its group, form and number.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     group: usize,
@@ -68,7 +68,7 @@ pub(super) struct Checkpoint {
     pub(super) pos: usize,
     /// Whether it is the end of a message.
     pub(super) marked: bool,
-    /// With their tables and numbers.
+    /// Pages with the indices of their tables and their numbers.
     pub(super) pages: Vec<(usize, usize, Arc<Page>)>,
 }
 
@@ -94,7 +94,7 @@ impl SeqKv {
         }
     }
 
-    /// Positions that are filled.
+    /// Number of filled positions.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -104,7 +104,7 @@ impl SeqKv {
         self.layout.policy
     }
 
-    /// Where each layer lies in a page, of half-precision pages.
+    /// Position of each layer in half-precision pages.
     pub(crate) fn places(&self) -> Vec<PagePlace> {
         let values = |byte: usize| byte / size_of::<half::f16>();
         let place = |at: &LayerAt| {
@@ -114,13 +114,13 @@ impl SeqKv {
         self.layout.layers.iter().map(place).collect()
     }
 
-    /// Of each group the addresses of its pages for a GPU; 0 where a window has left one.
+    /// For each group, the GPU addresses of its pages; 0 for pages that have left the window.
     pub(crate) fn page_tables(&self) -> Vec<Vec<u64>> {
         let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
         self.tables.iter().map(|table| table.iter().map(address).collect()).collect()
     }
 
-    /// A sequence that goes on independently from the same point. They share all pages till they write.
+    /// An independent sequence that continues from the same point. Pages are shared until one of them writes.
     pub(crate) fn fork(&self) -> SeqKv {
         let mut fork = SeqKv {
             pool: self.pool.clone(),
@@ -136,8 +136,8 @@ impl SeqKv {
         fork
     }
 
-    /// Takes a prefix of `tokens` from the pool's prefix cache into this sequence, which is empty: the tokens it holds
-    /// then. With `any`, whichever arithmetic its tokens have.
+    /// Starts this sequence, which must be empty, with a prefix of `tokens` from the pool's prefix cache; returns the
+    /// tokens it then holds. With `any`, tokens match whether they were computed as prompt or as generated ones.
     pub(crate) fn reuse(&mut self, key: &PrefixKey, tokens: &[CachedToken], min: usize, any: bool) -> Vec<CachedToken> {
         let found = self.pool.prefix_tree().find(key, tokens, min, any);
         let Some(Prefix { tokens, mut tables, checkpoint }) = found else { return Vec::new() };
@@ -156,8 +156,8 @@ impl SeqKv {
         self.pool.folder().is_some() && !self.layout.has_checkpoints()
     }
 
-    /// Goes on with the whole pages of `tokens` that the pool's folder has, of which it holds the first. Returns how many it
-    /// holds then. `identity` is what bits depend on besides.
+    /// Continues with the whole pages of `tokens` in the pool's folder; the sequence already holds the first of
+    /// `tokens`. Returns the number it then holds. `identity` describes everything else on which bits depend.
     pub(crate) fn load_blocks(&mut self, identity: &str, tokens: &[CachedToken]) -> Result<usize, SessionError> {
         let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return Ok(self.len) };
         let first = self.len / KV_BLOCK;
@@ -182,7 +182,7 @@ impl SeqKv {
         Ok(self.len)
     }
 
-    /// Leaves its whole pages, which are those of `tokens`, to the pool's folder.
+    /// Stores its whole pages, which are those of `tokens`, in the pool's folder.
     pub(crate) fn save_blocks(&self, identity: &str, tokens: &[CachedToken]) {
         let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return };
         for (i, key) in block_keys(identity, &tokens[..self.len], 0).enumerate() {
@@ -192,7 +192,7 @@ impl SeqKv {
         }
     }
 
-    /// Leaves what it holds, which are `tokens`, to the pool's prefix cache, and is empty then.
+    /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
         self.cut();
         self.add_checkpoint(self.len, true, None);
@@ -210,8 +210,8 @@ impl SeqKv {
         self.pool.prefix_tree().insert(key, Stored { tokens, tables, checkpoints, by_checkpoint });
     }
 
-    /// Takes the pages that `n` more positions need, and copies the filled rows of one that is shared. If the pool
-    /// is full, the oldest checkpoints make room.
+    /// Takes the pages that `n` more positions need, and copies the filled rows of a shared one. If the pool is full,
+    /// the oldest checkpoints are dropped.
     pub(crate) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
         self.forget_pending();
         let outcome = self.try_reserve(n);
@@ -227,7 +227,7 @@ impl SeqKv {
             for i in self.len / KV_BLOCK..(self.len + n).div_ceil(KV_BLOCK) {
                 self.own_page(g, i)?;
             }
-            // Forms that the queries of these pages read.
+            // Forms that the queries in these pages read.
             let (first, last) = (self.len / KV_BLOCK, (self.len + n.max(1) - 1) / KV_BLOCK);
             for form in 1..group.forms.len() {
                 let start = first.saturating_sub(group.forms[form].reach).max(1);
@@ -259,7 +259,7 @@ impl SeqKv {
         }
     }
 
-    /// Gives back the pages that a pass which failed did not make.
+    /// Releases the pages that a failed pass did not convert.
     fn forget_pending(&mut self) {
         for Pending { group, form, page } in self.pending.drain(..) {
             if let Some(slot) = self.tables[self.layout.groups[group].table + form].get_mut(page) {
@@ -301,8 +301,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on, which are
-    /// reserved. They count when they are [committed](SeqKv::commit).
+    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on, which must be
+    /// reserved. They become valid when they are [committed](SeqKv::commit).
     pub(crate) fn append(
         &mut self,
         crew: &Crew<'_>,
@@ -318,7 +318,7 @@ impl SeqKv {
         let m = k.len() / (at.shape.n_head_kv * at.shape.head_dim);
         let pages = pos / KV_BLOCK..(pos + m).div_ceil(KV_BLOCK);
         let first = pages.start;
-        // Of keys and of values.
+        // For keys and for values.
         let overflow = [AtomicBool::new(false), AtomicBool::new(false)];
         crew.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
             let page = slot[0].as_mut().and_then(Arc::get_mut).expect("pages are reserved");
@@ -336,7 +336,7 @@ impl SeqKv {
         }
     }
 
-    /// Makes a layer's part of the forms of older pages that the queries of this pass read.
+    /// Converts a layer's part of older pages to the forms that the queries of this pass read.
     pub(crate) fn convert(&mut self, crew: &Crew<'_>, arch: Arch, layer: usize) {
         if self.pending.is_empty() {
             return;
@@ -376,8 +376,8 @@ impl SeqKv {
         }
     }
 
-    /// Counts `n` more positions as filled, all layers of which were appended. Gives back the pages that windows
-    /// have left, and the forms that nobody reads any more, but for those of a checkpoint at the newest page border.
+    /// Counts `n` more positions as filled, for which all layers were appended. Releases pages that have left windows,
+    /// and forms that no later query reads, except those of a checkpoint at the newest page boundary.
     pub(crate) fn commit(&mut self, n: usize) {
         self.pending.clear();
         self.len += n;
@@ -427,7 +427,7 @@ impl SeqKv {
         }
     }
 
-    /// Keeps what the positions from `pos` on see, also when windows have left it, until [`SeqKv::release`].
+    /// Keeps everything that the positions from `pos` on see, even if windows have left it, until [`SeqKv::release`].
     pub(crate) fn hold(&mut self, pos: usize) {
         self.held = pos;
     }
@@ -438,20 +438,21 @@ impl SeqKv {
         self.leave();
     }
 
-    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long as it is one of
-    /// the last few.
+    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long as it is one of the
+    /// last few.
     pub(crate) fn checkpoint(&mut self) {
         self.forget_pending();
         self.add_checkpoint(self.len, true, None);
     }
 
-    /// The page `page` of a group as the query at `pos` reads it, or with more precision: its form and itself.
+    /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more precise one; returns
+    /// the form, too.
     fn page_for(&self, group: &Group, pos: usize, page: usize) -> Option<(usize, &Arc<Page>)> {
         let form = group.form_of(pos / KV_BLOCK, page);
         (0..=form).rev().find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
     }
 
-    /// Whether what the query at position `pos` sees is there.
+    /// Whether everything that the query at position `pos` sees is present.
     fn sees_all(&self, pos: usize) -> bool {
         let given_back = |group: &&Group| group.window.is_some() || group.is_tiered();
         let mut groups = self.layout.groups.iter().filter(given_back);
@@ -488,8 +489,8 @@ impl SeqKv {
         thin(&layout, self.len, &mut self.checkpoints, |checkpoint| (checkpoint.pos, checkpoint.marked));
     }
 
-    /// Forgets everything from position `n` on; returns how many positions are left. That is less than `n` where what
-    /// `n` needs was given back: then the nearest checkpoint before it, or 0.
+    /// Drops everything from position `n` on; returns the number of positions left. This is less than `n` if pages that
+    /// `n` needs were released: then it is the nearest checkpoint before it, or 0.
     pub(crate) fn truncate(&mut self, n: usize) -> usize {
         if n >= self.len {
             return self.len;
@@ -508,7 +509,7 @@ impl SeqKv {
         self.len
     }
 
-    /// Holds the pages of a checkpoint in the tables whose pages are given back in time.
+    /// Restores the pages of a checkpoint in the tables whose pages are released in time.
     fn return_to(&mut self, checkpoint: &Checkpoint) {
         for group in &self.layout.groups {
             for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
@@ -527,7 +528,7 @@ impl SeqKv {
         }
     }
 
-    /// Gives back the pages behind the filled positions; later forms are those of whole pages.
+    /// Releases the pages after the filled positions; later forms have whole pages only.
     fn cut(&mut self) {
         self.forget_pending();
         for group in &self.layout.groups {
@@ -561,7 +562,7 @@ impl SeqKv {
         }
     }
 
-    /// Bytes of the pages that it holds, by precision; pages that others hold too count in full.
+    /// Bytes of its pages, by precision; shared pages count in full.
     pub(crate) fn memory(&self) -> KvBytes {
         let of_tables = self.tables.iter().flatten().flatten();
         let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
@@ -580,16 +581,16 @@ impl SeqKv {
         self.layout.groups[self.layout.layers[layer].group].is_tiered()
     }
 
-    /// Turns a query head of a layer into what its stored keys are multiplied by.
+    /// Applies to a query head the transformation of the layer's stored keys.
     pub(crate) fn transform_query(&self, arch: Arch, layer: usize, query: &mut [f32]) {
         if self.layout.groups[self.layout.layers[layer].group].transformed {
             arch.hadamard(query);
         }
     }
 
-    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`] takes: of one span,
-    /// and of one form. The last of `range` is a query's own position, and queries of other pages see other pieces
-    /// where precision depends on age.
+    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`] takes: each of one
+    /// span and one form. The last position of `range` is a query's own; if precision depends on age, queries in other
+    /// pages have other pieces.
     pub(crate) fn pieces(&self, layer: usize, range: (u32, u32)) -> impl Iterator<Item = Range<usize>> {
         let group = &self.layout.groups[self.layout.layers[layer].group];
         let (mut start, end) = (range.0 as usize / KV_BLOCK, (range.1 as usize).div_ceil(KV_BLOCK));
@@ -676,8 +677,8 @@ fn with_values<T: KvElement>(span: KvSpan<'_, u8>, f: impl FnOnce(KvSpan<'_, T>)
     f(KvSpan { first: span.first, blocks: &blocks[..span.blocks.len()] });
 }
 
-/// Writes the rows of the positions `rows`, all in `page`, out of those from `pos` on. Returns whether all keys, and
-/// all values, could be stored.
+/// Writes the rows of the positions `rows`, all in `page`; `from` begins at position `pos`. Returns whether all finite
+/// keys, and all finite values, are still finite.
 fn write_rows(
     arch: Arch,
     group: &Group,
@@ -715,7 +716,7 @@ mod tests {
     use crate::cache::{KvPolicy, KvTiers, LayerShape};
     use std::collections::HashMap;
 
-    /// Numbers that look random, the same in every run.
+    /// Pseudo-random numbers, the same in every run.
     struct Random(u64);
 
     impl Random {
@@ -739,7 +740,8 @@ mod tests {
         [s.n_head_kv * s.head_dim, s.n_head_kv * s.head_dim_v]
     }
 
-    /// What a head's row is once it lies in a page of the form: rounded when it was written, and for the form.
+    /// The values of a head's row after it was stored in a page of the form: rounded when written, and again for the
+    /// form.
     fn stored(group: &Group, form: usize, part: usize, row: &[f32]) -> Vec<f32> {
         let (arch, mut x) = (Arch::scalar(), row.to_vec());
         let turn = |x: &mut [f32]| {

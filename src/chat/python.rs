@@ -1,11 +1,10 @@
-//! What chat templates expect of Python: how values print (`str`, `repr`, `json.dumps`), the
-//! methods of strings, dictionaries and lists, and the filters and tests of Jinja2 that
-//! `minijinja` lacks or answers differently.
+//! The parts of Python that chat templates rely on: how values print (`str`, `repr`, `json.dumps`), the methods of
+//! strings, dictionaries and lists, and the filters and tests of Jinja2 that `minijinja` lacks or implements
+//! differently.
 //!
-//! Known differences that remain, for lack of a hook: tuples are lists and print as such, a list
-//! or dictionary *written in the template* prints strings in double quotes after `~`, `%` does
-//! not format strings (`format` does), and what operators make is not limited before it is
-//! printed.
+//! Known differences that remain, as `minijinja` has no hook for them: tuples are lists and print as such, a list or
+//! dictionary *written in the template* prints strings in double quotes after `~`, `%` does not format strings
+//! (`format` does), and results of operators are not limited before they are printed.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -16,12 +15,12 @@ use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Deepest nesting of a value that is printed.
 const MAX_DEPTH: usize = 200;
-/// Longest string that one operation here makes, bytes.
+/// Longest string that one operation in this file makes, in bytes.
 const MAX_STRING: usize = 64 << 20;
-/// Most lists that `batch` and `slice` are asked to make, or items of one.
+/// Most lists that `batch` and `slice` make, or items in one of them.
 const MAX_ITEMS: usize = 1 << 16;
 
-/// The message of a `raise_exception`, on its way through the engine.
+/// The message of `raise_exception`, carried through the engine.
 #[derive(Debug)]
 pub(super) struct Raised(pub(super) String);
 
@@ -112,15 +111,15 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
 
 // --- inputs -------------------------------------------------------------------------------
 
-/// A dictionary or list from outside. The engine's own print their strings with Rust's quotes
-/// when `~` makes text of them; these print as Python's do.
+/// A dictionary or list from outside the template. The engine's own ones print their strings with Rust's quotes when
+/// `~` turns them into text; these print them as Python does.
 #[derive(Debug)]
 enum Container {
     Dict(Vec<Value>, HashMap<String, Value>),
     List(Vec<Value>),
 }
 
-/// JSON as a template sees it.
+/// Converts JSON to a template value.
 pub(super) fn from_json(json: serde_json::Value) -> Value {
     match json {
         serde_json::Value::Object(map) => {
@@ -224,8 +223,8 @@ fn check_items(n: usize) -> Result<usize, Error> {
     if n > MAX_ITEMS { Err(error(format!("more than {MAX_ITEMS} items"))) } else { Ok(n) }
 }
 
-/// Bounds what formatting can make: each directive, which `begin` begins, is as wide as its largest number says,
-/// and as long as the longest argument.
+/// Limits the size of formatted text: each directive, which starts with `begin`, is at most as wide as its largest
+/// number and as long as the longest argument.
 fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
     let mut longest = 0;
     for arg in args {
@@ -242,13 +241,13 @@ fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Argument `i` of a filter, which may be named; undefined if it is not given.
+/// Argument `i` of a filter, by position or by name; undefined if it is missing.
 fn argument(args: &[Value], kwargs: &Kwargs, i: usize, name: &str) -> Result<Value, Error> {
     let named: Option<Value> = kwargs.get(name)?;
     Ok(named.or_else(|| args.get(i).cloned()).unwrap_or_default())
 }
 
-/// `indent(width=4, first=False, blank=False)`; the width may be a text.
+/// `indent(width=4, first=False, blank=False)`; the width may be a string.
 fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
     let (width, first, blank) = (argument(0, "width")?, argument(1, "first")?, argument(2, "blank")?);
@@ -264,7 +263,7 @@ fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error>
     };
     let text = to_str(v)?;
     let mut out = String::new();
-    // A line end at the end begins a line that is empty.
+    // A line end at the end starts an empty line.
     for (i, line) in elements(&split_lines(&(text + "\n"), false))?.iter().filter_map(Value::as_str).enumerate() {
         check(out.len() + by.len(), 0)?;
         out.push_str(if i > 0 { "\n" } else { "" });
@@ -275,7 +274,7 @@ fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error>
     Ok(out)
 }
 
-/// An integer as it is, a float as Python's `repr(float)`.
+/// An integer in decimal, a float like Python's `repr(float)`.
 fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();
@@ -283,8 +282,7 @@ fn number(value: &Value) -> String {
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
 }
 
-/// The shortest digits that read back as the same number, with an exponent below 1e-4 and from
-/// 1e16 on.
+/// The shortest digits that parse to the same number, with an exponent below 1e-4 and from 1e16 on.
 fn float(x: f64) -> String {
     if !x.is_finite() {
         let sign = if x < 0.0 { "-" } else { "" };
@@ -315,7 +313,7 @@ fn write_str_repr(out: &mut String, s: &str) {
                 n @ 0..=0xff => _ = write!(out, "\\x{n:02x}"),
                 n => _ = write!(out, "\\u{n:04x}"),
             },
-            // The separators other than the space: Python does not count them as printable.
+            // White space other than the space: Python does not count it as printable.
             c if c != ' ' && c.is_whitespace() => match c as u32 {
                 n @ 0..=0xff => _ = write!(out, "\\x{n:02x}"),
                 n => _ = write!(out, "\\u{n:04x}"),
@@ -326,7 +324,7 @@ fn write_str_repr(out: &mut String, s: &str) {
     out.push(quote);
 }
 
-/// How `json.dumps` lays out.
+/// Layout options of `json.dumps`.
 struct Json {
     ensure_ascii: bool,
     indent: Option<String>,
@@ -335,8 +333,8 @@ struct Json {
     sort_keys: bool,
 }
 
-/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
-/// transformers: not ASCII only, `", "` and `": "`, in the order of the keys.
+/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: not restricted
+/// to ASCII, `", "` and `": "`, keys in their own order.
 fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
     let indent = match argument(1, "indent")? {
@@ -465,7 +463,7 @@ impl Json {
 
 // --- filters ------------------------------------------------------------------------------
 
-/// What iterating over a value gives; nothing for an undefined one.
+/// The items of an iteration over a value; none for an undefined one.
 fn elements(value: &Value) -> Result<Vec<Value>, Error> {
     if value.is_undefined() {
         return Ok(Vec::new());
@@ -538,7 +536,7 @@ fn int(value: &Value, default: Option<Value>) -> Value {
     }
 }
 
-/// Half to even at the given digit, as Python rounds, and always a float, as Jinja2's filter.
+/// Rounds half to even at the given digit, like Python, and always returns a float, like Jinja2's filter.
 fn round(value: f64, precision: Option<i32>) -> f64 {
     let precision = precision.unwrap_or(0).clamp(-300, 300);
     match usize::try_from(precision) {
@@ -557,7 +555,7 @@ fn capitalize(s: &str) -> String {
     first.chain(chars.as_str().to_lowercase().chars()).collect()
 }
 
-/// Jinja2's filter: a word begins after white space and after `-([{<`.
+/// Jinja2's filter `title`: a word starts after white space and after `-([{<`.
 fn filter_title(s: &str) -> String {
     let mut start = true;
     let mut out = String::new();
@@ -631,7 +629,7 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// `str.splitlines`: the line ends of Python.
+/// `str.splitlines`, with Python's set of line ends.
 fn split_lines(s: &str, keep_ends: bool) -> Value {
     let mut lines = Vec::new();
     let mut rest = s;
@@ -662,13 +660,13 @@ fn affix(value: &Value, test: impl Fn(&str) -> bool) -> Result<Value, Error> {
     Ok(texts.iter().filter_map(Value::as_str).any(test).into())
 }
 
-/// Index in characters of a byte offset, −1 for none.
+/// Index in characters of a byte offset; −1 for `None`.
 fn char_index(s: &str, at: Option<usize>) -> i64 {
     at.map_or(-1, |at| s[..at].chars().count() as i64)
 }
 
-/// The methods of `str`, `dict` and `list` that templates call; those that would change their
-/// object are refused, as transformers' sandbox refuses them.
+/// The methods of `str`, `dict` and `list` that templates call; those that would modify their object are refused, as by
+/// the sandbox of transformers.
 fn call_method(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.kind(), value.as_str()) {
         (_, Some(s)) => string_method(s, method, args),
@@ -788,7 +786,7 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
             let missing = width.saturating_sub(s.chars().count());
             let left = match method {
                 "ljust" => 0,
-                // As CPython: an odd space goes to the left of a text of odd width.
+                // As in CPython: an odd space goes to the left if the width is odd.
                 "center" => missing / 2 + (missing & width & 1),
                 _ => missing,
             };

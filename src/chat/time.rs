@@ -81,12 +81,12 @@ impl LocalTime {
         days_from_civil(self.year, self.month, self.day)
     }
 
-    /// 0 is Monday.
+    /// Day of the week; 0 is Monday.
     fn weekday(&self) -> usize {
         (self.days() + 3).rem_euclid(7) as usize
     }
 
-    /// 1 is the first of January.
+    /// Day of the year; 1 is the first of January.
     fn day_of_year(&self) -> i64 {
         self.days() - days_from_civil(self.year, 1, 1) + 1
     }
@@ -172,7 +172,7 @@ impl LocalTime {
             'w' => ((weekday + 1) % 7).to_string(),
             'y' => number(self.year.rem_euclid(100), 2, '0'),
             'Y' => number(self.year, 4, '0'),
-            // A naive time has no zone.
+            // Empty, as a naive time has no zone.
             'z' | 'Z' => String::new(),
             '%' => "%".into(),
             _ => return None,
@@ -208,7 +208,7 @@ fn parse(text: &str) -> Option<LocalTime> {
     let microsecond = format!("{fraction:0<6}")[..6].parse().ok()?;
     let whole = date.next().is_none() && parts.next().is_none();
     let time = LocalTime { year: year.into(), month, day, hour, minute, second, microsecond };
-    // A date that does not exist does not survive the way to a day number and back.
+    // A date that does not exist changes on the way to a day number and back.
     let exists = (1..=12).contains(&month)
         && civil_from_days(time.days()) == (time.year, month, day)
         && hour < 24
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(days_from_civil(2000, 2, 29), 11_016);
     }
 
-    /// Outputs of CPython's `datetime.strftime` on glibc.
+    /// Results of CPython's `datetime.strftime` on glibc.
     #[test]
     fn formats_as_python_does() {
         let t: LocalTime = "2025-01-05T09:05:07.25".parse().unwrap();

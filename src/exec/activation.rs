@@ -1,5 +1,5 @@
-//! Activations that no level has kernels of: plain code, with the same bits on all of them. What is not a number stays so,
-//! which `f32::max` and `min` would not see to.
+//! Activations without kernels at any level: plain code, with the same bits at all levels. NaN stays NaN, unlike with
+//! `f32::max` and `min`.
 
 /// `max(x, 0)²`.
 pub(super) fn squared_relu(x: &mut [f32]) {
@@ -14,7 +14,7 @@ pub(super) fn relu_mul(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
 }
 
-/// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7.
+/// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7.
 pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         let g = gate.clamp(f32::NEG_INFINITY, 7.0);
@@ -31,15 +31,15 @@ pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
 /// `x/2·(1 + erf(x/√2)) = x/2·erfc(−x/√2)` (arXiv 1606.08415).
 pub(super) fn gelu_erf(x: &mut [f32]) {
     for x in x {
-        // Farther out the tail is 0, as it is for infinities.
+        // Farther out the tail is 0, also for infinities.
         let near = x.clamp(-40.0, 40.0);
         let tail = 0.5 * near * erfc(near.abs() * std::f32::consts::FRAC_1_SQRT_2);
         *x = if *x < 0.0 { tail } else { *x - tail };
     }
 }
 
-/// `1 − erf(x)` for `x ≥ 0`, with a relative error below 1.2e-7 but for what `f32` rounds (W. J. Press et al., Numerical
-/// Recipes in C, 2nd edition, §6.2).
+/// `1 − erf(x)` for `x ≥ 0`, with a relative error below 1.2e-7, except for rounding to `f32` (W. J. Press et al.,
+/// Numerical Recipes in C, 2nd edition, §6.2).
 fn erfc(x: f32) -> f32 {
     const C: [f32; 10] = [
         -1.265_512_2,
@@ -80,7 +80,7 @@ mod tests {
         sum * std::f64::consts::FRAC_2_SQRT_PI
     }
 
-    /// Of what `f32` rounds, the largest is the exponent, up to 8 here, by 2⁻²⁴ of it.
+    /// The largest rounding error is that of the exponent, up to 8 here: 2⁻²⁴ of it.
     #[test]
     fn gelu_by_the_error_function() {
         for i in -400..=400 {
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// Values of Hugging Face's `XIELUActivation`, from its formula, beside 0 and far from it.
+    /// Values of Hugging Face's `XIELUActivation`, from its formula, near 0 and far from it.
     #[test]
     fn xielu_on_both_sides_of_zero() {
         let mut x = [2.0, 0.0, -1.0, -50.0];

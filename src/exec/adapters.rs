@@ -7,7 +7,7 @@ use crate::lora::{Adapter, Attached};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names an adapter that is attached to a session.
+/// Identifies an adapter that is attached to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdapterId(u64);
 
@@ -32,14 +32,14 @@ impl Adapters {
 }
 
 impl Sequence {
-    /// Adds `scale·ΔW` of an adapter to the weights this sequence is computed with, besides those that are
-    /// attached already. Other sequences do not see it.
+    /// Attaches an adapter: adds `scale·ΔW` to the weights with which this sequence is computed, besides adapters
+    /// attached before. Other sequences are not affected.
     ///
-    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and values
-    /// were computed with other weights.
+    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and values were computed
+    /// with other weights.
     ///
     /// # Errors
-    /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
+    /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
         let attached = Attached::new(self.model(), adapter, scale)?;
         let id = AdapterId(next_number());
@@ -53,7 +53,7 @@ impl Sequence {
     /// sequence.
     ///
     /// # Errors
-    /// If it is not attached, or the scale not finite.
+    /// If the adapter is not attached, or the scale is not finite.
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
         let adapter = Arc::clone(&self.adapters.attached[i].adapter);
@@ -62,7 +62,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Takes an adapter off, and hands it back. Empties the sequence.
+    /// Detaches an adapter, and returns it. Empties the sequence.
     ///
     /// # Errors
     /// If it is not attached.
@@ -74,15 +74,15 @@ impl Sequence {
         Ok(attached.adapter)
     }
 
-    /// What is attached, with its scale, in the order it was.
+    /// The attached adapters with their scales, in order of attachment.
     pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
         let Adapters { attached, ids, .. } = &self.adapters;
         ids.iter().zip(attached).map(|(&id, a)| (id, &a.adapter, a.scale))
     }
 
-    /// Tells apart the weights that sequences are computed with: 0 without adapters, and a number never used
-    /// before after every change of them. Keys and values may be exchanged between sequences where
-    /// model and generation are the same; a [fork](Sequence::fork) shares its parent's.
+    /// Identifies the weights with which the sequence is computed: 0 without adapters, and a number never used before
+    /// after every change of them. Keys and values can be exchanged between sequences with the same model and
+    /// generation; a [fork](Sequence::fork) has its parent's.
     pub fn adapter_generation(&self) -> u64 {
         self.adapters.generation
     }
@@ -94,12 +94,12 @@ impl Sequence {
 }
 
 impl Session {
-    /// Adds `scale·ΔW` of an adapter to the weights this session computes with, besides those that are
-    /// attached already. Other sessions do not see it. Empties the session, as [`Session::set_scale`] and
-    /// [`Session::detach`] do: its keys and values were computed with other weights.
+    /// Attaches an adapter: adds `scale·ΔW` to the weights of this session, besides adapters attached before. Other
+    /// sessions are not affected. Empties the session, as [`Session::set_scale`] and [`Session::detach`] do: its keys
+    /// and values were computed with other weights.
     ///
     /// # Errors
-    /// If the adapter is for another model, or the scale not finite. Nothing has changed then.
+    /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
         let id = self.seq.attach(adapter, scale)?;
         self.forget_outputs();
@@ -110,14 +110,14 @@ impl Session {
     /// session.
     ///
     /// # Errors
-    /// If it is not attached, or the scale not finite.
+    /// If the adapter is not attached, or the scale is not finite.
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         self.seq.set_scale(id, scale)?;
         self.forget_outputs();
         Ok(())
     }
 
-    /// Takes an adapter off, and hands it back. Empties the session.
+    /// Detaches an adapter, and returns it. Empties the session.
     ///
     /// # Errors
     /// If it is not attached.
@@ -127,7 +127,7 @@ impl Session {
         Ok(adapter)
     }
 
-    /// What is attached, with its scale, in the order it was.
+    /// The attached adapters with their scales, in order of attachment.
     pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
         self.seq.adapters()
     }

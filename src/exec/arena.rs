@@ -6,7 +6,7 @@
 use crate::error::SessionError;
 use bytemuck::{Pod, Zeroable};
 
-/// Buffers begin at multiples of this: a cache line, and the widest vector.
+/// Alignment of buffers: a cache line, and the widest vector.
 const ALIGN: usize = 64;
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -19,14 +19,14 @@ pub(crate) struct Arena {
     lines: Vec<Line>,
 }
 
-/// Bytes that `take` takes from a frame.
+/// Bytes that the buffers of `take` need in a frame.
 pub(super) fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
     let mut trial = Frame { rest: &mut [], counted: Some(0) };
     take(&mut trial);
     trial.counted.unwrap_or(0)
 }
 
-/// Bytes that `n` values of `T` take in a frame.
+/// Bytes that `n` values of `T` need in a frame.
 fn footprint<T>(n: usize) -> usize {
     n.saturating_mul(size_of::<T>()).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
@@ -48,22 +48,22 @@ impl Arena {
         Ok(Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None })
     }
 
-    /// What `take` takes from a frame, which is made large enough by letting `take` try first.
+    /// Runs `take` on a frame that is large enough, after a trial run that counts its bytes.
     pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> Result<T, SessionError> {
         Ok(take(&mut self.frame(counted(&take))?))
     }
 }
 
-/// What is left of an arena's block while a pass takes its buffers.
+/// The rest of an arena's block while a pass takes its buffers.
 #[derive(Debug)]
 pub(crate) struct Frame<'a> {
     rest: &'a mut [u8],
-    /// In a trial, which hands out nothing, the bytes asked for.
+    /// In a trial run, which returns no memory, the bytes requested so far.
     counted: Option<usize>,
 }
 
 impl<'a> Frame<'a> {
-    /// Memory that was taken as bytes, as many as several plans count at most, for one of them.
+    /// A frame of memory that was taken as bytes, large enough for the largest of several plans.
     pub(crate) fn of(bytes: &'a mut [u8]) -> Frame<'a> {
         Frame { rest: bytes, counted: None }
     }
@@ -71,7 +71,7 @@ impl<'a> Frame<'a> {
     /// The next `n` values; their content is whatever the last pass left.
     ///
     /// # Panics
-    /// If the frame was opened too small.
+    /// If the frame is too small.
     pub(crate) fn take<T: Pod>(&mut self, n: usize) -> &'a mut [T] {
         if let Some(counted) = &mut self.counted {
             *counted = counted.saturating_add(footprint::<T>(n));
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri ends where memory does")]
     fn memory_that_is_not_there_is_an_error() {
-        // An allocation that nobody looks at could be left out.
+        // An unused allocation could be optimised away.
         let take = |f: &mut Frame<'_>| std::hint::black_box(f.take::<u8>(isize::MAX as usize - 4096)).len();
         let error = Arena::default().plan(take).unwrap_err();
         assert!(matches!(error, SessionError::OutOfMemory { what: "buffers", .. }), "{error}");

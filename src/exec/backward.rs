@@ -1,11 +1,11 @@
 //! One backward pass: from what the logits should have been to gradients of an adapter.
 //!
-//! It mirrors `forward.rs` function for function, and goes through the layers from the last one to the
-//! lowest that gradients are wanted of. The forward pass has saved a few rows per token and layer
-//! ([`Saved`]); everything else is computed again, layer by layer, unless it was few enough to keep. Weights are frozen: all that is
-//! needed of them is `dx = Wᵀ·dy`. Keys and values of tokens before the pass are constants.
+//! It mirrors `forward.rs` function for function, and goes through the layers from the last one to the lowest with a
+//! requested gradient. The forward pass has saved a few rows per token and layer ([`Saved`]); everything else is
+//! recomputed, layer by layer, unless it was small enough to keep. Weights are frozen: they are only needed for
+//! `dx = Wᵀ·dy`. Keys and values of tokens before the pass are constants.
 //!
-//! `dx` is the gradient of the loss by `x`. Every matrix is row-major with one row per token.
+//! `dx` is the gradient of the loss with respect to `x`. Every matrix is row-major with one row per token.
 
 use super::activation::squared_relu;
 use super::arena::{Arena, Frame, counted};
@@ -26,15 +26,15 @@ use crate::quant::DType;
 use crate::team::Crew;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of logits that are computed at a time, about what a layer of a 1B model takes for 512 tokens.
+/// Bytes of logits that are computed at a time, about as much as a layer of a 1B model needs for 512 tokens.
 const LOGIT_BYTES: usize = 64 << 20;
 /// Keys whose gradient one task computes.
 const KEYS: usize = 32;
 
-/// Turns the logits of token `i` into the gradient of the loss by them, and tells the loss.
+/// Replaces the logits of token `i` by the gradient of the loss with respect to them, and returns the loss.
 pub(crate) type Objective<'a> = dyn Fn(usize, &mut [f32]) -> f64 + Sync + 'a;
 
-/// The lowest part of a layer that gradients are wanted of.
+/// The lowest part of a layer with a requested gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Below,
@@ -53,8 +53,7 @@ impl Stage {
     }
 }
 
-/// The lowest layer that gradients are wanted of, and its lowest part; the number of layers if they are
-/// wanted of the head alone.
+/// The lowest layer with a requested gradient, and its lowest such part; the number of layers if only the head has one.
 fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
     let sites = gradients.terms().map(|(i, _)| &gradients.sites()[i]);
     let place = |site: &Site| match site.layer() {
@@ -65,17 +64,16 @@ fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
     sites.map(place).min().unwrap_or((n_layer, Stage::Below))
 }
 
-/// Bytes of the outputs of `gate`, `up` and `wq` that are kept instead of computed again, which is the most
-/// expensive part of it: as much as four layers of a 1B model make of 512 tokens, and about what one layer's
-/// buffers take.
+/// Limit on the bytes of the outputs of `gate`, `up` and `wq` that are kept instead of recomputed, which is the most
+/// expensive part of recomputation: as much as four layers of a 1B model have for 512 tokens, and about as much as one
+/// layer's buffers.
 const KEPT_BYTES: usize = 144 << 20;
 
-/// What a forward pass leaves for the backward pass: rows of each layer from `lowest` on. A session
-/// keeps the memory for the next one.
+/// Rows that a forward pass keeps for the backward pass, for each layer from `lowest` on. A session reuses the memory.
 #[derive(Debug, Default)]
 pub(crate) struct Saved {
     lowest: usize,
-    /// Inputs of the layers, and the output of the last.
+    /// Inputs of the layers, and the output of the last one.
     x: Vec<Vec<f32>>,
     layers: Vec<SavedLayer>,
 }
@@ -98,7 +96,7 @@ struct SavedLayer {
 }
 
 impl Saved {
-    /// Empty, for the gradients `gradients` of `m` tokens.
+    /// Clears the memory for the gradients `gradients` of `m` tokens.
     pub(crate) fn prepare(&mut self, model: &Model, gradients: &Gradients, m: usize) {
         let layers = &model.weights().layers;
         let (lowest, _) = lowest(gradients, layers.len());
@@ -144,11 +142,11 @@ impl Probe for Saved {
     }
 }
 
-/// What a backward pass works on: the tokens of a forward pass that has just ended.
+/// Inputs of a backward pass: the tokens of a forward pass that has just ended.
 pub(crate) struct BackwardPass<'a> {
     pub(crate) model: &'a Model,
     pub(crate) adapters: &'a [Attached],
-    /// Which of them gradients are wanted of.
+    /// Index of the attached adapter whose gradients are computed.
     pub(crate) target: usize,
     pub(crate) rope: &'a RopeTables,
     pub(crate) kv: &'a SeqKv,
@@ -159,14 +157,14 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) first_output: usize,
     pub(crate) saved: &'a mut Saved,
     pub(crate) objective: &'a Objective<'a>,
-    /// Asked before every layer; `true` ends the pass.
+    /// Called before every layer; `true` cancels the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
 }
 
 /// The buffers of a pass of `m` tokens.
 struct Buffers<'a> {
     dx: &'a mut [f32],
-    /// Room for [`HeadBuffers`] or [`LayerBuffers`].
+    /// Memory for [`HeadBuffers`] or [`LayerBuffers`].
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`]; `back` are the negative sines, which rotate back.
     cos: &'a mut [f32],
@@ -174,17 +172,17 @@ struct Buffers<'a> {
     back: &'a mut [f32],
 }
 
-/// Of some rows of logits.
+/// Buffers for some rows of logits.
 struct HeadBuffers<'a> {
     normed: &'a mut [f32],
     dnormed: &'a mut [f32],
     logits: &'a mut [f32],
 }
 
-/// Of a layer.
+/// Buffers of a layer.
 struct LayerBuffers<'a> {
     normed: &'a mut [f32],
-    /// Gradients by the inputs of feed-forward and attention.
+    /// Gradients of the inputs of feed-forward and attention.
     dnormed: &'a mut [f32],
     dnormed_attn: &'a mut [f32],
     dbranch: &'a mut [f32],
@@ -318,7 +316,7 @@ impl<'a> LayerBuffers<'a> {
     }
 }
 
-/// What every part of a pass needs besides its operands.
+/// Shared state of the parts of a backward pass.
 struct Tape<'a> {
     ctx: Ctx<'a>,
     h: &'a Hparams,
@@ -330,7 +328,7 @@ struct Tape<'a> {
 }
 
 impl<'a> Tape<'a> {
-    /// Room for products forward and backward.
+    /// Memory for products, forward and backward.
     fn scratch(
         frame: &mut Frame<'a>,
         model: &Model,
@@ -346,7 +344,7 @@ impl<'a> Tape<'a> {
             let n_expert = layer.ffn.moe().map_or(1, |x| x.n_expert);
             [attn.n_q(), attn.n_k(), attn.n_v(), h.n_embd, layer.ffn.n_ff(), n_expert]
         });
-        // Nothing is packed wider than `f32`; for the head that would be much.
+        // No activations are packed wider than `f32`; for the head that would be too much.
         let widths = widths.map(|n_out| (DType::F32, m, n_out));
         let logits = (model.weights().output.w.dtype, logit_rows(h, n_outputs), h.n_vocab);
         let outputs = widths.chain([logits]);
@@ -363,7 +361,7 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// Runs a pass after its forward pass, adds to `gradients`, and returns the loss.
+/// Runs a backward pass after its forward pass, adds to `gradients`, and returns the loss.
 pub(crate) fn backward(
     pass: BackwardPass<'_>,
     crew: &Crew<'_>,
@@ -422,8 +420,8 @@ pub(crate) fn backward(
     Ok(loss)
 }
 
-/// The loss, and its gradient by the output of the last layer in `b.dx`, if that is wanted. Logits are
-/// computed some rows at a time.
+/// Computes the loss, and its gradient with respect to the output of the last layer in `b.dx`, if that is needed.
+/// Logits are computed some rows at a time.
 fn head(
     tape: &mut Tape<'_>,
     output_norm: Option<&Norm>,
@@ -479,7 +477,7 @@ fn head(
     Some(loss)
 }
 
-/// Turns `b.dx` from the gradient by a layer's output to that by its input `x`, or stops at `stage`.
+/// Turns `b.dx` from the gradient of a layer's output into that of its input `x`, or stops at `stage`.
 fn layer_backward(
     tape: &mut Tape<'_>,
     (spec, layer): (&LayerSpec, &Layer),
@@ -550,7 +548,7 @@ fn layer_backward(
     }
 }
 
-/// Adds to `dx` the gradient by the `x` of [`norm`].
+/// Adds to `dx` the gradient of the `x` of [`norm`].
 fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     let n = h.n_embd;
     ctx.crew.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
@@ -565,7 +563,7 @@ fn norm_backward(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], dy: 
     });
 }
 
-/// `dbranch` from the gradient `dx` by the residual stream that the branch was added to.
+/// Computes `dbranch` from the gradient `dx` of the residual stream to which the branch was added.
 fn branch_backward(
     ctx: Ctx<'_>,
     h: &Hparams,
@@ -588,7 +586,7 @@ fn branch_backward(
     }
 }
 
-/// `b.dq`, `b.dk` and `b.dv`, from `b.dattn`: the gradients by the results of `wq`, `wk` and `wv`.
+/// Computes `b.dq`, `b.dk` and `b.dv` from `b.dattn`: the gradients of the results of `wq`, `wk` and `wv`.
 fn attention_backward(
     tape: &mut Tape<'_>,
     (spec, w): (&AttnSpec, &Attn),
@@ -608,7 +606,7 @@ fn attention_backward(
     let (q_norm, k_norm) = head_norms(spec, w);
     let params = attn_params(spec, 0, true);
 
-    // Queries again, if they are not kept; of the keys only what a norm needs, as they are in the cache.
+    // Recomputes queries, if they were not kept; of the keys only what a norm needs, as they are in the cache.
     if !saved.keeps_products {
         tape.linear(normed, m, &mut [Product::of(&w.wq, b.q, m)]);
     }
@@ -691,7 +689,7 @@ fn attention_backward(
         arch.attention_keys(dk, dv, x, &lse[rows], &ranges[..n_rows], &params);
     });
 
-    // Back to rows by token, against the rotation and through the norms of heads.
+    // Back to rows by token, inverting the rotation and through the norms of heads.
     let place = |token: usize, from: &[f32], x: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
         Some(w) => {
             let mut buffer = [0.0; MAX_HEAD_DIM];
@@ -722,7 +720,7 @@ fn attention_backward(
             dv.copy_from_slice(&dv_by_head[row * d_v..][..d_v]);
         }
     });
-    // Through the norms of all heads together; what was by head is free for it.
+    // Through the norms of all heads together; the buffers by head are free for this.
     let of_queries = (full_norms.0, q, &mut *b.dq, &mut *b.dq_by_head);
     let of_keys = (full_norms.1, k, &mut *b.dk, &mut *b.dk_by_head);
     for (w, x, dx, buffer) in [of_queries, of_keys] {
@@ -736,7 +734,7 @@ fn attention_backward(
     }
 }
 
-/// Rows of a feed-forward layer; `y` for its output, if it is wanted.
+/// Rows of a feed-forward layer; `y` for its output, if it is needed.
 struct FfnBuffers<'b> {
     gate: &'b mut [f32],
     up: &'b mut [f32],
@@ -747,7 +745,7 @@ struct FfnBuffers<'b> {
     kept: bool,
 }
 
-/// `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
+/// Computes `dx` of `y = down(act(gate(x))·up(x))`, or of `down(act(up(x)))`.
 fn feed_forward_backward(
     tape: &mut Tape<'_>,
     ffn: &Ffn,
@@ -806,13 +804,13 @@ fn feed_forward_backward(
     }
 }
 
-/// What [`Hparams::forward_only`] names does not come here.
+/// Called for features that [`Hparams::forward_only`] names, which were refused before.
 fn refused() {
     unreachable!("Session::gradient refuses this model");
 }
 
-/// `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through what chose their weights.
-/// Which experts are chosen is a constant.
+/// Computes `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through the router's weights. The
+/// choice of experts is a constant.
 fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     let x = &moe.spec;
     let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
@@ -880,7 +878,7 @@ fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
     arch.add(b.dnormed, e.dx);
 }
 
-/// The gradient by a router's outputs, from that by the weights of the chosen experts.
+/// The gradient of a router's outputs, from that of the weights of the chosen experts.
 fn choice_backward(
     spec: &MoeSpec,
     scores: &[f32],
@@ -888,7 +886,7 @@ fn choice_backward(
     drouter: &mut [f32],
 ) {
     drouter.fill(0.0);
-    // Softmax and division by a sum: `dx = w·(dw − Σ w·dw)`, but for the factor before or after.
+    // Softmax and division by a sum: `dx = w·(dw − Σ w·dw)`, except for the factor before or after.
     let mean: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
     if spec.gating == Gating::SoftmaxAfterTopK {
         let sum: f32 = weights.iter().sum();
@@ -899,7 +897,7 @@ fn choice_backward(
     }
     let total: f32 = chosen.iter().map(|&e| scores[e as usize]).sum();
     let sum = if spec.normalise { divisor(total) } else { 1.0 };
-    // Below its floor the sum is a constant.
+    // Below its lower bound the sum is a constant.
     let mean = if spec.normalise && sum == total { mean } else { 0.0 };
     for (&e, dw) in chosen.iter().zip(dweights) {
         drouter[e as usize] = (spec.scale * dw - mean) / sum;

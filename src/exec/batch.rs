@@ -1,4 +1,4 @@
-//! The rows of a pass, by sequence, and what comes out of it.
+//! The rows of a pass, by sequence, and its outputs.
 
 use super::hook::TokenKind;
 use super::linear::SlotAdapters;
@@ -7,7 +7,7 @@ use crate::error::SessionError;
 use crate::lora::Attached;
 use std::ops::Range;
 
-/// What memory is for, in [`SessionError::OutOfMemory`].
+/// Purposes of memory, for [`SessionError::OutOfMemory`].
 const LOGITS: &str = "logits";
 const STATES: &str = "hidden states";
 
@@ -17,22 +17,22 @@ pub struct Slot<'a> {
     pub(super) seq: &'a mut Sequence,
     pub(super) tokens: &'a [u32],
     pub(super) kind: TokenKind,
-    /// Logits are wanted from this token on.
+    /// First token whose logits are requested.
     pub(super) first_output: usize,
-    /// Its place among the slots that the caller gave; a pass takes those of generated tokens first.
+    /// Index among the caller's slots; a pass computes those of generated tokens first.
     pub(super) index: usize,
-    /// First row in the pass, and among the rows with logits.
+    /// First row in the pass, and first row among those with logits.
     pub(super) row: usize,
     pub(super) output: usize,
 }
 
 impl<'a> Slot<'a> {
-    /// Appends `tokens` to `seq`; logits are wanted of what follows the last of them.
+    /// Appends `tokens` to `seq`; requests the logits after the last of them.
     pub fn new(seq: &'a mut Sequence, tokens: &'a [u32], kind: TokenKind) -> Slot<'a> {
         Slot { seq, tokens, kind, first_output: tokens.len().saturating_sub(1), index: 0, row: 0, output: 0 }
     }
 
-    /// Logits are wanted of what follows each of `tokens[first..]`; of none, if there are not so many tokens.
+    /// Requests the logits after each of `tokens[first..]`; none if there are fewer tokens.
     #[must_use]
     pub fn outputs_from(mut self, first: usize) -> Slot<'a> {
         self.first_output = first.min(self.tokens.len());
@@ -54,12 +54,12 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Which rows of a pass something is computed of.
+/// Set of rows of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
-    /// All.
+    /// All rows.
     All,
-    /// Those with logits, packed together.
+    /// Rows with logits, stored contiguously.
     Outputs,
 }
 
@@ -78,7 +78,7 @@ impl Rows {
         row..row + n
     }
 
-    /// How many of them have the arithmetic of generated tokens: the first ones.
+    /// Number of rows with the arithmetic of generated tokens, which come first.
     pub(super) fn n_generated(self, slots: &[Slot<'_>]) -> usize {
         slots.iter().take_while(|slot| slot.is_generated()).map(|slot| self.of(slot).2).sum()
     }
@@ -93,23 +93,23 @@ impl SlotAdapters for Adapters<'_, '_> {
     }
 }
 
-/// What a pass leaves of the rows with outputs.
+/// Outputs requested of a pass, for the rows with outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Logits.
     Logits,
-    /// The head's products in place of logits, and the hidden states that it read.
+    /// The head's products instead of logits, and the hidden states that it read.
     Raw,
-    /// These states alone.
+    /// Only these hidden states.
     States,
 }
 
-/// What a pass computed, by slot; its memory serves for the next one.
+/// Outputs of a pass, by slot; the memory is reused by the next pass.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
     /// `(rows, n_vocab)`.
     pub(super) logits: Vec<f32>,
-    /// What the head read, if someone wants it, `(rows, n_embd)`.
+    /// Inputs of the head, if they were requested, `(rows, n_embd)`.
     pub(super) states: Vec<f32>,
     n_vocab: usize,
     /// Rows of each slot.
@@ -117,7 +117,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Logits of what follows the slot's tokens from its first output on, `(n, n_vocab)`.
+    /// Logits after the slot's tokens from its first output on, `(n, n_vocab)`.
     ///
     /// # Panics
     /// If the last pass had no such slot.
@@ -139,7 +139,8 @@ impl Outputs {
         Ok(fork)
     }
 
-    /// Holds one row, or none, that was computed before. There is [room](Outputs::reserve).
+    /// Sets the contents to one row, or none, that was computed before. The memory must be
+    /// [reserved](Outputs::reserve).
     pub(super) fn set_last(&mut self, logits: &[f32], n_vocab: usize) {
         self.clear();
         self.n_vocab = n_vocab;
@@ -151,14 +152,14 @@ impl Outputs {
         ((self.logits.capacity() + self.states.capacity()) * size_of::<f32>()) as u64
     }
 
-    /// Forgets what was computed.
+    /// Drops the rows.
     pub(super) fn clear(&mut self) {
         self.logits.clear();
         self.states.clear();
         self.rows.clear();
     }
 
-    /// Makes room for `n` rows of `n_vocab` logits and `n_embd` states.
+    /// Reserves memory for `n` rows of `n_vocab` logits and `n_embd` states.
     pub(super) fn reserve(&mut self, n: usize, n_vocab: usize, n_embd: usize) -> Result<(), SessionError> {
         reserve(&mut self.logits, n.saturating_mul(n_vocab), LOGITS)?;
         reserve(&mut self.states, n.saturating_mul(n_embd), STATES)
@@ -184,7 +185,7 @@ impl Outputs {
     }
 }
 
-/// Makes room for `n` values in all.
+/// Reserves memory for `n` values in total.
 pub(super) fn reserve<T>(values: &mut Vec<T>, n: usize, what: &'static str) -> Result<(), SessionError> {
     let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
     let more = n.saturating_sub(values.len());

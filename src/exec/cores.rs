@@ -1,12 +1,12 @@
-//! How many threads a session takes unless told otherwise.
+//! Default number of threads.
 
-/// With at most this many cores their second hardware threads are used as well: so few cannot ask for
-/// memory fast enough (on one Sapphire Rapids core the second thread adds a third to the bandwidth).
+/// With at most this many cores their second hardware threads are used, too: so few cores cannot saturate the memory
+/// bandwidth (on one Sapphire Rapids core the second thread adds a third).
 const FEW_CORES: usize = 2;
 
-/// Threads for a session: one for each fast core this process may use. Its CPU affinity and cgroup quota
-/// are respected; of a core's hardware threads one is used, unless there are only two cores or one; of
-/// a processor with fast and slow cores, the fast ones.
+/// Number of threads for a session: one for each fast core this process may use. CPU affinity and cgroup quota are
+/// respected. One hardware thread per core is used, unless there are only one or two cores; on a processor with fast
+/// and slow cores, only fast ones are used.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, Into::into);
     let wanted = match fast_cores() {
@@ -24,14 +24,14 @@ struct Fast {
     cpus: usize,
 }
 
-/// What Linux tells in `/sys`.
+/// Reads the topology from Linux's `/sys`.
 #[cfg(target_os = "linux")]
 fn fast_cores() -> Option<Fast> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let cpus = cpu_list(allowed)?;
     let of = |cpu: usize, file: &str| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/{file}")).ok();
-    // Arm kernels and recent hybrid x86 ones tell what a CPU can do, out of 1024.
+    // Arm kernels and recent hybrid x86 ones report the relative performance of a CPU, out of 1024.
     let capacity = |cpu: usize| of(cpu, "cpu_capacity").and_then(|c| c.trim().parse::<u32>().ok()).unwrap_or(1024);
     let siblings =
         |cpu: usize| of(cpu, "topology/thread_siblings_list").and_then(|list| cpu_list(&list)?.first().copied());
@@ -39,9 +39,9 @@ fn fast_cores() -> Option<Fast> {
     Some(count_fast(&cpus))
 }
 
-/// Counts CPUs, each given by its capacity and its core's first CPU, that do at least three quarters of what the
-/// largest does, or clearly more than the smallest: telephones have cores of three sizes, often
-/// only one of the largest.
+/// Counts fast CPUs, each given by its capacity and its core's first CPU: those with at least three quarters of the
+/// largest capacity, or clearly more than the smallest, since phones have cores of three sizes, often only one of the
+/// largest.
 #[cfg(any(target_os = "linux", test))]
 fn count_fast(cpus: &[(u32, usize)]) -> Fast {
     let largest = cpus.iter().map(|cpu| cpu.0).max().unwrap_or(0);
@@ -52,7 +52,7 @@ fn count_fast(cpus: &[(u32, usize)]) -> Fast {
     Fast { cores: cores.len(), cpus: fast.count() }
 }
 
-/// `0-3,8` as the kernel prints sets of CPUs.
+/// Parses `0-3,8`, the kernel's notation for sets of CPUs.
 #[cfg(any(target_os = "linux", test))]
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
@@ -67,7 +67,7 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// The cores of the first performance level; Intel ones have no levels.
+/// The cores of the first performance level; Intel CPUs have no levels.
 #[cfg(target_os = "macos")]
 fn fast_cores() -> Option<Fast> {
     // A command instead of the C function: it needs no unsafe code, and runs once per session.
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(count(&[(1024, 0), (1024, 0), (600, 2), (600, 3), (600, 4)]), (1, 2));
         let eight = |capacity: [u32; 8]| count(&std::array::from_fn::<_, 8, _>(|cpu| (capacity[cpu], cpu)));
         assert_eq!(eight([460, 460, 460, 460, 1024, 1024, 1024, 1024]), (4, 4));
-        // Three sizes; all alike but for the chip's favourites.
+        // Three sizes; all equal except for the chip's preferred cores.
         assert_eq!(eight([250, 250, 250, 250, 700, 700, 700, 1024]), (4, 4));
         assert_eq!(eight([980, 980, 980, 980, 980, 980, 1024, 1024]), (8, 8));
         assert_eq!(count(&[]), (0, 0));

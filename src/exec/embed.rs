@@ -1,4 +1,4 @@
-//! Vectors of texts: hidden states behind the last norm, pooled.
+//! Vectors of texts: hidden states after the last norm, pooled.
 
 use super::batch::{Outputs, Slot};
 use super::forward::with_scratch;
@@ -8,7 +8,7 @@ use super::{CancelToken, Engine, KvType, SessionOptions};
 use crate::error::{Error, SessionError};
 use crate::model::{Model, Pooling};
 
-/// Makes vectors of texts, so that texts that mean the same have vectors in the same direction.
+/// Makes vectors of texts; texts of similar meaning have vectors of similar direction.
 ///
 /// ```
 /// use ruvllm::Model;
@@ -30,20 +30,20 @@ pub struct Embedder {
 }
 
 impl Model {
-    /// Makes vectors of texts, pooled as the file says; mean, if it does not.
+    /// Makes an embedder with the file's pooling, or mean pooling if the file has none.
     ///
     /// # Errors
-    /// If the system gives no threads, or the file's pooling is a score of pairs, which is not supported.
+    /// If the system cannot start threads, or the file's pooling is a score of pairs, which is not supported.
     pub fn embedder(&self) -> Result<Embedder, SessionError> {
         Embedder::new(&self.engine()?)
     }
 }
 
 impl Embedder {
-    /// As [`Model::embedder`], on an engine of your own.
+    /// As [`Model::embedder`], on a given engine.
     ///
     /// # Errors
-    /// [`SessionError::NotOnDevice`] if a device computes the engine's passes, else as [`Model::embedder`].
+    /// [`SessionError::NotOnDevice`] if a device computes the engine's passes, otherwise as [`Model::embedder`].
     pub fn new(engine: &Engine) -> Result<Embedder, SessionError> {
         engine.cpu_only("embeddings")?;
         let pooling = engine.model().hparams().pooling.unwrap_or(Pooling::Mean);
@@ -51,28 +51,28 @@ impl Embedder {
         Ok(Embedder { engine, pooling, normalise: true, n_batch: 512, cancel })
     }
 
-    /// Pools in another way than the file says.
+    /// Sets the pooling, instead of the file's.
     #[must_use]
     pub fn pooling(mut self, pooling: Pooling) -> Self {
         self.pooling = pooling;
         self
     }
 
-    /// Whether vectors are divided by their Euclidean length. Default: yes.
+    /// Sets whether vectors are divided by their Euclidean length. Default: yes.
     #[must_use]
     pub fn normalise(mut self, normalise: bool) -> Self {
         self.normalise = normalise;
         self
     }
 
-    /// Most tokens of a pass; a longer text has a pass of its own. Default 512.
+    /// Sets the largest number of tokens in a pass; a longer text gets a pass of its own. Default 512.
     #[must_use]
     pub fn n_batch(mut self, n_batch: usize) -> Self {
         self.n_batch = n_batch;
         self
     }
 
-    /// Ends calls from another thread.
+    /// A token that cancels calls from another thread.
     pub fn cancel_token(&self) -> CancelToken {
         self.cancel.clone()
     }
@@ -83,10 +83,10 @@ impl Embedder {
         model.weights().dense.last().map_or(model.hparams().n_embd, |w| w.n_out)
     }
 
-    /// A vector for each text, with the special tokens that the model wants.
+    /// A vector for each text, encoded with the special tokens that the model expects.
     ///
     /// # Errors
-    /// [`SessionError::NoTokenizer`], else as [`Embedder::embed_tokens`].
+    /// [`SessionError::NoTokenizer`], otherwise as [`Embedder::embed_tokens`].
     pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, Error> {
         let tokenizer = self.engine.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
         let texts: Vec<Vec<u32>> = texts.iter().map(|text| tokenizer.encode(text.as_ref(), true, true)).collect();
@@ -96,8 +96,8 @@ impl Embedder {
     /// A vector for each text.
     ///
     /// # Errors
-    /// If a text has no tokens, more than the model has positions, or one that is not in its vocabulary; if the call
-    /// is cancelled, or there is no memory.
+    /// If a text has no tokens, more tokens than the model has positions, or a token outside the vocabulary; if the
+    /// call is cancelled, or there is not enough memory.
     pub fn embed_tokens<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
         let mut vectors = Vec::with_capacity(texts.len());
         self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
@@ -111,7 +111,7 @@ impl Embedder {
         Ok(vectors)
     }
 
-    /// The hidden states of a text behind the last norm, `(tokens, n_embd)`, neither pooled nor normalised.
+    /// The hidden states of a text after the last norm, `(tokens, n_embd)`, neither pooled nor normalised.
     ///
     /// # Errors
     /// As [`Embedder::embed_tokens`].
@@ -121,7 +121,7 @@ impl Embedder {
         Ok(all)
     }
 
-    /// Hands over the hidden states of each text.
+    /// Calls `each` with the hidden states of each text.
     fn states<T: AsRef<[u32]>>(&self, texts: &[T], each: &mut dyn FnMut(&[f32])) -> Result<(), SessionError> {
         let (h, mut outputs) = (self.engine.model().hparams(), Outputs::default());
         let mut rest = texts;
@@ -133,7 +133,7 @@ impl Embedder {
             };
             let (texts, tail) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = tail;
-            // Keys and values are not kept, so they may be exact.
+            // Keys and values are temporary, so they can have full precision.
             let options = |text: &T| SessionOptions {
                 n_ctx: Some(text.as_ref().len().max(1)),
                 kv_type: KvType::F32,
@@ -174,7 +174,7 @@ impl Embedder {
         }
     }
 
-    /// Multiplies vectors by the dense modules of the model.
+    /// Multiplies vectors by the model's dense modules.
     fn project(&self, vectors: &mut [Vec<f32>]) -> Result<(), SessionError> {
         let model = self.engine.model();
         if model.weights().dense.is_empty() {

@@ -1,4 +1,4 @@
-//! What the sessions of a model share: threads, the memory of a pass, and whose turn it is.
+//! Resources that the sessions of a model share: threads, the memory of a pass, and the order of passes.
 
 use super::arena::Arena;
 use super::batch::{Outputs, Rows, Slot, Wanted};
@@ -24,19 +24,19 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most threads an engine takes: more are a slip of the finger that would stall the machine.
+/// Most threads of an engine: a larger number is probably a typing error, and would stall the machine.
 pub const MAX_THREADS: usize = 1024;
 
-/// Most bytes of a folder below the prefix cache, unless told otherwise.
+/// Default limit on the bytes of the folder below the prefix cache.
 const PREFIX_FOLDER_BUDGET: u64 = 8 << 30;
 
-/// Most tokens that are computed again at a time.
+/// Most tokens that are recomputed at a time.
 const MISSING_BATCH: usize = 512;
 
-/// How often one that waits for its turn looks whether it was cancelled.
+/// Interval at which a waiting caller checks whether it was cancelled.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How an engine runs. `..Default::default()` fills what you do not care about.
+/// Options of an engine. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// Threads, the caller's included. Default: [`default_threads`].
@@ -45,19 +45,19 @@ pub struct EngineOptions {
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
-    /// A folder that the prefix cache outlives the process in: sequences leave their whole pages there, too, and any
-    /// number of processes can share it. Models with windows, and tiers by age, do without. Default: none.
+    /// Folder in which the prefix cache outlives the process: sequences store their whole pages there, too, and any
+    /// number of processes can share it. Models with windows, and tiers by age, do not use it. Default: none.
     pub prefix_folder: Option<PathBuf>,
-    /// Most bytes that the folder takes. Default 8 GiB.
+    /// Limit on the bytes of the folder. Default 8 GiB.
     pub prefix_folder_budget: Option<u64>,
-    /// What computes. Default: what the model was opened for.
+    /// Device that computes passes. Default: the device for which the model was opened.
     pub device: Option<Device>,
 }
 
-/// A model and the threads that compute it: a cheap handle to clone, `Send + Sync + 'static`.
+/// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync + 'static`.
 ///
-/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive: who comes while
-/// another session computes waits, in the order of arrival, and can be cancelled meanwhile.
+/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive: a call that comes
+/// while another session computes waits, in the order of arrival, and can be cancelled meanwhile.
 ///
 /// ```
 /// use ruvllm::exec::{Engine, EngineOptions};
@@ -84,13 +84,13 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// What an engine has besides its model, so that a model can own its default engine.
+/// State of an engine besides its model, so that a model can own its default engine.
 struct Core {
     team: Team,
     turns: Turns,
     /// Memory for keys and values.
     pool: KvPool,
-    /// Buffers of the pass under way.
+    /// Buffers of the running pass.
     arena: Mutex<Arena>,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
@@ -139,7 +139,7 @@ impl Engine {
         Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, runner)?) })
     }
 
-    /// An engine whose passes `runner`, made for this model, computes.
+    /// An engine whose passes are computed by `runner`, made for this model.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -151,7 +151,7 @@ impl Engine {
         Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, Some(runner))?) })
     }
 
-    /// What computes in place of the CPU, if something does.
+    /// The runner that computes instead of the CPU, if there is one.
     pub fn runner(&self) -> Option<&dyn Runner> {
         self.core.runner.as_deref()
     }
@@ -161,7 +161,7 @@ impl Engine {
         &self.model
     }
 
-    /// Threads it computes with, the caller's included.
+    /// Number of threads, including the caller's.
     pub fn n_threads(&self) -> usize {
         self.core.team.n_threads()
     }
@@ -174,23 +174,23 @@ impl Engine {
         self.session_with(&SessionOptions::default())
     }
 
-    /// A session with options of your own.
+    /// A session with the given options.
     ///
     /// # Errors
-    /// If an option makes no sense, or there is no memory for it.
+    /// If an option is invalid, or there is not enough memory.
     pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
         Session::new(self.clone(), options)
     }
 
-    /// The pool that keys and values of its sequences lie in.
+    /// The pool of its sequences' keys and values.
     pub fn pool(&self) -> &KvPool {
         &self.core.pool
     }
 
-    /// A sequence, empty, for [`Engine::step`].
+    /// An empty sequence for [`Engine::step`].
     ///
     /// # Errors
-    /// If an option makes no sense, or there is no memory for its tokens.
+    /// If an option is invalid, or there is no memory for its tokens.
     pub fn sequence(&self, options: &SessionOptions) -> Result<Sequence, SessionError> {
         let h = self.model.hparams();
         let n_ctx = n_ctx(h, options);
@@ -219,14 +219,15 @@ impl Engine {
         Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
     }
 
-    /// Computes one pass: appends to each slot's sequence its tokens. The logits lie in `outputs`. Without
-    /// slots there is nothing to do.
+    /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to `outputs`. Without slots
+    /// it does nothing.
     ///
-    /// Tokens that a sequence holds and its cache has lost, by a rewind behind a window, are computed before.
+    /// Tokens that a sequence holds but whose keys and values were released, as after a rewind across a window, are
+    /// recomputed first.
     ///
     /// # Errors
-    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence is another model's; if
-    /// the call is cancelled, or there is no memory. The sequences hold then what they held before.
+    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence belongs to another model;
+    /// if the call is cancelled, or there is not enough memory. The sequences are then unchanged.
     pub fn step(
         &self,
         slots: &mut [Slot<'_>],
@@ -236,7 +237,7 @@ impl Engine {
         self.pass(slots, outputs, false, cancel, &mut NoProbe)
     }
 
-    /// [`Engine::step`]; with `raw` the logits are the head's products, and hidden states come with them.
+    /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are returned, too.
     pub(super) fn pass(
         &self,
         slots: &mut [Slot<'_>],
@@ -281,14 +282,14 @@ impl Engine {
                 let states = &outputs.states[rows.start * n_embd..rows.end * n_embd];
                 seq.follow(start..start + *first_output, *kind, states, logits);
             } else if has_hooks && !raw {
-                // The head's products were left for other slots' hooks.
+                // They were left as the head's products for the hooks of other slots.
                 logits.chunks_exact_mut(n_vocab).for_each(|row| finish.row(row));
             }
         }
         Ok(())
     }
 
-    /// Refuses `what` if a device computes.
+    /// Refuses `what` if a device computes passes.
     pub(super) fn cpu_only(&self, what: &'static str) -> Result<(), SessionError> {
         match self.runner() {
             Some(runner) => Err(SessionError::NotOnDevice { device: runner.name(), what }),
@@ -335,7 +336,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes the hidden states of the slots' rows with outputs, and no logits; sequences are as before.
+    /// Computes the hidden states of the slots' rows with outputs, without logits; sequences are unchanged.
     pub(super) fn states(
         &self,
         slots: &mut [Slot<'_>],
@@ -366,7 +367,7 @@ impl Engine {
         outcome
     }
 
-    /// Slots of generated tokens come first.
+    /// Computes slots that are sorted: those of generated tokens come first.
     fn compute_sorted(
         &self,
         slots: &mut [Slot<'_>],
@@ -376,7 +377,7 @@ impl Engine {
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
         let h = self.model.hparams();
-        // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
+        // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
         if usize::BITS < u64::BITS {
             let m = slots.iter().map(|slot| slot.tokens.len()).sum();
             let longest = slots.iter().map(|slot| slot.pos() + slot.tokens.len()).max().unwrap_or(0);
@@ -418,7 +419,7 @@ impl Engine {
         self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
     }
 
-    /// Runs `f` with all threads and the arena, once those that came earlier are done.
+    /// Runs `f` with all threads and the arena, after earlier callers.
     pub(crate) fn enter<R>(
         &self,
         cancel: &CancelToken,
@@ -444,21 +445,21 @@ impl Model {
     /// A session of the model's default engine, with default options.
     ///
     /// # Errors
-    /// As [`Engine::session`], or if the system gives no threads.
+    /// As [`Engine::session`], or if the system cannot start threads.
     pub fn session(&self) -> Result<Session, SessionError> {
         self.engine()?.session()
     }
 
-    /// A session of the model's default engine, with options of your own.
+    /// A session of the model's default engine, with the given options.
     ///
     /// # Errors
-    /// As [`Engine::session_with`], or if the system gives no threads.
+    /// As [`Engine::session_with`], or if the system cannot start threads.
     pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
         self.engine()?.session_with(options)
     }
 }
 
-/// Whose turn it is: first come, first served.
+/// Turns of callers: first come, first served.
 #[derive(Debug, Default)]
 struct Turns {
     queue: Mutex<Queue>,
@@ -467,12 +468,12 @@ struct Turns {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Tickets of those that wait; the first has its turn.
+    /// Tickets of waiting callers; the first one has its turn.
     tickets: VecDeque<u64>,
     last: u64,
 }
 
-/// Someone's turn, which ends when this is dropped.
+/// A caller's turn, which ends on drop.
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
@@ -480,7 +481,7 @@ impl Turns {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits; nothing if `cancelled` meanwhile.
+    /// Waits for a turn; returns `None` if `cancelled` meanwhile.
     fn wait(&self, cancelled: impl Fn() -> bool) -> Option<Turn<'_>> {
         let mut queue = self.lock();
         queue.last += 1;

@@ -1,8 +1,8 @@
 //! One forward pass: tokens of some sequences in, logits out. Read this file first.
 //!
-//! A batch has slots, one for each sequence, and every slot some tokens at adjacent positions. Every matrix is
-//! row-major with one row per token, slot by slot. Products and norms take all rows together; what depends on a
-//! sequence (its positions, keys and values, adapters) goes slot by slot.
+//! A batch has slots, one for each sequence, and each slot has some tokens at adjacent positions. Every matrix is
+//! row-major with one row per token, slot by slot. Products and norms process all rows together; everything that
+//! depends on a sequence (positions, keys and values, adapters) is processed slot by slot.
 
 use super::activation::{gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
@@ -25,19 +25,19 @@ use std::sync::atomic::AtomicU64;
 
 /// Query rows that one attention task handles at a time.
 const ATTN_ROWS: usize = 128;
-/// Pieces of one token's keys that one thread merges: a few microseconds of work.
+/// Pieces of one token's keys that one task merges: a few microseconds of work.
 const FEW_PIECES: usize = 16;
 /// Logits that one task caps: some ten microseconds of work.
 const LOGITS: usize = 4096;
 /// Most query heads that can share a key/value head: bounds the rows of a task.
 pub(super) const MAX_GROUP: usize = 1024;
 
-/// Rows of a sum of experts that one task adds to.
+/// Rows of a sum of experts' outputs that one task handles.
 const SUM_ROWS: usize = 16;
-/// Least sum of the weights of a token's experts that they are divided by: the smallest normal `f16`, as in llama.cpp.
+/// Lower bound of the sum that divides the weights of a token's experts: the smallest normal `f16`, as in llama.cpp.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
-/// The ropes of a model, with the frequencies of a session, which depend on its context length.
+/// The ropes of a model with the frequencies for a session, which depend on its context length.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTables {
     ropes: Vec<RopeTable>,
@@ -46,11 +46,11 @@ pub(crate) struct RopeTables {
 #[derive(Clone, Debug)]
 struct RopeTable {
     order: RopeOrder,
-    /// Of each pair of dimensions.
+    /// Frequency of each pair of dimensions.
     frequencies: Vec<f32>,
     /// Factor on cosines and sines.
     factor: f32,
-    /// Pairs of the ropes before it.
+    /// Number of pairs of the ropes before it.
     first: usize,
 }
 
@@ -71,7 +71,7 @@ impl RopeTables {
         RopeTables { ropes }
     }
 
-    /// Tells tables apart: a hash (FNV-1a) of all that angles depend on.
+    /// Identifies tables: a hash (FNV-1a) of everything on which angles depend.
     pub(super) fn fingerprint(&self) -> u64 {
         let of_table = |table: &RopeTable| {
             let values = table.frequencies.iter().chain([&table.factor]).map(|x| x.to_bits());
@@ -81,12 +81,12 @@ impl RopeTables {
         values.fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ u64::from(x)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Cosines, or sines, that `m` tokens take.
+    /// Number of cosines, or sines, for `m` tokens.
     pub(super) fn n_angles(h: &Hparams, m: usize) -> usize {
         h.ropes.iter().map(|rope| m * rope.n_dims / 2).sum()
     }
 
-    /// Cosines and sines of the positions from `pos` on, in the rows `rows` of `m`: of each rope `(m, n_dims/2)`, one
+    /// Cosines and sines of the positions from `pos` on, for the rows `rows` of `m`: `(m, n_dims/2)` for each rope, one
     /// after the other.
     pub(super) fn angles(
         &self,
@@ -145,20 +145,20 @@ impl Rotation<'_> {
     }
 }
 
-/// What a pass works on.
+/// Inputs and outputs of a pass.
 pub(crate) struct Pass<'a, 's> {
     pub(crate) model: &'a Model,
-    /// Its rows are numbered already.
+    /// Slots, whose rows are already numbered.
     pub(crate) slots: &'a mut [Slot<'s>],
-    /// Has room for the rows with logits.
+    /// Has memory for the rows with logits.
     pub(crate) outputs: &'a mut Outputs,
-    /// What is left of rows with outputs.
+    /// Outputs requested for rows with outputs.
     pub(crate) wanted: Wanted,
-    /// Asked before every layer; `true` ends the pass.
+    /// Called before every layer; `true` cancels the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
-    /// Where the residual stream goes, `(rows, n_embd)`, if only so many layers are computed.
+    /// If only this many layers are computed, the destination of the residual stream, `(rows, n_embd)`.
     pub(crate) first_layers: Option<(usize, &'a mut [f32])>,
 }
 
@@ -204,7 +204,7 @@ struct Buffers<'a> {
     /// See [`RopeTables::angles`].
     cos: &'a mut [f32],
     sin: &'a mut [f32],
-    /// Where the rows of each slot end: all, those with logits, and those of one expert.
+    /// Ends of each slot's rows: among all rows, among those with logits, and among those of one expert.
     ends: &'a [u32],
     output_ends: &'a [u32],
     expert_ends: &'a mut [u32],
@@ -212,7 +212,7 @@ struct Buffers<'a> {
     scratch: Scratch<'a>,
 }
 
-/// Of attention; keys and values of all `m_kv` rows, the rest of `m` of them.
+/// Buffers of attention; keys and values have `m_kv` rows, the other buffers `m`.
 struct AttnBuffers<'a> {
     q: &'a mut [f32],
     k: &'a mut [f32],
@@ -234,9 +234,9 @@ struct AttnBuffers<'a> {
 struct AttnSizes {
     m_kv: usize,
     m: usize,
-    /// The same, padded slot by slot to whole tiles.
+    /// The number of rows, padded slot by slot to whole tiles.
     m_padded: usize,
-    /// Slots with one row, times the pieces of the longest sequence.
+    /// Number of slots with one row, times the pieces of the longest sequence.
     n_partials: usize,
 }
 
@@ -272,7 +272,7 @@ impl<'a> AttnBuffers<'a> {
     }
 }
 
-/// Of a feed-forward layer.
+/// Buffers of a feed-forward layer.
 struct FfnBuffers<'a> {
     gate: &'a mut [f32],
     up: &'a mut [f32],
@@ -284,27 +284,28 @@ impl<'a> FfnBuffers<'a> {
     }
 }
 
-/// Of a mixture.
+/// Buffers of a mixture of experts.
 struct MoeBuffers<'a> {
     /// `(m, n_expert)`.
     router: &'a mut [f32],
     /// `(m, n_used)`.
     chosen: &'a mut [u32],
     weights: &'a mut [f32],
-    /// Tokens of one expert, or the places of one token's experts in `chosen`.
+    /// Tokens of one expert, or the indices of one token's experts in `chosen`.
     rows: &'a mut [u32],
     x: &'a mut [f32],
     y: &'a mut [f32],
 }
 
-/// Tokens that one attention task handles, and the padded number of tokens, which is never 0.
+/// Tokens per attention task, and the padded number of tokens, which is never 0.
 pub(super) fn attn_tiles(spec: &AttnSpec, m: usize) -> (usize, usize) {
     let m = m.max(1);
     let tile = (ATTN_ROWS / spec.n_group()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }
 
-/// Room for products of `m` rows with any matrix of the model, outside of a pass; they count as generated.
+/// Runs `f` with memory for products of `m` rows with any matrix of the model, outside of a pass; rows count as
+/// generated.
 pub(crate) fn with_scratch(
     model: &Model,
     crew: &Crew<'_>,
@@ -369,7 +370,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Goes on with the first `m` rows alone.
+    /// Keeps only the first `m` rows.
     fn keep_rows(&mut self, m: usize, n_embd: usize) {
         for rows in [&mut self.x, &mut self.normed, &mut self.branch] {
             *rows = &mut std::mem::take(rows)[..m * n_embd];
@@ -385,8 +386,8 @@ fn gather(slots: &[Slot<'_>], rows: &mut [f32], n: usize) {
     }
 }
 
-/// Runs a pass and writes the logits of the rows that want them into `outputs`.
-/// After an error the cache holds nothing new of value.
+/// Runs a pass and writes the requested logits into `outputs`. After an error the cache contains nothing new that is
+/// valid.
 pub(crate) fn forward(
     pass: Pass<'_, '_>,
     crew: &Crew<'_>,
@@ -521,8 +522,8 @@ pub(crate) fn forward(
     Ok(())
 }
 
-/// How many rows are computed as those of generated tokens, the first ones. Of the last layer, but for its keys and
-/// values, and in the head they are all: of a prompt, as a rule, one is left.
+/// Number of rows computed as generated tokens, which come first. In the last layer, except for its keys and values,
+/// and in the head these are all rows, as usually one row of a prompt is left.
 fn n_generated(is_last: bool, rows: Rows, slots: &[Slot<'_>]) -> usize {
     if is_last { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
 }
@@ -538,7 +539,7 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
         let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
         let token = slot.tokens[row - slot.row] as usize;
         look_up(table, token, x);
-        // A product with a vector that is one at the token: of `A·x` one column is left.
+        // A product with a one-hot vector: it selects one column of `A`.
         for (term, factor) in slot.seq.adapters.attached.iter().filter_map(|a| a.term(table.site)) {
             for (a, b) in term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd)) {
                 arch.add_scaled(x, b, factor * a[token]);
@@ -561,7 +562,7 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
     });
 }
 
-/// Leaves in `b.per_layer` what layers have for tokens, whose embeddings are in `b.x`.
+/// Computes in `b.per_layer` the layers' vectors for tokens, whose embeddings are in `b.x`.
 fn per_layer_inputs(base: Base<'_>, h: &Hparams, w: &PerLayerInputs, slots: &[Slot<'_>], b: &mut Buffers<'_>) {
     let (arch, n, m) = (base.arch, w.proj.n_out, b.x.len() / h.n_embd);
     let adapters = Adapters(slots);
@@ -589,7 +590,7 @@ fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
     1.0 / (arch.dot(x, x) / x.len() as f32 + eps).sqrt()
 }
 
-/// Leaves in `b.branch` what layer `i` adds of its vectors for tokens.
+/// Computes in `b.branch` what layer `i` adds from its vectors for tokens.
 fn per_layer(ctx: Ctx<'_>, h: &Hparams, w: &PerLayer, i: usize, b: &mut Buffers<'_>) {
     let (n, m) = (w.gate.w.n_out, b.x.len() / h.n_embd);
     let gate = &mut b.per_layer_gate[..m * n];
@@ -600,7 +601,7 @@ fn per_layer(ctx: Ctx<'_>, h: &Hparams, w: &PerLayer, i: usize, b: &mut Buffers<
     linear(ctx, &mut b.scratch, gate, m, &mut [Product::of(&w.proj, b.branch, m)]);
 }
 
-/// Each row of `x`, normed; copied if there is no norm.
+/// Applies a norm to each row of `x`; copies it if there is no norm.
 pub(super) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
     let Some(norm) = norm else { return y.copy_from_slice(x) };
     ctx.crew.when(y.len() > h.n_embd).for_chunks(y, h.n_embd, |i, y| {
@@ -771,7 +772,7 @@ fn attention(
     if spec.qk_norm == Some(QkNorm::Full) {
         for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
             let Some(norm) = norm else { continue };
-            // What is by head is not in use yet; of keys it may not have room for all rows.
+            // The buffers by head are not in use yet; those of keys may be too small for all rows.
             let n = norm.len();
             for x in x.chunks_mut(q_by_head.len() / n * n) {
                 let (from, normed) = (&*x, &mut q_by_head[..x.len()]);
@@ -782,7 +783,7 @@ fn attention(
         }
     }
     let (q_norm, k_norm) = head_norms(spec, w);
-    // Which dimensions pair is up to the model; a session's angles are in `cos` and `sin` already.
+    // The model decides which dimensions form pairs; a session's angles are already in `cos` and `sin`.
     let rotation = spec.rope.map(|id| slots[0].seq.rope.rotation(arch, id, m_kv, b.cos, b.sin));
     let first_rotated = spec.latent.map_or(0, |latent| spec.head_dim - latent.n_rot);
     let rotate =
@@ -834,7 +835,7 @@ fn attention(
         return Ok(());
     }
 
-    // Slots with one row are taken together, each of the others alone.
+    // Slots with one row are processed together, each of the others alone.
     let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
     let q = Queries { values: q, norm: q_norm, place: &place, temperature: spec.temperature };
     let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i: kv_layer, rows };
@@ -860,7 +861,7 @@ fn attention(
     }
     probe.tensor(Tap::QByHead, i, q_by_head);
 
-    // Of slots with one row, the output by head is the output.
+    // For slots with one row, the output by head is the output.
     let (attn, by_head) = (attn, &*out_by_head);
     let all_single = slots.iter().all(|slot| rows.of(slot).2 <= 1);
     let attn = if all_single {
@@ -903,18 +904,18 @@ fn attention(
 
 type Place<'a> = dyn Fn(usize, &[f32], Option<&Vec<f32>>, &mut [f32]) + Sync + 'a;
 
-/// Queries of a layer, and how they get their norm and rotation.
+/// Queries of a layer, and the application of their norm and rotation.
 struct Queries<'a> {
     /// `(m, n_head·head_dim)`.
     values: &'a [f32],
     norm: Option<&'a Vec<f32>>,
-    /// Writes a head of a row among all rows of the pass, normed and rotated.
+    /// Writes a head of a row among all rows of the pass, after norm and rotation.
     place: &'a Place<'a>,
     temperature: Option<Temperature>,
 }
 
 impl Queries<'_> {
-    /// Writes head `head` of row `row` of the values, which is row `pass_row` of the pass and lies at `position`.
+    /// Writes head `head` of row `row` of the values; it is row `pass_row` of the pass and has position `position`.
     fn write(&self, (row, pass_row, position): (usize, usize, usize), head: usize, spec: &AttnSpec, to: &mut [f32]) {
         let from = &self.values[row * spec.n_q() + head * spec.head_dim..][..spec.head_dim];
         (self.place)(pass_row, from, self.norm, to);
@@ -930,9 +931,9 @@ struct AttnLayer<'a> {
     arch: Arch,
     crew: &'a Crew<'a>,
     spec: &'a AttnSpec,
-    /// Of each query head.
+    /// Sinks of each query head.
     sinks: Option<&'a [f32]>,
-    /// Whose keys and values are read.
+    /// Layer whose keys and values are read.
     i: usize,
     rows: Rows,
 }
@@ -954,8 +955,8 @@ impl AttnLayer<'_> {
         (start as u32, end as u32)
     }
 
-    /// Forgets all keys of rows of KV head `head`, whose query heads take turns, but for the sinks: keys before all
-    /// others whose values are 0.
+    /// Clears rows of KV head `head`, whose query heads alternate, except for the sinks: these are keys before all
+    /// others with values of 0.
     fn begin(&self, partial: &mut AttnPartial<'_>, head: usize) {
         partial.clear();
         if let Some(sinks) = self.sinks {
@@ -966,8 +967,8 @@ impl AttnLayer<'_> {
         }
     }
 
-    /// Slots with one row each, which lie one after the other. A task takes a head of one of them and a piece of its
-    /// keys; the bits are those of a task that takes all pieces in turn, see `arch/attention.rs`.
+    /// Attention of slots with one row each, stored one after the other. A task takes a head of one slot and a piece of
+    /// its keys; the bits are those of a task that takes all pieces in turn, see `arch/attention.rs`.
     fn single_rows<'p>(
         &self,
         slots: &[Slot<'_>],
@@ -1001,7 +1002,16 @@ impl AttnLayer<'_> {
                 partial.clear();
             }
             if let Some(piece) = pieces(s).nth(piece) {
-                let ranges = [self.range(&slots[s], 0); MAX_GROUP];
+                let range = self.range(&slots[s], 0);
+                // Most groups are small, and filling the largest takes as long as reading some keys.
+                let (small, large);
+                let ranges: &[_] = if n_group <= 16 {
+                    small = [range; 16];
+                    &small
+                } else {
+                    large = [range; MAX_GROUP];
+                    &large
+                };
                 let q = &q_by_head[row * n_group * d..][..n_group * d];
                 let kv = &slots[s].seq.kv;
                 let params = attn_params(spec, head, slots[s].is_generated());
@@ -1023,7 +1033,7 @@ impl AttnLayer<'_> {
         rest
     }
 
-    /// A slot with several rows. A task takes a head and a tile of rows through all pieces of keys.
+    /// Attention of a slot with several rows. A task takes a head and a tile of rows through all pieces of keys.
     fn many_rows(&self, slot: &Slot<'_>, q: &Queries<'_>, q_by_head: &mut [f32], out: &mut [f32]) {
         let AttnLayer { arch, crew, spec, i, rows, .. } = *self;
         let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
@@ -1051,7 +1061,7 @@ impl AttnLayer<'_> {
             let (kv, params) = (&slot.seq.kv, attn_params(spec, head, slot.is_generated()));
             let mut next = 0;
             while next < n_rows {
-                // Where precision depends on age, the rows of a page are taken together.
+                // If precision depends on age, the rows of a page are processed together.
                 let page = |row: usize| (ranges[row].1 as usize - 1) / KV_BLOCK;
                 let same = (next..n_rows).take_while(|&row| !kv.is_tiered(i) || page(row) == page(next));
                 let rows = next..next + same.count();
@@ -1068,8 +1078,8 @@ impl AttnLayer<'_> {
                 if spec.causal || params.slope == 0.0 {
                     add(&mut total, ranges, &params);
                 } else {
-                    // ALiBi on both sides. Scores of later keys count positions from the end of the text: those of
-                    // earlier keys are raised by as much as these have too much.
+                    // ALiBi on both sides. Scores of later keys count positions from the end of the text; to
+                    // compensate, scores of earlier keys are raised by the same excess.
                     let (n, own) = (ranges[0].1, (slot.pos() + first + token) as u32);
                     let mut split = [(0, 0); MAX_GROUP];
                     let split = &mut split[..ranges.len()];
@@ -1085,7 +1095,7 @@ impl AttnLayer<'_> {
         });
     }
 
-    /// A slot's output by head, `(n_head_kv, m_padded, n_group, head_dim_v)`, as rows `(m, n_head·head_dim_v)`.
+    /// Copies a slot's output by head, `(n_head_kv, m_padded, n_group, head_dim_v)`, to rows `(m, n_head·head_dim_v)`.
     fn by_row(&self, by_head: &[f32], to: &mut [f32]) {
         let width = self.spec.n_group() * self.spec.head_dim_v;
         let m_padded = by_head.len() / self.spec.n_out();
@@ -1103,15 +1113,15 @@ pub(super) fn head_norms<'a>(spec: &AttnSpec, w: &'a Attn) -> (Option<&'a Vec<f3
     (w.q_norm.as_ref().filter(|_| per_head), w.k_norm.as_ref().filter(|_| per_head))
 }
 
-/// What attention kernels need to know of the query heads of KV head `head`.
+/// Parameters of attention kernels for the query heads of KV head `head`.
 pub(super) fn attn_params(spec: &AttnSpec, head: usize, exact: bool) -> AttnParams {
     let &AttnSpec { head_dim, head_dim_v, scale, softcap, .. } = spec;
-    // With a slope there is one query head, and all is computed in `f32`.
+    // With a slope there is one query head, and everything is computed in `f32`.
     let slope = spec.slope(head);
     AttnParams { head_dim, head_dim_v, scale, softcap: softcap.unwrap_or(0.0), slope, exact: exact || slope != 0.0 }
 }
 
-/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is given `gate(x)` and `up(x)`.
+/// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is called with `gate(x)` and `up(x)`.
 fn feed_forward(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -1133,7 +1143,7 @@ fn feed_forward(
     linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }
 
-/// The inner part of a feed-forward layer, of `m` rows; it takes the place of `gate` or `up`.
+/// The activation of `m` rows of a feed-forward layer; the result replaces `gate` or `up`.
 fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a mut [f32]) -> &'a [f32] {
     let (arch, workers, n_ff) = (ctx.arch, ctx.crew.when(m > 1), ffn.up.w.n_out);
     match ffn.activation {
@@ -1152,7 +1162,7 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
     if ffn.activation.is_gated() { gate } else { up }
 }
 
-/// Leaves the outputs of a mixture's router, of `m` rows of `x`, in `moe`.
+/// Computes the outputs of a mixture's router for `m` rows of `x`, in `moe`.
 fn route(
     base: Base<'_>,
     moe: &Moe,
@@ -1167,7 +1177,7 @@ fn route(
     linear(ctx, scratch, x, m, &mut [Product::of(&moe.router, router, m)]);
 }
 
-/// Mixture of experts on `b.normed`, `m` rows of `n`; leaves its output in `b.branch`. Experts are taken in their
+/// Mixture of experts on `b.normed`, `m` rows of `n`; leaves its output in `b.branch`. Experts are processed in their
 /// order, so a token's sum does not depend on the other tokens of the pass.
 fn experts(
     base: Base<'_>,
@@ -1215,7 +1225,7 @@ fn experts(
             let ctx = base.with(row_adapters(slots, b.expert_ends), of_expert);
             let (x, y) = (&mut b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
             let workers = ctx.crew.when(n_rows > 1);
-            // Every expert is chosen once by a token.
+            // A token chooses each expert at most once.
             let weight = |token: usize| {
                 let slots = token * n_used..(token + 1) * n_used;
                 slots.filter(|&slot| chosen[slot] == e).map(|slot| weights[slot]).sum::<f32>()
@@ -1264,7 +1274,8 @@ fn experts(
     });
 }
 
-/// The experts of a single generated token, [`MAX_EXPERTS`] at a time: their gates and ups are one region, their downs another.
+/// The experts of a single generated token, [`MAX_EXPERTS`] at a time: their gates and ups are one parallel region,
+/// their downs another.
 fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
     let MoeBuffers { chosen, weights, rows, y, .. } = &mut b.moe;
     let slots = &mut rows[..moe.spec.n_used];
@@ -1306,7 +1317,7 @@ pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Turns the router's outputs into scores, and those of each token's experts into weights.
+/// Turns the router's outputs into scores, and the scores of each token's experts into weights.
 pub(super) fn choose_experts(ctx: Ctx<'_>, moe: &Moe, router: &mut [f32], chosen: &mut [u32], weights: &mut [f32]) {
     let spec = &moe.spec;
     let (arch, n_expert) = (ctx.arch, spec.n_expert);
@@ -1343,7 +1354,7 @@ fn weigh(arch: Arch, spec: &MoeSpec, scores: &[f32], chosen: &[u32], weights: &m
 
 /// The weight of each pick among the experts that were not picked before it and whose scores are close to its own.
 fn sparse_mixer(scores: &[f32], chosen: &[u32], weights: &mut [f32]) {
-    /// `2·router_jitter_noise` of Phi 3.5 MoE, which its files do not hold.
+    /// `2·router_jitter_noise` of Phi 3.5 MoE, which is not in its files.
     const DISTANCE: f32 = 0.02;
     for (i, weight) in weights.iter_mut().enumerate() {
         let best = scores[chosen[i] as usize];
@@ -1353,12 +1364,12 @@ fn sparse_mixer(scores: &[f32], chosen: &[u32], weights: &mut [f32]) {
     }
 }
 
-/// What the weights of a token's experts, which sum to `sum`, are divided by.
+/// The divisor of the weights of a token's experts, which sum to `sum`.
 pub(super) fn divisor(sum: f32) -> f32 {
     sum.max(MIN_WEIGHT_SUM)
 }
 
-/// The experts with the largest scores, to which `bias` is added, best first.
+/// The experts with the largest sums of score and `bias`, best first.
 fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u32]) {
     let score = |e: usize| scores[e] + bias.map_or(0.0, |bias| bias[e]);
     let mut open = [true; MAX_EXPERT];
@@ -1389,8 +1400,8 @@ fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u3
     }
 }
 
-/// The one of `items` with the largest score, the first among equals. Not-a-number compares as smaller: some item is
-/// still chosen.
+/// The one of `items` with the largest score, the first among equals. NaN compares as smaller, so that some item is
+/// always chosen.
 fn largest(items: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> usize {
     let mut best = None;
     for item in items {

@@ -35,10 +35,10 @@ use std::time::Duration;
 /// inside a token, that token is not held, and [`Generation::rest`] tells which text is missing.
 #[derive(Debug)]
 pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = Sampler> {
-    /// Session and sampler; taken by [`Generation::into_parts`] alone.
+    /// Session and sampler; `None` only after [`Generation::into_parts`].
     parts: Option<(S, P)>,
     writer: Writer,
-    /// What is to be computed before the first token; empty afterwards.
+    /// Tokens to be computed before the first sampled one; empty afterwards.
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
     refused: Option<Error>,
@@ -56,8 +56,8 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
 }
 
 impl Session {
-    /// Continues `prompt`, which is computed at once. Special tokens written in the prompt count as such; a
-    /// beginning-of-text token is added where the model wants one and the session is empty.
+    /// Continues `prompt`, which is computed at once. Special tokens written in the prompt are parsed; a
+    /// beginning-of-text token is added if the model expects one and the session is empty.
     ///
     /// # Errors
     /// If the file has no tokenizer, or as [`Session::prefill`].
@@ -82,7 +82,7 @@ impl Session {
     }
 
     /// As [`Session::generate`], but the generation owns session and sampler. The first call of
-    /// [`next`](Iterator::next) computes the prompt, and yields what [`Session::generate`] would refuse.
+    /// [`next`](Iterator::next) computes the prompt, and returns the errors of [`Session::generate`].
     pub fn into_generation(self, prompt: &str, sampler: Sampler) -> Generation {
         Generation::new(self, sampler).with_text(prompt)
     }
@@ -140,21 +140,21 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(self)
     }
 
-    /// Ends after `n` tokens.
+    /// Sets the largest number of tokens.
     #[must_use]
     pub fn max_tokens(mut self, n: usize) -> Self {
         self.writer.max_tokens = n;
         self
     }
 
-    /// Ends before any of these strings.
+    /// Sets stop strings, before which the text ends.
     #[must_use]
     pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Self {
         self.writer.set_stop(stop);
         self
     }
 
-    /// Tells the log-probability of each token that is sampled from now on, and of the `n_top` most probable ones.
+    /// Returns the log-probability of each token that is sampled from now on, and of the `n_top` most probable ones.
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Self {
         self.writer.logprobs = Some(n_top);
@@ -166,7 +166,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self.writer.tokens()
     }
 
-    /// How it ended, once it has; nothing if that was by an error.
+    /// How it ended, once it has; `None` after an error.
     pub fn finish(&self) -> Option<Finish> {
         let reason = self.writer.reason()?;
         let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
@@ -176,15 +176,15 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
-    /// begins inside its token; mostly empty. A next prompt begins with it.
+    /// begins inside its token; usually empty. The next prompt should begin with it.
     pub fn rest(&self) -> &str {
         self.writer.rest()
     }
 
-    /// All text that is left.
+    /// All remaining text.
     ///
     /// # Errors
-    /// The first that comes.
+    /// The first error of the generation.
     pub fn text(self) -> Result<String, Error> {
         self.map(|piece| Ok(piece?.text)).collect()
     }
@@ -194,7 +194,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self.parts.as_ref().map(|(session, _)| session.borrow()).expect("parts are there until `into_parts`")
     }
 
-    /// Ends here, and gives back session and sampler.
+    /// Ends the generation, and returns session and sampler.
     pub fn into_parts(mut self) -> (S, P) {
         self.take_back();
         self.parts.take().expect("parts are there until `into_parts`")
@@ -281,7 +281,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(())
     }
 
-    /// Goes on by one token, and those that are forced before it: they are held, or it has ended.
+    /// Advances by one token, and those that are forced before it: their pieces are held, or the generation has ended.
     fn advance(&mut self) -> Result<(), Error> {
         self.prefill()?;
         if self.writer.n_left() == 0 {

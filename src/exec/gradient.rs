@@ -1,4 +1,4 @@
-//! Gradients of a session's adapters, and learning by them.
+//! Gradients of a session's adapters, and training with them.
 
 use super::backward::{BackwardPass, backward};
 use super::hook::TokenKind;
@@ -9,8 +9,8 @@ use crate::error::{AdapterError, Error, SessionError};
 use crate::lora::{Adapter, Attached, Gradients, Optimiser};
 use std::sync::Arc;
 
-/// `−weight·ln p(target)`, given the logits of what follows a token; replaces them by the gradient,
-/// `weight·(p − [target])`. In nats.
+/// `−weight·ln p(target)` in nats, given the logits after a token; replaces them by the gradient,
+/// `weight·(p − [target])`.
 ///
 /// # Panics
 /// If `target` is no index of `logits`.
@@ -30,24 +30,24 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
 }
 
 impl Session {
-    /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss by
+    /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss with respect to
     /// the values of an attached adapter. Returns the loss.
     ///
-    /// The loss is the sum of what `objective` says of the logits that follow each of `tokens[first..]`:
-    /// it is given the token's index and its logits `(n_vocab)`, which it replaces by the gradient by them.
-    /// It is called from several threads, in any order; [`cross_entropy`] makes the usual one.
+    /// The loss is the sum of `objective` over the logits that follow each of `tokens[first..]`: it is called with the
+    /// token's index and its logits `(n_vocab)`, which it replaces by the gradient with respect to them. It is called
+    /// from several threads, in any order; [`cross_entropy`] is the usual one.
     ///
-    /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights'
-    /// own values (rounded to 8 bits, as prompts are, where products of block formats take them so): keys and values of `tokens` are
-    /// differentiated, those of earlier tokens are constants. Which experts are chosen is a constant, too.
-    /// Results do not depend on the number of threads. Memory is that of one layer for all of `tokens`
-    /// or of 64 MiB of logits, whichever is more, a few rows per token of each layer from the lowest that has
-    /// a gradient on, and at most 144 MiB that save time; the session keeps it.
+    /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights' own values
+    /// (activations are rounded to 8 bits, as in prompts, where products of block formats do so): keys and values of
+    /// `tokens` are differentiated, those of earlier tokens are constants. The choice of experts is a constant, too.
+    /// Results do not depend on the number of threads. The memory is that of one layer for all of `tokens` or of 64 MiB
+    /// of logits, whichever is more, a few rows per token of each layer from the lowest with a gradient on, and at most
+    /// 144 MiB that save time; the session keeps it.
     ///
     /// # Errors
-    /// [`SessionError::NoGradient`] if the model has something that gradients do not go through; as
-    /// [`Session::prefill`], if the adapter is not attached, or if `gradients` are not of its terms. If the call
-    /// fails on its way back, the tokens are in the session and `gradients` hold a part.
+    /// [`SessionError::NoGradient`] if the model has a part without an implemented gradient; as [`Session::prefill`];
+    /// if the adapter is not attached, or if `gradients` do not belong to its terms. If the backward pass fails, the
+    /// tokens are in the session and `gradients` are incomplete.
     pub fn gradient(
         &mut self,
         id: AdapterId,
@@ -91,7 +91,7 @@ impl Session {
         Ok(loss?)
     }
 
-    /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` should follow `tokens[i]`; a
+    /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` is the target after `tokens[i]`; a
     /// negative weight makes a token less likely. Otherwise as [`Session::gradient`].
     ///
     /// # Errors
@@ -118,8 +118,8 @@ impl Session {
         self.gradient(id, tokens, first, &objective, gradients)
     }
 
-    /// Changes the values of an attached adapter; whoever else holds it keeps it as it was. Empties the
-    /// session, as [`Session::attach`] does.
+    /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged. Empties the session,
+    /// as [`Session::attach`] does.
     ///
     /// # Errors
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
@@ -134,14 +134,14 @@ impl Session {
         Ok(())
     }
 
-    /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` by the mean
-    /// negative log-likelihood. What the session holds already is context. Returns that mean, in nats per
-    /// token, as it was before the step: measured on a stream, chunk by chunk, it is an honest score.
-    /// `gradients` says which terms learn; it is overwritten.
+    /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` on the mean negative
+    /// log-likelihood. Tokens that the session already holds are context. Returns that mean, in nats per token, before
+    /// the step: measured on a stream, chunk by chunk, it is an honest score. `gradients` determines which terms learn;
+    /// it is overwritten.
     ///
-    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds
-    /// what comes before it. The adapter stays as it is if loss or gradient are not finite. The session is
-    /// empty afterwards, as its keys and values belong to the adapter as it was.
+    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds the tokens
+    /// before. The adapter is unchanged if loss or gradient are not finite. The session is empty afterwards, as its
+    /// keys and values belong to the old adapter.
     ///
     /// ```
     /// use ruvllm::lora::{Adapter, Gradients, Sgd};

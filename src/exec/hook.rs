@@ -1,12 +1,12 @@
-//! A guest at the output head: sees what the head computed and may change the logits.
+//! Hooks at the output head: they see what the head computed and may change the logits.
 
 use super::Session;
 use std::any::Any;
 
-/// How a token came into a sequence.
+/// Origin of a token in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenKind {
-    /// Given: part of a prompt.
+    /// Given, as a part of a prompt.
     Prompt,
     /// Sampled, drafted or forced.
     Generated,
@@ -16,38 +16,38 @@ pub enum TokenKind {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct OutputRows<'a> {
-    /// All tokens of the sequence, those of the pass included.
+    /// All tokens of the sequence, including those of the pass.
     pub tokens: &'a [u32],
     /// Position of the first token of the pass.
     pub start: usize,
     /// Position of the first token with a row: rows belong to `tokens[first..]`.
     pub first: usize,
-    /// How the tokens of the pass came.
+    /// Origin of the tokens of the pass.
     pub kind: TokenKind,
     /// Hidden states that the head read, `(rows, n_embd)`.
     pub states: &'a [f32],
-    /// The head's products on entry, to be left as logits, `(rows, n_vocab)`.
+    /// `(rows, n_vocab)`: the head's products, which the hook replaces by logits.
     pub logits: &'a mut [f32],
 }
 
-/// What becomes of the sequence a hook follows.
+/// Why tokens were removed from the end of a sequence with a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The text goes on elsewhere: the sequence was cleared, or rewound by the caller.
+    /// The sequence was cleared or rewound by the caller, so its text does not continue.
     Rewound,
-    /// The end of a generated text was taken back, as nobody was given it.
+    /// The end of a generated text was taken back because it was not handed out.
     AnswerShortened,
 }
 
-/// Follows the passes of a session behind the last norm: hidden states and the head's products in, logits out.
+/// Follows the passes of a session after the last norm: gets hidden states and the head's products, returns logits.
 ///
-/// What a hook adds does not enter keys and values. It turns each row of products into logits itself, in order; row
-/// `i` may depend on all rows before it.
+/// A hook does not affect keys and values. It turns each row of products into logits itself, in order; row `i` may
+/// depend on all rows before it.
 pub trait OutputHook: Any + Send + Sync {
     /// Turns the head's products into logits.
     fn rows(&mut self, rows: OutputRows<'_>);
 
-    /// Hears that tokens were taken from the end of the sequence.
+    /// Called when tokens are removed from the end of the sequence.
     fn cut(&mut self, cut: Cut);
 
     /// A copy for a [fork](Session::fork) of the session.
@@ -55,7 +55,7 @@ pub trait OutputHook: Any + Send + Sync {
 }
 
 impl Session {
-    /// Lets `hook` follow this session, in place of the hook it has.
+    /// Sets the hook of this session, replacing the one it has.
     pub fn set_hook(&mut self, hook: Box<dyn OutputHook>) {
         self.seq.hook = Some(hook);
     }
@@ -72,7 +72,7 @@ impl Session {
         hook.downcast_mut()
     }
 
-    /// Takes the hook off, if it is a `T`.
+    /// Removes and returns the hook, if it is a `T`.
     pub fn take_hook<T: OutputHook>(&mut self) -> Option<Box<T>> {
         self.hook::<T>()?;
         let hook: Box<dyn Any> = self.seq.hook.take()?;

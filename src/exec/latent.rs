@@ -1,24 +1,24 @@
-//! What latent attention has in place of products of queries, keys and values; attention itself is that of all others.
-//! See [`LatentSpec`](crate::model::LatentSpec).
+//! Queries, keys and values of latent attention; the attention itself is the usual one. See
+//! [`LatentSpec`](crate::model::LatentSpec).
 
 use super::arena::Frame;
 use super::linear::{Ctx, Product, Scratch, linear};
 use crate::model::{Attn, AttnSpec, Latent, LatentSpec, Weight};
 
-/// What is between products; `m_kv` rows of keys, the rest `m`.
+/// Intermediate results: `m_kv` rows for keys and values, `m` rows for the rest.
 pub(super) struct LatentBuffers<'a> {
-    /// `(m, q_rank)`, and normed.
+    /// Low-rank queries `(m, q_rank)`, before and after their norm.
     q_low: &'a mut [f32],
     q_normed: &'a mut [f32],
-    /// Queries as they come from their matrix, `(m, n_head, n_plain + n_rot)`.
+    /// Queries as computed by their matrix, `(m, n_head, n_plain + n_rot)`.
     q: &'a mut [f32],
     /// Latents and rotated parts, `(m_kv, kv_rank + n_rot)`.
     kv: &'a mut [f32],
-    /// Latents, normed, `(m_kv, kv_rank)`, and all heads' keys and values, `(m_kv, n_head, n_plain + head_dim_v)`,
-    /// unless absorbed.
+    /// Latents after their norm, `(m_kv, kv_rank)`; and, unless absorbed, all heads' keys and values,
+    /// `(m_kv, n_head, n_plain + head_dim_v)`.
     normed: &'a mut [f32],
     wide: &'a mut [f32],
-    /// Operands and results of a head's matrix, if absorbed, and the output of all heads.
+    /// If absorbed, operands and results of a head's matrix, and the output of all heads.
     x: &'a mut [f32],
     y: &'a mut [f32],
     out: &'a mut [f32],
@@ -136,8 +136,8 @@ impl<'a> LatentBuffers<'a> {
     }
 }
 
-/// Multiplies each head of `from`, at the beginning of its so many values, by its own matrix; the product is the
-/// beginning of the head in `to`.
+/// Multiplies each head of `from` by its own matrix. Operands and results are at the beginning of each head's values in
+/// `from` and `to`.
 fn by_head(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,

@@ -1,9 +1,9 @@
 //! The only place where a weight is multiplied.
 //!
-//! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and neither depends on how
-//! many rows there are: generated rows are multiplied by [`Arch::matvec`], prompt rows by [`Arch::gemm`], a single one
-//! too. Where a pass has both, a task multiplies the same weight rows by the ones and then by the others, so that
-//! weights come from memory once.
+//! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and neither depends on the
+//! number of rows: generated rows are multiplied by [`Arch::matvec`], prompt rows by [`Arch::gemm`], even a single one.
+//! If a pass has both, a task multiplies the same weight rows by both kinds, one after the other, so that weights are
+//! read from memory once.
 
 use super::arena::Frame;
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
@@ -16,25 +16,25 @@ use crate::team::{Crew, Tiled};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, at the end of a
-/// task in vain, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
+/// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, which is wasted at the end of a
+/// task, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
 const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=2 << 20;
-/// Tasks of a product for each thread, within [`TASK_BYTES`]: so many that the threads end together.
+/// Tasks of a product per thread, within [`TASK_BYTES`]: enough that all threads end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
-/// Rows per task are a multiple of this, the most that kernels take at a time.
+/// Rows per task are a multiple of this, the largest number that kernels take at a time.
 const TASK_ROWS: usize = 16;
 /// Rows per task of [`Arch::gemm`] are a multiple of this, the height of its panels.
 const PANEL_ROWS: usize = 32;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
-/// Columns of an adapter's gradient that one task adds to: so few that what it reads of 512 tokens stays
-/// in the L2 cache from one row of the adapter to the next.
+/// Columns of an adapter's gradient that one task adds to: few enough that its inputs for 512 tokens stay in the L2
+/// cache from one row of the adapter to the next.
 const LOW_COLUMNS: usize = 128;
-/// Activations that are worth sharing among threads to round them: some microseconds of work.
+/// Number of activations from which rounding is shared among threads: some microseconds of work.
 const SHARED_VALUES: usize = 16 << 10;
-/// Most products of all rows that one call of [`linear`] is given.
+/// Largest number of products of all rows in one call of [`linear`].
 const MAX_PRODUCTS: usize = 3;
-/// Most experts whose products of a single row one call of [`linear`] is given.
+/// Largest number of experts with products of a single row in one call of [`linear`].
 pub(super) const MAX_EXPERTS: usize = 8;
 
 /// Most experts of a token whose products are computed together.
@@ -42,23 +42,23 @@ pub(super) fn single_rows(h: &Hparams) -> usize {
     h.mixtures().map(|x| x.n_used.min(MAX_EXPERTS)).max().unwrap_or(0)
 }
 
-/// What a product needs besides its operands.
+/// Context of products, besides their operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a> {
     pub(crate) arch: Arch,
     pub(crate) crew: &'a Crew<'a>,
     pub(crate) gguf: &'a Gguf,
     pub(crate) adapters: RowAdapters<'a>,
-    /// So many rows, the first ones, are multiplied as generated tokens are; the others as prompts.
+    /// Number of rows, the first ones, that are multiplied as generated tokens are; the others as prompts.
     pub(crate) n_generated: usize,
-    /// Takes the nanoseconds that products with adapters took, shared out among threads.
+    /// Counter of the nanoseconds that products with adapters took, divided by the number of threads.
     pub(crate) adapter_nanos: Option<&'a AtomicU64>,
 }
 
 /// The adapters of each row of a product.
 #[derive(Clone, Copy)]
 pub(crate) enum RowAdapters<'a> {
-    /// All rows have these.
+    /// All rows have these adapters.
     All(&'a [Attached]),
     /// The rows of a slot have its own; those of slot `i` end at row `ends[i]`.
     Slots { slots: &'a dyn SlotAdapters, ends: &'a [u32] },
@@ -87,16 +87,16 @@ impl<'a> RowAdapters<'a> {
     }
 }
 
-/// One product: `y = W·x (+ b)` and what adapters add to it, `y` is `(m, n_out)`.
+/// One product: `y = W·x (+ b)` plus the adapters' terms; `y` is `(m, n_out)`.
 pub(crate) type Product<'a> = Tiled<'a, Factors<'a>>;
 
-/// What a [`Product`] is computed from, besides the activations.
+/// Factors of a [`Product`], besides the activations.
 pub(crate) struct Factors<'a> {
     w: &'a Weight,
     b: Option<&'a [f32]>,
-    /// The first row of `x` that it reads; it reads as many as the output has.
+    /// First row of `x` that it reads; it reads as many rows as the output has.
     row: usize,
-    /// Where its adapters' `s·A·x` begin in [`Scratch::low`].
+    /// Offset of its adapters' `s·A·x` in [`Scratch::low`].
     low: usize,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Product<'a> {
         Product { y: ColumnsMut::new(y, m, w.n_out), width: w.n_out, item }
     }
 
-    /// Of row `row` alone; of none if `y` is empty.
+    /// A product of row `row` alone; of none if `y` is empty.
     pub(crate) fn of_row(linear: &'a Linear, y: &'a mut [f32], row: usize) -> Product<'a> {
         let mut product = Product::of(linear, y, usize::from(!y.is_empty()));
         product.item.row = row;
@@ -125,7 +125,7 @@ pub(crate) struct Scratch<'a> {
     prepared: &'a mut [u8],
     /// `s·A·x` of every product and adapter, each `(m, rank)`.
     low: &'a mut [f32],
-    /// What the threads need for [`Arch::gemm`].
+    /// Workspace of the threads for [`Arch::gemm`].
     workspace: &'a mut [CacheLine],
 }
 
@@ -154,14 +154,14 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Bytes that rows of `n` values take in the forms that products with weights of `dtype` read.
+/// Bytes of rows of `n` values in the forms that products with weights of `dtype` read.
 fn prepared_len(arch: Arch, dtype: DType, (n_generated, n_prompt): (usize, usize), n: usize) -> usize {
     rounded_len(arch, dtype, n_generated, n) + arch.packed_len(dtype, n_prompt, n)
 }
 
 /// Bytes of `m` rows of generated tokens, a multiple of a cache line.
 fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    // The 16-bit forms are of one size.
+    // Both 16-bit forms have the same size.
     const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>() && size_of::<BlockQ16>().is_multiple_of(64));
     match arch.act_form(dtype) {
         ActForm::F32 => 0,
@@ -184,7 +184,7 @@ struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Rows of `w` that one task multiplies. A row's result does not depend on it.
+    /// Rows of `w` per task. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
         if self.n_prompt > 0 {
@@ -214,8 +214,8 @@ impl Prepared<'_> {
     }
 }
 
-/// All `products` of the same activations `x` (`m` rows), in as few regions as their forms allow. A product reads all
-/// rows or, of generated tokens, a single one.
+/// Computes all `products` of the same activations `x` (`m` rows), in as few parallel regions as their forms allow. A
+/// product reads all rows or, of generated tokens, a single one.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
     assert!(products.iter().all(|p| x.len() == m * p.item.w.n_in), "linear: {m} rows in {} values", x.len());
     assert!(ctx.n_generated == m || products.iter().all(|p| p.y.rows() == m), "linear: some of {m} rows");
@@ -241,7 +241,7 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
     }
 }
 
-/// Runs `f`, which is about adapters and shared by `n` threads, and counts its time.
+/// Runs `f`, which computes adapters' terms on `n` threads, and counts its time.
 fn timed(ctx: Ctx<'_>, n: usize, f: impl FnOnce()) {
     let Some(nanos) = ctx.adapter_nanos.filter(|_| !ctx.adapters.is_empty()) else { return f() };
     let timer = Timer::start();
@@ -250,14 +250,14 @@ fn timed(ctx: Ctx<'_>, n: usize, f: impl FnOnce()) {
     nanos.fetch_add(taken / n as u64, Ordering::Relaxed);
 }
 
-/// Leaves `s·A·x` of every product and adapter in `low`.
+/// Computes `s·A·x` of every product and adapter in `low`.
 fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>]) {
     let mut end = 0;
     for i in 0..products.len() {
         let (before, rest) = products.split_at_mut(i);
         let n_rows = rest[0].y.rows();
         let p = &mut rest[0].item;
-        // Parts of one matrix have one `A`.
+        // Parts of one matrix share their `A`.
         if let Some(same) = before.iter().find(|b| (b.item.w.site, b.item.row) == (p.w.site, p.row)) {
             p.low = same.item.low;
             continue;
@@ -281,7 +281,7 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
     }
 }
 
-/// The `m` rows of `x` in the forms that products with `w` and its like read.
+/// The `m` rows of `x` in the forms that products with `w` and weights of its type read.
 fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight) -> Prepared<'a> {
     let (n, dtype, n_prompt) = (w.n_in, w.dtype, m - ctx.n_generated);
     let (generated, prompt) = x.split_at(ctx.n_generated * n);
@@ -312,7 +312,7 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
     Prepared { generated, packed, n_prompt, n }
 }
 
-/// The output rows `rows` of a product, with its bias and what adapters add.
+/// Computes the output rows `rows` of a product, with its bias and the adapters' terms.
 fn multiply(
     ctx: Ctx<'_>,
     x: &Prepared<'_>,
@@ -343,20 +343,20 @@ fn multiply(
     });
 }
 
-/// Room for the backward pass of products of up to `m` rows.
+/// Memory for the backward pass of products of up to `m` rows.
 pub(crate) struct ScratchBackward<'a> {
     packed: &'a mut [u8],
     /// `dx` of all products but the first, `(m, n_in)`.
     dx: &'a mut [f32],
     /// `dy·B` and `A·x` of one adapter, `(m, rank)` each, and their transposes.
     low: [&'a mut [f32]; 4],
-    /// What the threads need for [`TransposedProduct::multiply`](crate::arch::TransposedProduct::multiply).
+    /// Workspace of the threads for [`TransposedProduct::multiply`](crate::arch::TransposedProduct::multiply).
     workspace: &'a mut [CacheLine],
 }
 
 impl<'a> ScratchBackward<'a> {
-    /// `outputs` are the formats of the weights, the rows and the widths of the gradients that products are
-    /// given, `n_in` is the largest width of an input that several products share.
+    /// `outputs` are the weights' formats, the rows and the widths of the output gradients of the products; `n_in` is
+    /// the largest width of an input that several products share.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
         arch: Arch,
@@ -381,16 +381,16 @@ impl<'a> ScratchBackward<'a> {
     }
 }
 
-/// The gradients of one of the attached adapters, so far.
+/// The gradients of one attached adapter, accumulated so far.
 pub(crate) struct Wanted<'a> {
     pub(crate) adapters: &'a [Attached],
-    /// Index of the one that they are of.
+    /// Index of that adapter.
     pub(crate) adapter: usize,
     pub(crate) gradients: &'a mut Gradients,
 }
 
-/// The backward pass of [`linear`]: adds the gradients of the wanted adapter's terms in `products` of
-/// `x`, given the gradients `dy` by their results, and sets `dx` to that by `x`.
+/// The backward pass of [`linear`]: adds the gradients of the wanted adapter's terms in `products` of `x`, given the
+/// gradients `dy` of their results, and sets `dx` to that of `x`.
 pub(crate) fn linear_backward(
     ctx: Ctx<'_>,
     scratch: &mut ScratchBackward<'_>,
@@ -441,7 +441,7 @@ fn transposed(
     });
 }
 
-/// The backward pass of `y += s·B·A·x`, of adapter `j`: `dB += s·dy·(A·x)ᵀ`, `dA += s·(Bᵀ·dy)·xᵀ`,
+/// The backward pass of `y += s·B·A·x` for adapter `j`: `dB += s·dy·(A·x)ᵀ`, `dA += s·(Bᵀ·dy)·xᵀ`,
 /// `dx += s·Aᵀ·(Bᵀ·dy)`.
 fn low_rank_backward(
     ctx: Ctx<'_>,

@@ -7,44 +7,44 @@ use crate::cache::KvBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineMemory {
-    /// Weights, as they lie in the file.
+    /// Weights in the file.
     pub weights: u64,
-    /// A second copy of them, in memory of the process's own.
+    /// Copy of the weights in memory of this process.
     pub weights_copy: u64,
-    /// Keys and values that sequences hold; shared ones count once.
+    /// Keys and values of sequences; shared pages count once.
     pub kv: KvBytes,
-    /// Pages of keys and values that are kept for who needs some next.
+    /// Free pages of keys and values, kept for later use.
     pub kv_free: u64,
     /// Buffers of a pass.
     pub buffers: u64,
 }
 
 impl EngineMemory {
-    /// All of it.
+    /// Sum of all.
     pub fn total(&self) -> u64 {
         self.weights + self.weights_copy + self.kv.total() + self.kv_free + self.buffers
     }
 }
 
-/// Bytes that a session takes.
+/// Bytes used by a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionMemory {
-    /// Keys and values of its pages, also of those that it shares with others, and of its checkpoints.
+    /// Keys and values of its pages, including shared ones, and of its checkpoints.
     pub kv: KvBytes,
     /// Tokens, logits and hidden states.
     pub rest: u64,
 }
 
 impl SessionMemory {
-    /// All of it.
+    /// Sum of both.
     pub fn total(&self) -> u64 {
         self.kv.total() + self.rest
     }
 }
 
 impl Engine {
-    /// Bytes that it takes; waits for a pass under way.
+    /// Current memory use; waits for a running pass.
     pub fn memory(&self) -> EngineMemory {
         let (gguf, pool) = (self.model().gguf(), self.pool().stats());
         EngineMemory {
@@ -58,7 +58,7 @@ impl Engine {
 }
 
 impl Session {
-    /// Bytes that it takes.
+    /// Current memory use.
     pub fn memory(&self) -> SessionMemory {
         SessionMemory { kv: self.seq.kv.memory(), rest: self.seq.token_bytes() + self.outputs.bytes() }
     }

@@ -56,24 +56,24 @@ pub use writer::{Finish, Piece, StopReason, Timings};
 pub(crate) use forward::with_scratch;
 pub(crate) use linear::{Ctx, Product, RowAdapters, linear};
 
-/// Context length of a session unless told otherwise (the model's own, if that is shorter).
+/// Default context length of a session (or the model's own, if that is shorter).
 pub const DEFAULT_CTX: usize = 4096;
 
-/// How a session runs. `..Default::default()` fills what you do not care about.
+/// Options of a session. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// Tokens the session can hold. Default: as many as the model was trained for, at most [`DEFAULT_CTX`].
     pub n_ctx: Option<usize>,
     /// Most tokens computed at a time in [`Session::prefill`]. Default 512.
     pub n_batch: usize,
-    /// Precision of keys, and of values unless told otherwise. Default [`KvType::F16`].
+    /// Precision of keys, and of values unless `kv_type_v` is set. Default [`KvType::F16`].
     pub kv_type: KvType,
-    /// Precision of values, where it is another one.
+    /// Precision of values, if it differs.
     pub kv_type_v: Option<KvType>,
-    /// Less precision for what lies farther back; both precisions are [`KvType::F16`] then.
+    /// Lower precision for older tokens; both precisions must be [`KvType::F16`] then.
     pub kv_tiers: Option<KvTiers>,
-    /// Whether tokens of prompts are computed like generated ones, with more exact activations and the same bits,
-    /// which takes about twice the time. Default: no.
+    /// Whether prompt tokens are computed like generated ones, with more exact activations and the same bits, which
+    /// takes about twice the time. Default: no.
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
@@ -95,24 +95,23 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// Precision of keys and values: what their bits depend on.
+    /// Precision of keys and values, on which their bits depend.
     pub fn kv_policy(&self) -> KvPolicy {
         KvPolicy { k: self.kv_type, v: self.kv_type_v.unwrap_or(self.kv_type), tiers: self.kv_tiers }
     }
 }
 
-/// Ends long calls from another thread: clone it, hand it on, [`CancelToken::cancel`] it.
+/// Cancels long calls from another thread: clone it, pass the clone on, and call [`CancelToken::cancel`].
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// Makes calls under way, and later ones, end with
-    /// [`SessionError::Cancelled`](crate::SessionError::Cancelled).
+    /// Makes running and later calls fail with [`SessionError::Cancelled`](crate::SessionError::Cancelled).
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Lets calls run again.
+    /// Allows calls again.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -175,11 +174,11 @@ fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
     let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));
-    // What enters a product is kept in a second form, of at most 32 bits.
+    // Inputs of products are kept in a second form, of at most 32 bits.
     let widest = most(&mut h.attention().map(|a| a.n_out())).max(n_ff).max(h.n_embd);
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
     let partial = most(&mut h.attention().map(|a| 4 * a.n_head * (a.head_dim_v + 2)));
-    // A power of two of spans, and borders between precisions.
+    // The number of spans rounded up to a power of two, plus limits between precisions.
     let n_pieces = n_ctx.div_ceil(KV_SPAN).next_power_of_two() + 3;
     let partials = (n_pieces as u64).saturating_mul(partial as u64);
     (m as u64).saturating_mul(width as u64 * 4).saturating_add(partials)
@@ -196,7 +195,7 @@ pub(crate) fn kv_bytes_read(h: &Hparams, options: &SessionOptions, pos: usize) -
     kv_layout(h, options.kv_policy()).bytes_read(pos)
 }
 
-/// What the layers of a model keep of each position.
+/// Shapes of the keys and values that the layers of a model store.
 fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
     let shape = |a: &AttnSpec| LayerShape {
         window: a.window,

@@ -1,4 +1,4 @@
-//! Passes that a GPU computes, all their layers or the last ones.
+//! Passes that a GPU computes, completely or for the last layers only.
 
 use super::arena::Arena;
 use super::batch::{Rows, Wanted, reserve};
@@ -10,15 +10,15 @@ use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::team::Crew;
 use std::sync::Arc;
 
-/// What memory is for, in [`SessionError::OutOfMemory`].
+/// Purpose of the memory, for [`SessionError::OutOfMemory`].
 const HIDDEN: &str = "hidden states";
 
-/// The runner of a device; `None` for the CPU.
+/// Opens the runner of a device; `None` for the CPU.
 ///
 /// # Errors
-/// If there is no such device, or it cannot compute the model.
+/// If the device does not exist, or it cannot compute the model.
 pub(super) fn open_runner(model: &Model, device: Device) -> Result<Option<Arc<dyn Runner>>, SessionError> {
-    let _ = model; // which devices ask for
+    let _ = model; // needed only by devices
     match device {
         Device::Cpu => Ok(None),
         #[cfg(feature = "metal")]
@@ -26,7 +26,7 @@ pub(super) fn open_runner(model: &Model, device: Device) -> Result<Option<Arc<dy
     }
 }
 
-/// A pass on a runner; the CPU computes the layers before the runner's.
+/// Computes a pass on a runner; the CPU computes the layers before the runner's.
 pub(super) fn offload(
     runner: &dyn Runner,
     pass: Pass<'_, '_>,

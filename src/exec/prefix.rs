@@ -1,4 +1,4 @@
-//! Reusing the keys and values of sequences that ended: which sequences do, and what they have to have in common.
+//! Reuse of the keys and values of ended sequences: which sequences do it, and what must be equal.
 
 use super::state::identity;
 use super::{Sequence, Session, TokenKind};
@@ -6,38 +6,38 @@ use crate::arch::ARITHMETIC_VERSION;
 use crate::cache::{CachedToken, PrefixKey};
 use crate::error::SessionError;
 
-/// Whether a sequence uses the prefix cache of its engine.
+/// Use of the engine's prefix cache by a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
-    /// It neither takes from it nor leaves anything to it.
+    /// Neither reads nor stores.
     #[default]
     Off,
-    /// It begins with what others left, and leaves nothing.
+    /// Begins with stored prefixes, but stores nothing.
     ReadOnly,
-    /// It begins with what others left, and leaves its own when it ends.
+    /// Begins with stored prefixes, and stores its own contents when it ends.
     On,
 }
 
 /// Which cached tokens a prompt matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reuse {
-    /// Those that came in prompts: logits have the bits of a run without cache.
+    /// Tokens that came in prompts: logits have the bits of a run without cache.
     #[default]
     Prompt,
-    /// Generated ones, too, whose arithmetic is more exact: logits have the bits of the run that generated them.
+    /// Also generated tokens, whose arithmetic is more exact: logits have the bits of the run that generated them.
     Any,
 }
 
-/// How a sequence uses the prefix cache of its engine.
+/// Options of a sequence for the engine's prefix cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixOptions {
-    /// Whether it does. Default: no.
+    /// Whether it is used. Default: no.
     pub cache: CacheMode,
     /// Sequences with fewer tokens are not stored, and shorter prefixes not reused. Default 0.
     pub min_cache_tokens: usize,
-    /// What a prompt matches. Default [`Reuse::Prompt`].
+    /// Which cached tokens match. Default [`Reuse::Prompt`].
     pub reuse: Reuse,
-    /// Sequences see only what others with the same salt left: one for each tenant keeps their prompts apart.
+    /// Sequences find only those stored with the same salt: with one per tenant, their prompts stay separate.
     pub salt: String,
 }
 
@@ -50,24 +50,24 @@ impl From<CacheMode> for PrefixOptions {
 /// Tokens of a prompt whose keys and values came from the prefix cache, by how they were computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedTokens {
-    /// As prompts.
+    /// Computed as prompts.
     pub prompt: usize,
-    /// As generated tokens, see [`Reuse::Any`].
+    /// Computed as generated tokens, see [`Reuse::Any`].
     pub generated: usize,
 }
 
 impl CachedTokens {
-    /// Both.
+    /// Sum of both.
     pub fn total(&self) -> usize {
         self.prompt + self.generated
     }
 }
 
 impl Sequence {
-    /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache has: all but the last
-    /// at most, so that there are logits to compute. Returns how many; the next pass goes on behind them.
+    /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache has: at most all but
+    /// the last, so that there are logits to compute. Returns how many; the next pass continues after them.
     ///
-    /// A sequence with a [hook](super::OutputHook), which has to see every token, gets none.
+    /// A sequence with a [hook](super::OutputHook), which must see every token, reuses nothing.
     ///
     /// # Errors
     /// If there is no memory for the tokens.
@@ -98,14 +98,14 @@ impl Sequence {
         Ok(cached)
     }
 
-    /// Gives back the pages of this sequence, to the prefix cache where that is on; the tokens stay. The next pass takes
-    /// them back, or computes again what is no longer there.
+    /// Releases the pages of this sequence, to the prefix cache if that is on; the tokens stay. The next pass restores
+    /// them, or recomputes what is no longer cached.
     pub fn unload(&mut self) {
         self.store();
         self.kv.truncate(0);
     }
 
-    /// Takes back what [`Sequence::unload`] left.
+    /// Restores what [`Sequence::unload`] released.
     pub(super) fn reload(&mut self) {
         if self.prefix.cache != CacheMode::Off && self.kv.len() == 0 {
             let wanted = self.cached_tokens(self.position());
@@ -113,7 +113,7 @@ impl Sequence {
         }
     }
 
-    /// Begins this sequence, which is empty, with what the cache has of tokens that were computed before, each in its own
+    /// Begins this sequence, which is empty, with the cached part of tokens that were computed before, each as its own
     /// kind.
     pub(super) fn recall(&mut self, tokens: &[u32], kinds: &[TokenKind]) -> Result<(), SessionError> {
         if self.prefix.cache != CacheMode::Off {
@@ -137,7 +137,7 @@ impl Sequence {
         }
     }
 
-    /// The first `n` tokens as the cache knows them.
+    /// The first `n` tokens in the form of the cache.
     fn cached_tokens(&self, n: usize) -> Vec<CachedToken> {
         self.tokens()[..n].iter().zip(self.kinds()).map(|(&token, &kind)| self.cached(token, kind)).collect()
     }
@@ -146,7 +146,7 @@ impl Sequence {
         CachedToken { token, generated: kind == TokenKind::Generated && !self.exact }
     }
 
-    /// What the bits depend on in a form that outlives the process, and the salt.
+    /// Everything on which bits depend, in a form that outlives the process, and the salt.
     fn folder_key(&self) -> String {
         let salt = ("salt", "", self.prefix.salt.clone());
         let lines = identity(self).into_iter().chain([salt]).map(|(key, _, value)| format!("{key}={value}\n"));
@@ -168,7 +168,7 @@ impl Sequence {
 }
 
 impl Drop for Sequence {
-    /// Leaves its keys and values to the prefix cache, if that is on.
+    /// Stores its keys and values in the prefix cache, if that is on.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.store();
@@ -177,8 +177,9 @@ impl Drop for Sequence {
 }
 
 impl Session {
-    /// Begins an empty session with what the engine's prefix cache has of `tokens`, as [`Session::prefill`] does: for
-    /// those who give it a prompt in pieces. Returns how many there were; the next prompt goes on behind them.
+    /// Begins an empty session with the part of `tokens` that the engine's prefix cache has, as [`Session::prefill`]
+    /// does: for callers who append a prompt in pieces. Returns how many tokens these are; the next prompt continues
+    /// after them.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -188,12 +189,12 @@ impl Session {
         Ok(self.cached)
     }
 
-    /// Tokens of the last prompt that came from the prefix cache, which is asked where the session is empty.
+    /// Tokens of the last prompt that came from the prefix cache, which is used if the session is empty.
     pub fn cached_tokens(&self) -> CachedTokens {
         self.cached
     }
 
-    /// Gives back the pages of this session; see [`Sequence::unload`]. Its logits stay.
+    /// Releases the pages of this session; see [`Sequence::unload`]. Its logits stay.
     pub fn unload(&mut self) {
         self.seq.unload();
     }

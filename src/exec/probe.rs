@@ -1,4 +1,4 @@
-//! Observation of what happens inside a pass.
+//! Observation of intermediate results of a pass.
 
 /// A tensor that a pass computes, `(tokens, width)` unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -6,15 +6,15 @@
 pub enum Tap {
     /// Embeddings of the tokens, scaled.
     InpEmbd,
-    /// What attention reads.
+    /// Input of attention.
     AttnNorm,
     /// Queries before their norm and rotation (unlike llama.cpp's).
     Qcur,
-    /// Queries as attention takes them, by sequence `(n_head_kv, tokens, group, head_dim)`.
+    /// Queries in the form that attention reads, by sequence `(n_head_kv, tokens, group, head_dim)`.
     QByHead,
-    /// Keys as the cache takes them.
+    /// Keys in the form that the cache stores.
     K,
-    /// Values as the cache takes them.
+    /// Values in the form that the cache stores.
     V,
     /// Output of attention, before `wo`.
     KqvOut,
@@ -22,7 +22,7 @@ pub enum Tap {
     AttnOut,
     /// The residual stream between attention and feed-forward.
     FfnInp,
-    /// What feed-forward reads.
+    /// Input of the feed-forward layer.
     FfnNorm,
     /// Output of the gate, outside mixtures of experts.
     FfnGate,
@@ -30,16 +30,16 @@ pub enum Tap {
     FfnUp,
     /// Output of feed-forward.
     FfnOut,
-    /// The residual stream behind the layer.
+    /// The residual stream after the layer.
     LOut,
-    /// What the head reads.
+    /// Input of the head.
     ResultNorm,
-    /// Logits, or the head's products where a hook makes the logits.
+    /// Logits, or the head's products if a hook computes the logits.
     ResultOutput,
 }
 
 impl Tap {
-    /// Its name, most as llama.cpp calls it.
+    /// Its name, mostly llama.cpp's.
     pub fn name(self) -> &'static str {
         match self {
             Tap::InpEmbd => "inp_embd",
@@ -62,21 +62,21 @@ impl Tap {
     }
 }
 
-/// Sees tensors as a pass computes them.
+/// Receives tensors as a pass computes them.
 pub trait Probe {
-    /// One tensor of layer `layer` (0 outside layers).
+    /// Called with a tensor of layer `layer` (0 outside layers).
     fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]);
 
-    /// Whether it looks at tokens of the last layer that no logits are wanted of. If not, only their keys and
-    /// values are computed there, and the other tensors of that layer have rows of the other tokens alone. That
-    /// can make the products of a few rows of those of many, which round differently: logits then are the same
-    /// but for rounding.
+    /// Whether the probe needs tokens of the last layer whose logits are not requested. If not, only their keys and
+    /// values are computed there, and the other tensors of that layer have only the rows of the remaining tokens. This
+    /// can turn products of many rows into products of few, which round differently: logits are then equal only up to
+    /// rounding.
     fn sees_all_rows(&self) -> bool {
         true
     }
 }
 
-/// Looks at nothing and costs nothing.
+/// A probe that ignores everything, at no cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProbe;
 

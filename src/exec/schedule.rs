@@ -1,14 +1,14 @@
 //! Many requests on one engine: continuous batching.
 //!
-//! A [`Schedule`] decides what the next pass holds and hands out what comes of it; it has no thread. A [`Scheduler`] is a
-//! handle of one that a thread of its own drives. Each pass takes one row (and what a grammar forces behind it) of every
-//! sequence that decodes, and as many rows of prompts as leave those sequences their time between tokens (`pace.rs`). So
-//! prompts do not stop those who decode (Sarathi-Serve, <https://arxiv.org/abs/2403.02310>), and who is done makes room at
-//! once (Orca, OSDI 2022).
+//! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no thread. A [`Scheduler`] is
+//! a handle of one that runs on its own thread. Each pass takes one row (and the tokens that a grammar forces after it)
+//! of every sequence that decodes, and as many prompt rows as keep the time between tokens of those sequences within
+//! its limit (`pace.rs`). So prompts do not stop decoding sequences (Sarathi-Serve,
+//! <https://arxiv.org/abs/2403.02310>), and a finished sequence makes room at once (Orca, OSDI 2022).
 //!
-//! Requests have one order, their [`Rank`]: it says who is admitted first, whose prompt gets on first, and, from its end,
-//! who loses its pages when the pool is full. What was preempted keeps its tokens and is computed again, those of the
-//! prompt as a prompt and the others as generated ones, so that its text has the same bits.
+//! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt advances first and, from
+//! its end, who loses its pages when the pool is full. A preempted request keeps its tokens, which are computed again,
+//! those of the prompt as a prompt and the others as generated ones, so that its text has the same bits.
 
 mod driver;
 mod pace;
@@ -35,19 +35,19 @@ pub use stream::Stream;
 /// Passes after which a request goes before new ones of the next higher priority.
 const AGING: i64 = 512;
 
-/// How a schedule runs. `..Default::default()` fills what you do not care about.
+/// Options of a schedule. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
 pub struct ScheduleOptions {
-    /// How each sequence runs. Its `n_batch` is the most rows of prompts in a pass.
+    /// Options of each sequence. Its `n_batch` is the largest number of prompt rows in a pass.
     pub session: SessionOptions,
-    /// Sequences that are computed side by side. Default 16.
+    /// Largest number of sequences computed concurrently. Default 16.
     pub n_parallel: usize,
-    /// Requests that wait or run at a time. Default 4096.
+    /// Largest number of requests that wait or run. Default 4096.
     pub max_requests: usize,
-    /// Pieces of a request that wait for its reader before it pauses. Default 64.
+    /// Number of pieces waiting for a request's reader at which the request pauses. Default 64.
     pub n_pieces: usize,
-    /// Most time between two tokens of a sequence that prompts of others may cause. Default: twice what it is without
-    /// prompts.
+    /// Limit on the time between two tokens of a sequence while prompts of others are computed. Default: twice the time
+    /// without prompts.
     pub max_itl: Option<Duration>,
 }
 
@@ -58,11 +58,11 @@ impl Default for ScheduleOptions {
     }
 }
 
-/// Names a request, in the order of submission.
+/// Identifies a request, in the order of submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// A prompt to be continued, and how.
+/// A prompt to be continued, with options.
 #[derive(Clone, Debug)]
 pub struct Request {
     tokens: Vec<u32>,
@@ -94,52 +94,52 @@ impl Request {
         }
     }
 
-    /// Ends after `n` tokens.
+    /// Sets the largest number of tokens.
     #[must_use]
     pub fn max_tokens(mut self, n: usize) -> Request {
         self.max_tokens = n;
         self
     }
 
-    /// Ends before any of these strings.
+    /// Sets stop strings, before which the text ends.
     #[must_use]
     pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Request {
         self.stop = stop.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Tells the log-probability of each token, and of the `n_top` most probable ones.
+    /// Returns the log-probability of each token, and of the `n_top` most probable ones.
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Request {
         self.logprobs = Some(n_top);
         self
     }
 
-    /// Writes special tokens as their texts, which parsers of tool calls look for.
+    /// Returns special tokens as their texts, as needed by parsers of tool calls.
     #[must_use]
     pub fn special(mut self) -> Request {
         self.special = true;
         self
     }
 
-    /// Goes before requests of lower priority, and keeps its pages before they do. Default 0. Who has waited for 512
-    /// passes goes before newer requests of the next higher priority.
+    /// Sets the priority: a request goes before those of lower priority, and keeps its pages longer. Default 0. A
+    /// request that has waited for 512 passes goes before newer ones of the next higher priority.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Request {
         self.priority = priority;
         self
     }
 
-    /// Ends after so much time, as [`StopReason::Deadline`], with the text that there is then; without a clock (wasm32)
-    /// never.
+    /// Ends the request after this time, as [`StopReason::Deadline`], with the text generated so far; never without a
+    /// clock (wasm32).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Request {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Shares cached prefixes with requests of the same salt alone, instead of those of the schedule's
-    /// [`PrefixOptions::salt`](super::PrefixOptions::salt): one for each tenant.
+    /// Shares cached prefixes only with requests with this salt, one per tenant, instead of those with the schedule's
+    /// [`PrefixOptions::salt`](super::PrefixOptions::salt).
     #[must_use]
     pub fn salt(mut self, salt: impl Into<String>) -> Request {
         self.salt = Some(salt.into());
@@ -154,35 +154,35 @@ impl Request {
     }
 }
 
-/// Hears of every request's life, in this order, from the thread that computes. A call delays all requests.
+/// Is notified of the events of every request, in this order, by the computing thread. A call delays all requests.
 pub trait Observer: Send + Sync {
-    /// It was accepted; its prompt has `n_prompt` tokens.
+    /// The request was accepted; its prompt has `n_prompt` tokens.
     fn queued(&self, _id: RequestId, _n_prompt: usize) {}
-    /// It takes part in passes from now on; again after each time that it was preempted.
+    /// The request takes part in passes from now on; also after each preemption.
     fn admitted(&self, _id: RequestId) {}
     /// Its first token was chosen.
     fn first_token(&self, _id: RequestId) {}
-    /// Its pages went to others; it waits to be admitted again.
+    /// Its pages were given to others; it waits to be admitted again.
     fn preempted(&self, _id: RequestId) {}
-    /// It is over: with an answer, which may be cut short, or with an error.
+    /// The request ended: with an answer, which may be cut short, or with an error.
     fn ended(&self, _id: RequestId, _outcome: Result<&Finish, &Error>) {}
 }
 
-/// One that does not listen.
+/// An observer that ignores everything.
 struct NoObserver;
 
 impl Observer for NoObserver {}
 
-/// Place among requests, best first: the pass in which it came, less [`AGING`] passes per priority; then its number.
-/// As it never changes, the first of all always gets on, and everyone is the first some day.
+/// Order of requests, best first: the pass in which a request came, minus [`AGING`] passes per priority; then its
+/// number. As it never changes, the first request always advances, and every request becomes the first eventually.
 type Rank = (i64, u64);
 
-/// What requests are judged by; does not change.
+/// Everything that admission depends on; does not change.
 struct Terms {
     engine: Engine,
     options: ScheduleOptions,
     layout: KvLayout,
-    /// An empty sequence that those of requests are forks of.
+    /// An empty sequence, of which those of requests are forks.
     empty: Sequence,
     observer: Box<dyn Observer>,
     clock: Timer,
@@ -190,7 +190,7 @@ struct Terms {
     next_id: AtomicU64,
 }
 
-/// One of [`ScheduleOptions::max_requests`], till it is dropped.
+/// One of [`ScheduleOptions::max_requests`], until it is dropped.
 struct Place(Arc<AtomicUsize>);
 
 impl Drop for Place {
@@ -223,7 +223,7 @@ impl Terms {
         })
     }
 
-    /// Most bytes of keys and values of the first `n` positions.
+    /// Upper bound of the bytes of keys and values of the first `n` positions.
     fn bytes(&self, n: usize) -> u64 {
         self.layout.bytes(n, self.options.session.n_batch)
     }
@@ -297,13 +297,13 @@ impl Terms {
     }
 }
 
-/// What a request adds to a pass.
+/// Rows of a request in a pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rows {
     n: usize,
-    /// Whether the sequence decodes, rather than computing what it has for the first time or again.
+    /// Whether the sequence decodes, rather than computing its existing tokens for the first time or again.
     is_decoding: bool,
-    /// Logits are wanted from this row on.
+    /// First row whose logits are requested.
     first_output: usize,
 }
 
@@ -312,31 +312,31 @@ struct Live {
     id: RequestId,
     rank: Rank,
     priority: i32,
-    /// On the clock of the schedule.
+    /// Deadline on the clock of the schedule.
     deadline: Option<Duration>,
     sampler: Sampler,
     writer: Writer,
     adapters: Vec<(Arc<Adapter>, f32)>,
     salt: Option<String>,
     sender: Sender,
-    /// The prompt and what was generated; the last ones may not be computed yet.
+    /// The prompt and the generated tokens; the last ones may not be computed yet.
     tokens: Vec<u32>,
     n_prompt: usize,
-    /// How the tokens came that were computed before it was preempted.
+    /// Kinds of the tokens that were computed before it was preempted.
     kinds: Vec<TokenKind>,
-    /// Of the prompt, what came from the prefix cache.
+    /// Tokens of the prompt that came from the prefix cache.
     n_cached: CachedTokens,
-    /// Tokens that have to be computed before the sequence decodes: the prompt, or what it had when it was preempted.
+    /// Tokens that must be computed before the sequence decodes: the prompt, or its tokens when it was preempted.
     n_read: usize,
-    /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes; without text.
+    /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes; without text yet.
     forced: Vec<Piece>,
     /// How many of them have their log-probabilities.
     n_told: usize,
     /// Whether the logits behind the prompt were seen.
     has_begun: bool,
-    /// Keys and values; none while it waits.
+    /// Keys and values; `None` while it waits.
     seq: Option<Sequence>,
-    /// Its part in the next pass.
+    /// Its rows in the next pass.
     rows: Rows,
     since: Timer,
     timings: Timings,
@@ -348,13 +348,13 @@ impl Live {
         self.seq.as_ref().map_or(0, Sequence::position)
     }
 
-    /// How a token came.
+    /// Kind of the token at a position.
     fn kind(&self, position: usize) -> TokenKind {
         let of_place = if position < self.n_prompt { TokenKind::Prompt } else { TokenKind::Generated };
         self.kinds.get(position).copied().unwrap_or(of_place)
     }
 
-    /// Gets a sequence, which begins with what the prefix cache has.
+    /// Sets its sequence, which begins with what the prefix cache has.
     fn begin(&mut self, mut seq: Sequence) -> Result<(), SessionError> {
         if self.kinds.is_empty() {
             self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
@@ -373,7 +373,7 @@ impl Live {
         Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output)
     }
 
-    /// Gives its pages back.
+    /// Releases its pages.
     fn release_sequence(&mut self) {
         if let Some(seq) = self.seq.take() {
             self.timings.adapters += seq.adapter_time;
@@ -387,16 +387,16 @@ impl Live {
         }
     }
 
-    /// Whether its reader is behind. A request that has no text yet has nothing to read.
+    /// Whether its reader lags behind. A request without text so far has nothing to read.
     fn is_paused(&self) -> bool {
         self.has_begun && self.sender.is_paused()
     }
 
-    /// What the next pass computes of it, at most `chunk` rows of what it has to read.
+    /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes.
     fn next_rows(&self, chunk: usize) -> Rows {
         let position = self.position();
         if self.has_begun && position >= self.n_read {
-            // What is told of forced tokens takes the logits before each of them.
+            // Log-probabilities of forced tokens need the logits before each of them.
             let n = self.tokens.len() - position;
             let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
             return Rows { n, is_decoding: true, first_output };
@@ -419,7 +419,7 @@ impl Live {
             return if writer.reason().is_none() { self.sample(last) } else { Ok(()) };
         }
         self.has_begun = true;
-        // What is forced is computed before anything is sampled.
+        // Forced tokens are computed before anything is sampled.
         let forced = self.writer.forced(&mut self.sampler);
         if !forced.is_empty() && self.writer.n_left() > 0 {
             self.go_on(forced)?;
@@ -456,7 +456,7 @@ impl Live {
         self.go_on(forced)
     }
 
-    /// Appends what is forced, as far as there is room; or ends.
+    /// Appends forced tokens, as far as there is room; or ends.
     fn go_on(&mut self, forced: Vec<u32>) -> Result<(), Error> {
         let n_ctx = self.seq.as_ref().map_or(0, Sequence::n_ctx);
         let room = n_ctx.saturating_sub(self.tokens.len());
@@ -488,14 +488,14 @@ impl Live {
 pub struct Schedule {
     terms: Arc<Terms>,
     wake: Arc<Wake>,
-    /// Both in the order of ranks.
+    /// Both lists are in the order of ranks.
     queue: VecDeque<Box<Live>>,
     #[expect(clippy::vec_box)] // moved from list to list, never copied
     running: Vec<Box<Live>>,
     n_passes: u64,
     pace: Pace,
     outputs: Outputs,
-    /// Memory of the next pass's list of slots.
+    /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
 }
 
@@ -506,15 +506,15 @@ impl std::fmt::Debug for Schedule {
 }
 
 impl Schedule {
-    /// A schedule for `engine`, which others may use, too: passes are exclusive.
+    /// A schedule for `engine`, which can be shared, as passes are exclusive.
     ///
     /// # Errors
-    /// If an option makes no sense, or there is no memory.
+    /// If an option is invalid, or there is not enough memory.
     pub fn new(engine: &Engine, options: &ScheduleOptions) -> Result<Schedule, SessionError> {
         Schedule::observed(engine, options, NoObserver)
     }
 
-    /// The same with someone who hears of every request's life.
+    /// As [`Schedule::new`], with an observer of every request.
     ///
     /// # Errors
     /// As [`Schedule::new`].
@@ -540,10 +540,10 @@ impl Schedule {
         }
     }
 
-    /// Takes a request in.
+    /// Submits a request.
     ///
     /// # Errors
-    /// If it could never be computed, or there are too many requests.
+    /// If the request could never be computed, or there are too many requests.
     pub fn submit(&mut self, request: Request) -> Result<Stream, ScheduleError> {
         let (live, stream) = self.terms.judge(request, &self.wake)?;
         self.accept(live);
@@ -561,12 +561,12 @@ impl Schedule {
         self.queue.insert(at, live);
     }
 
-    /// Requests that wait to be admitted.
+    /// Number of requests that wait to be admitted.
     pub fn n_queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Requests that take part in passes.
+    /// Number of requests that take part in passes.
     pub fn n_running(&self) -> usize {
         self.running.len()
     }
@@ -576,7 +576,7 @@ impl Schedule {
         self.queue.is_empty() && self.running.is_empty()
     }
 
-    /// Computes a pass. False if there is nothing to do: no request, or all of them wait for their readers.
+    /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their readers.
     pub fn step(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
         self.running.iter_mut().for_each(|live| live.rows = Rows::default());
@@ -587,17 +587,17 @@ impl Schedule {
             self.compute(n_decode, n_prompt);
             return true;
         }
-        // What ended made room.
+        // Ended requests made room.
         self.queue.len() + self.running.len() < n
     }
 
-    /// When the next request has to end.
+    /// The earliest deadline of a request.
     fn next_deadline(&self) -> Option<Duration> {
         let deadline = self.queue.iter().chain(&self.running).filter_map(|live| live.deadline).min()?;
         Some(deadline.saturating_sub(self.terms.clock.elapsed()))
     }
 
-    /// Ends what was cancelled, or has no time left.
+    /// Ends requests that were cancelled, or whose deadline has passed.
     fn sweep(&mut self) {
         let now = self.terms.clock.elapsed();
         let reason = |live: &Live| match live.deadline {
@@ -620,7 +620,7 @@ impl Schedule {
         }
     }
 
-    /// Hands out the last pieces of a request, and its end.
+    /// Hands out the last pieces of a request, and its result.
     fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
         let n_prompt = if live.has_begun { live.n_prompt } else { live.position() };
         live.release_sequence();
@@ -636,7 +636,7 @@ impl Schedule {
         live.sender.end(outcome);
     }
 
-    /// Admits who is next, as long as there are pages, at the cost of those behind it.
+    /// Admits the next requests, as long as there are pages, possibly taking those of requests after it.
     fn admit(&mut self) {
         while let Some(i) = self.queue.iter().position(|live| !live.is_paused()) {
             let live = &self.queue[i];
@@ -660,8 +660,8 @@ impl Schedule {
         }
     }
 
-    /// Whether the pool has room for what a request has to read and its next page, beside what those that run still
-    /// have to. Alone, a request may try. The prefix cache makes room.
+    /// Whether the pool has room for the tokens that a request must compute and its next page, besides those that
+    /// running requests still need. A request alone may try. The prefix cache makes room.
     fn has_room(&self, live: &Live) -> bool {
         let stats = self.terms.engine.pool().stats();
         if self.running.is_empty() || stats.budget == u64::MAX {
@@ -672,7 +672,7 @@ impl Schedule {
         promised <= (stats.budget - stats.used).saturating_add(self.terms.engine.pool().prefixes().bytes)
     }
 
-    /// Who loses its pages next: who waits for its reader, else the last one, if that `is_behind`.
+    /// The request that loses its pages next: one that waits for its reader, otherwise the last one, if it `is_behind`.
     fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
         let paused = self.running.iter().rposition(|live| live.rows.n == 0 && live.is_paused());
         paused.or_else(|| self.running.len().checked_sub(1).filter(|&last| is_behind(&self.running[last])))
@@ -715,8 +715,8 @@ impl Schedule {
         (n_decode, n_prompt)
     }
 
-    /// Takes the pages of a running request for `n` rows, at the cost of those behind it. Where it is then, and
-    /// whether it has them: if `may_wait`, it can do without till others are done. Nothing if it has ended.
+    /// Takes the pages of a running request for `n` rows, possibly those of requests after it. Returns its new index,
+    /// and whether it has the pages: if `may_wait`, it can wait until others are done. `None` if it has ended.
     fn reserve(&mut self, mut i: usize, n: usize, may_wait: bool) -> Option<(usize, bool)> {
         loop {
             let seq = self.running[i].seq.as_mut().expect("who runs has a sequence");
@@ -787,7 +787,7 @@ impl Schedule {
     }
 }
 
-/// The memory of a list of slots, for other slots.
+/// Reuses the memory of a list of slots for other slots.
 fn reuse<'a>(mut slots: Vec<Slot<'_>>) -> Vec<Slot<'a>> {
     slots.clear();
     slots.into_iter().map(|_| unreachable!("the list is empty")).collect()

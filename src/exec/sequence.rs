@@ -1,4 +1,4 @@
-//! A sequence of tokens: what an engine keeps of it between passes.
+//! A sequence of tokens: the state that an engine keeps of it between passes.
 
 use super::adapters::Adapters;
 use super::batch::reserve;
@@ -13,24 +13,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tokens that a sequence has room for from the beginning, so that few passes allocate.
+/// Tokens for which a sequence reserves memory at first, so that few passes allocate.
 const FEW_TOKENS: usize = 4096;
-/// What memory is for, in [`SessionError::OutOfMemory`].
+/// Purpose of the memory, for [`SessionError::OutOfMemory`].
 const TOKENS: &str = "tokens";
 
 /// Tokens with their keys and values, the adapters they are computed with, and a hook that follows them.
 ///
-/// [`Engine::step`](super::Engine::step) appends to any number of them in one pass. A [`Session`](super::Session) is
-/// the simple face of one.
+/// [`Engine::step`](super::Engine::step) appends to any number of sequences in one pass. A [`Session`](super::Session)
+/// is the simple interface to one.
 pub struct Sequence {
     model: Model,
     pub(super) kv: SeqKv,
     pub(super) rope: Arc<RopeTables>,
     pub(super) adapters: Adapters,
     pub(super) hook: Option<Box<dyn OutputHook>>,
-    /// Tokens it holds; the cache holds the first `kv.len()` of them, a pass computes the others first.
+    /// Tokens it holds; the cache has keys and values of the first `kv.len()`, and a pass computes the others first.
     tokens: Vec<u32>,
-    /// How each of them came.
+    /// Kind of each token.
     kinds: Vec<TokenKind>,
     n_ctx: usize,
     /// See [`SessionOptions::exact`](super::SessionOptions::exact).
@@ -38,7 +38,7 @@ pub struct Sequence {
     pub(super) prefix: PrefixOptions,
     /// The level or device that computes it.
     pub(super) device: String,
-    /// Time that products with adapters took so far, shared out among threads.
+    /// Time that products with adapters took so far, divided by the number of threads.
     pub(super) adapter_time: Duration,
 }
 
@@ -79,12 +79,12 @@ impl Sequence {
         &self.model
     }
 
-    /// Tokens it can hold.
+    /// Largest number of tokens.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Tokens it holds: the position of the next one.
+    /// Number of tokens it holds, which is the position of the next one.
     pub fn position(&self) -> usize {
         self.tokens.len()
     }
@@ -94,12 +94,12 @@ impl Sequence {
         &self.tokens
     }
 
-    /// How each of them came.
+    /// Kind of each token.
     pub(super) fn kinds(&self) -> &[TokenKind] {
         &self.kinds
     }
 
-    /// How many of the last tokens a pass has to compute first.
+    /// Number of last tokens that a pass must compute first.
     pub(super) fn n_missing(&self) -> usize {
         self.tokens.len() - self.kv.len()
     }
@@ -117,7 +117,7 @@ impl Sequence {
         (self.tokens.capacity() * size_of::<u32>() + self.kinds.capacity() * size_of::<TokenKind>()) as u64
     }
 
-    /// Makes room for `n` more tokens.
+    /// Reserves memory for `n` more tokens.
     pub(super) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
         let n = self.tokens.len() + n;
         if n > self.tokens.capacity() || self.tokens.capacity() == 0 {
@@ -128,20 +128,21 @@ impl Sequence {
         Ok(())
     }
 
-    /// Appends tokens that are computed, or that the next pass is to compute. There is [room](Sequence::reserve).
+    /// Appends tokens that are computed, or that the next pass will compute. The memory must be
+    /// [reserved](Sequence::reserve).
     pub(super) fn push(&mut self, tokens: &[u32], kind: TokenKind) {
         self.tokens.extend_from_slice(tokens);
         self.kinds.resize(self.tokens.len(), kind);
     }
 
-    /// Forgets everything from `position` on. What a window has left behind is computed again by the next pass.
+    /// Drops everything from `position` on. The next pass recomputes what a window has released.
     pub(super) fn truncate(&mut self, position: usize) {
         self.tokens.truncate(position);
         self.kinds.truncate(position);
         self.kv.truncate(position);
     }
 
-    /// Holds other tokens with their keys and values.
+    /// Replaces the contents by other tokens with their keys and values.
     pub(super) fn replace(&mut self, tokens: &[u32], kinds: &[TokenKind], kv: SeqKv) -> Result<(), SessionError> {
         self.reserve(tokens.len().saturating_sub(self.position()))?;
         self.cut(0, Cut::Rewound);
@@ -151,20 +152,20 @@ impl Sequence {
         Ok(())
     }
 
-    /// Shows the hook the rows of a pass whose tokens begin at `new.start`, those with logits at `new.end`.
+    /// Calls the hook with the rows of a pass whose tokens begin at `new.start`, those with logits at `new.end`.
     pub(super) fn follow(&mut self, new: Range<usize>, kind: TokenKind, states: &[f32], logits: &mut [f32]) {
         let Some(hook) = &mut self.hook else { return };
         hook.rows(OutputRows { tokens: &self.tokens, start: new.start, first: new.end, kind, states, logits });
     }
 
-    /// Takes off the last token.
+    /// Removes the last token.
     pub(super) fn pop(&mut self) -> Option<u32> {
         let token = *self.tokens.last()?;
         self.truncate(self.tokens.len() - 1);
         Some(token)
     }
 
-    /// [`Sequence::truncate`] that the hook hears of.
+    /// [`Sequence::truncate`] with a notification of the hook.
     pub(super) fn cut(&mut self, position: usize, cut: Cut) {
         self.truncate(position);
         if let Some(hook) = &mut self.hook {
@@ -172,7 +173,7 @@ impl Sequence {
         }
     }
 
-    /// A sequence that goes on independently from the same point. Keys and values are shared until one of them writes.
+    /// An independent sequence that continues from the same point. Keys and values are shared until one of them writes.
     ///
     /// # Errors
     /// If there is no memory for its tokens.

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// One sequence of tokens through a model: its keys and values, its position, its adapters.
 ///
 /// `Send + 'static`: it keeps its engine, and so its model, alive. So a struct can own a model, sessions and a
-/// generation, and go to another thread:
+/// generation, and be moved to another thread:
 ///
 /// ```
 /// use ruvllm::{Generation, Model, Sampler, Session};
@@ -43,8 +43,8 @@ use std::time::Duration;
 /// # Ok(()) }
 /// ```
 ///
-/// Calls compute on the calling thread until they are done. In async code, give them to the runtime's blocking
-/// threads (`spawn_blocking`) and end them by the [`CancelToken`]; `examples/async_use.rs` shows it.
+/// Calls compute on the calling thread and return when they are done. In async code, run them on the runtime's blocking
+/// threads (`spawn_blocking`) and cancel them with the [`CancelToken`]; see `examples/async_use.rs`.
 pub struct Session {
     pub(super) engine: Engine,
     pub(super) seq: Sequence,
@@ -96,7 +96,7 @@ impl Session {
         &self.engine
     }
 
-    /// Tokens it can hold.
+    /// Largest number of tokens.
     pub fn n_ctx(&self) -> usize {
         self.seq.n_ctx()
     }
@@ -117,39 +117,38 @@ impl Session {
         self.outputs.last()
     }
 
-    /// Threads it computes with.
+    /// Number of threads.
     pub fn n_threads(&self) -> usize {
         self.engine.n_threads()
     }
 
-    /// A token that ends this session's calls from elsewhere.
+    /// A token that cancels this session's calls from elsewhere.
     pub fn cancel_token(&self) -> CancelToken {
         self.cancel.clone()
     }
 
-    /// Makes the session listen to `cancel`, which can be shared with others.
+    /// Replaces the cancel token; a token can be shared between sessions.
     pub fn set_cancel_token(&mut self, cancel: CancelToken) {
         self.cancel = cancel;
     }
 
-    /// Time that products with adapters took so far, shared out among threads.
+    /// Time that products with adapters took so far, divided by the number of threads.
     pub(crate) fn adapter_time(&self) -> Duration {
         self.seq.adapter_time
     }
 
-    /// Appends `tokens`; [`Session::logits`] are then those of what follows the last of them. An empty session begins with
-    /// what the engine's prefix cache has of them, if [`SessionOptions::prefix`] asks for it.
+    /// Appends `tokens`; [`Session::logits`] are then those after the last of them. An empty session begins with the
+    /// part of them that the engine's prefix cache has, if [`SessionOptions::prefix`] enables it.
     ///
     /// # Errors
     /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled, or there is no
-    /// memory for its buffers. These two keep the batches that were finished: [`Session::position`] tells how
-    /// many.
+    /// memory for its buffers. In the last two cases finished batches are kept: [`Session::position`] tells how many.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
         let last = tokens.len().saturating_sub(1);
         self.prefill_each(tokens, last, |_, _| ())
     }
 
-    /// Appends one generated token; [`Session::logits`] are then those of what follows it.
+    /// Appends one generated token; [`Session::logits`] are then those after it.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -157,7 +156,7 @@ impl Session {
         self.run(TokenKind::Generated, &[token], 0, &mut NoProbe, &mut |_, _| ())
     }
 
-    /// Appends `tokens` and hands over the logits that follow each of `tokens[first..]`, in order, as
+    /// Appends `tokens` and calls `each` with the logits after each of `tokens[first..]`, in order, as
     /// `(index, logits)`.
     ///
     /// # Errors
@@ -173,7 +172,7 @@ impl Session {
         self.run(TokenKind::Prompt, &tokens[n..], first - n, &mut NoProbe, &mut |i, logits| each(n + i, logits))
     }
 
-    /// [`Session::prefill_each`] with a look inside.
+    /// [`Session::prefill_each`] with a [`Probe`].
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -187,7 +186,7 @@ impl Session {
         self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
     }
 
-    /// Appends `tokens` and hands over the logits from `first` on. Begins with the token that waits, if there is one.
+    /// Appends `tokens` and passes on the logits from `first` on. Begins with the pending token, if there is one.
     pub(super) fn run(
         &mut self,
         kind: TokenKind,
@@ -198,7 +197,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.catch_up()?;
         let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
-        // Both ends of a prompt are places to rewind to.
+        // Both ends of a prompt are likely targets of a rewind.
         if kind == TokenKind::Prompt {
             self.seq.kv.checkpoint();
         }
@@ -270,8 +269,8 @@ impl Session {
         Ok(())
     }
 
-    /// Appends `tokens`, batch by batch, and hands over the rows from `first` on. With `raw` the logits are the
-    /// head's products, and hidden states come with them.
+    /// Appends `tokens`, batch by batch, and passes on the rows from `first` on. If `raw`, the logits are the head's
+    /// bare products, and hidden states are returned, too.
     pub(crate) fn passes(
         &mut self,
         kind: TokenKind,
@@ -282,7 +281,8 @@ impl Session {
         each: &mut dyn FnMut(OutputRows<'_>),
     ) -> Result<(), SessionError> {
         let Session { engine, seq, outputs, n_batch, cancel, .. } = self;
-        // All is judged before any is computed, and has its memory, so that it does not run out between batches.
+        // Everything is checked, and has its memory, before the first batch, so that later ones cannot fail for lack of
+        // it.
         engine.check(seq, tokens)?;
         let h = engine.model().hparams();
         let has_states = raw || seq.hook.is_some();
@@ -298,11 +298,10 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets everything from `position` on. What comes next continues from there, as if the rest
-    /// had never been.
+    /// Drops everything from `position` on. Later calls continue from there, as if the rest had never existed.
     ///
     /// # Errors
-    /// If the session is not that far.
+    /// If `position` is after the end.
     pub fn rewind(&mut self, position: usize) -> Result<(), SessionError> {
         if position > self.position() {
             return Err(SessionError::RewindAhead { position, n_past: self.position() });
@@ -311,9 +310,9 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the longest common prefix with `tokens` and forgets the rest; returns its length. At least the last of
-    /// `tokens` is not kept, so that there is something to compute: a conversation that is written anew
-    /// for each turn goes on with `generate_from(&tokens[kept..], …)`.
+    /// Keeps the longest common prefix with `tokens` and drops the rest; returns its length. At least the last of
+    /// `tokens` is not kept, so that there is something to compute: a conversation that is rendered again for each turn
+    /// continues with `generate_from(&tokens[kept..], …)`.
     pub fn keep(&mut self, tokens: &[u32]) -> usize {
         let same = self.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let kept = same.min(tokens.len().saturating_sub(1));
@@ -321,7 +320,7 @@ impl Session {
         kept
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub fn clear(&mut self) {
         self.cut(0, Cut::Rewound);
     }
@@ -339,8 +338,8 @@ impl Session {
         self.outputs.clear();
     }
 
-    /// A session that continues independently from the same point: same engine, adapters and
-    /// [`CancelToken`], and a copy of the hook. Keys and values are shared until one of them writes.
+    /// An independent session that continues from the same point: same engine, adapters and [`CancelToken`], and a copy
+    /// of the hook. Keys and values are shared until one of them writes.
     ///
     /// # Errors
     /// If there is no memory for its tokens and logits.

@@ -1,8 +1,8 @@
-//! A session as a file: a GGUF file of its own kind, so that reading it is bounded as that of a model is, and writing it
-//! leaves either the old file or the new one.
+//! Saved sessions: a GGUF file type of its own, so that reading is bounded as it is for models, and writing leaves
+//! either the old file or the new one.
 //!
-//! The metadata say what the bits depend on, and have to be those of the session that loads it; the rest is in tensors,
-//! under a checksum.
+//! The metadata describe everything on which bits depend, and must equal those of the session that loads the file; the
+//! rest is in tensors, under a checksum.
 
 use super::{Sequence, Session, TokenKind};
 use crate::arch::ARITHMETIC_VERSION;
@@ -15,13 +15,13 @@ use std::borrow::Cow;
 use std::path::Path;
 
 const TYPE: &str = "session";
-/// Raised when a file of the new form could be misread as one of the old.
+/// Incremented when a file of the new form could be misread as one of the old.
 const VERSION: u32 = 1;
 const CHECKSUM: &str = "session.checksum";
 
-/// Tensors: tokens; 1 for each that was generated; the positions that are filled, and 1 if the last token waits to be
-/// computed; logits; page tables, each with its length before it; checkpoints, each with position, mark and number of
-/// pages before these; pages.
+/// Tensors: tokens; 1 for each generated one; the number of filled positions, and 1 if the last token is still to be
+/// computed; logits; page tables, each preceded by its length; checkpoints, each with position, mark and number of
+/// pages before its pages; pages.
 const TOKENS: &str = "tokens";
 const KINDS: &str = "kinds";
 const COUNTS: &str = "counts";
@@ -30,9 +30,9 @@ const TABLES: &str = "tables";
 const CHECKPOINTS: &str = "checkpoints";
 
 impl Session {
-    /// Saves the session: tokens and their kinds, keys and values, logits. The file appears under its name when it is
-    /// complete on disk, in place of an older one, and only for this user. Not saved are adapters, which the session that
-    /// loads it has to have, and hooks.
+    /// Saves the session: tokens and their kinds, keys and values, logits. The file gets its name only when it is
+    /// complete on disk, replaces an older one, and is readable only for this user. Adapters, which the session that
+    /// loads the file must have, and hooks are not saved.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -51,17 +51,17 @@ impl Session {
         Ok(self.writer(&self.seq.kv.state()).to_bytes()?)
     }
 
-    /// Goes on where a saved session was, with the same bits, in place of what this one holds.
+    /// Replaces the contents of this session by those of a saved one, and continues from there with the same bits.
     ///
     /// # Errors
-    /// If the file is unsound or of another version; if it was saved with another model, instruction-set level or device,
-    /// version of the arithmetic, adapters, precision of keys and values, rope scaling or `exact`; if there is no room.
-    /// Nothing has changed then.
+    /// If the file is invalid or of another version; if it was saved with another model, instruction-set level or
+    /// device, version of the arithmetic, adapters, precision of keys and values, rope scaling or `exact`; if there is
+    /// not enough memory. The session is then unchanged.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), StateError> {
         self.load_gguf(&Gguf::open(path)?)
     }
 
-    /// The same, from memory.
+    /// Loads a saved session from memory.
     ///
     /// # Errors
     /// As [`Session::load`].
@@ -133,7 +133,7 @@ impl Session {
             return Err(StateError::Checksum { found, expected });
         }
 
-        // What follows was saved by someone who knew the checksum, which does not mean well.
+        // The contents may be malicious even if the checksum is right: everything below is validated.
         let (n_ctx, n_vocab) = (self.n_ctx(), self.model().hparams().n_vocab);
         let tokens: Vec<u32> = values(gguf, TOKENS, DType::I32)?;
         if tokens.len() > n_ctx {
@@ -182,7 +182,7 @@ impl Session {
     }
 }
 
-/// What the bits depend on: key, name, value.
+/// Properties on which bits depend: key, name, value.
 pub(super) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, String)> {
     let hash = |x: u64| format!("{x:016x}");
     vec![
@@ -196,7 +196,7 @@ pub(super) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, Strin
     ]
 }
 
-/// A hash of what adapters add; [`SEED`] without any.
+/// Hash of the adapters' terms; [`SEED`] without any.
 fn adapters(seq: &Sequence) -> u64 {
     let mut hash = SEED;
     for (_, adapter, scale) in seq.adapters() {
@@ -222,7 +222,7 @@ fn tensor<'a, T: Pod>(name: &str, dtype: DType, values: &[T]) -> Tensor<'a> {
     (name.into(), dtype, values.len(), Cow::Owned(bytemuck::cast_slice(values).to_vec()))
 }
 
-/// All values of a tensor; none if it is not there.
+/// All values of a tensor; none if it does not exist.
 fn values<T: Pod>(gguf: &Gguf, name: &'static str, dtype: DType) -> Result<Vec<T>, StateError> {
     match gguf.tensor(name) {
         None => Ok(Vec::new()),
@@ -252,7 +252,7 @@ fn read_checkpoints(mut rest: &[u32]) -> Option<Vec<KvCheckpoint>> {
     rest.is_empty().then_some(checkpoints)
 }
 
-/// Goes on with the hash of a named tensor.
+/// Continues the hash with a named tensor.
 fn checksum(hash: u64, name: &str, bytes: &[u8]) -> u64 {
     mix(mix(hash, name.as_bytes()), bytes)
 }

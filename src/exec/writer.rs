@@ -30,14 +30,13 @@ pub enum StopReason {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Piece {
-    /// The text that the token completes: empty where it ends inside a character, cut where a stop string begins
-    /// inside it.
+    /// The text that the token completes: empty if it ends inside a character, cut if a stop string begins inside it.
     pub text: String,
     /// The token.
     pub token: u32,
-    /// `ln p(token)` of the model, before bias and filters, where [`super::Generation::logprobs`] asked for it.
+    /// `ln p(token)` of the model, before bias and filters, if [`super::Generation::logprobs`] requested it.
     pub logprob: Option<f32>,
-    /// The most probable tokens and their `ln p`, as many as [`super::Generation::logprobs`] asked for.
+    /// The most probable tokens and their `ln p`, as many as [`super::Generation::logprobs`] requested.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
@@ -51,11 +50,11 @@ impl Piece {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Finish {
-    /// Why.
+    /// Reason for the end.
     pub reason: StopReason,
-    /// Tokens of the prompt that were computed.
+    /// Number of prompt tokens that were computed.
     pub n_prompt: usize,
-    /// Tokens of the prompt before them, which came from the prefix cache.
+    /// Number of prompt tokens before them, which came from the prefix cache.
     pub n_cached: CachedTokens,
     /// Tokens generated, those of a stop string included.
     pub n_generated: usize,
@@ -63,38 +62,38 @@ pub struct Finish {
     pub timings: Timings,
 }
 
-/// Time that a generation took, part by part; all zero where there is no clock (wasm32-unknown-unknown).
+/// Times of the parts of a generation; all zero without a clock (wasm32-unknown-unknown).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Timings {
-    /// From text to tokens.
+    /// Encoding text to tokens.
     pub tokenize: Duration,
     /// Computing the prompt.
     pub prefill: Duration,
     /// Computing generated tokens.
     pub decode: Duration,
-    /// Choosing tokens, and turning them to text.
+    /// Choosing tokens and converting them to text.
     pub sample: Duration,
     /// Products with adapters, part of `prefill` and `decode`.
     pub adapters: Duration,
-    /// From the beginning to the first token chosen.
+    /// From the start until the first token was chosen.
     pub first_token: Duration,
 }
 
-/// Turns the tokens of one answer into pieces, and knows when it ends. Others compute the tokens.
+/// Turns the tokens of one answer into pieces, and detects its end. It does not compute tokens.
 #[derive(Debug)]
 pub(super) struct Writer {
     model: Model,
     stream: Option<TextStream>,
     stop: Vec<String>,
     pub(super) max_tokens: usize,
-    /// Log-probabilities to tell: of the token, and of so many others.
+    /// Log-probabilities to return: of the token, and of this many others.
     pub(super) logprobs: Option<usize>,
     /// Pieces that were not handed out yet.
     pieces: VecDeque<Held>,
-    /// How many of them can be.
+    /// Number of them that can be handed out.
     n_ready: usize,
-    /// Their text from the first that is not ready on; it may be the beginning of a stop string.
+    /// Text of the pieces that are not ready; it may be the beginning of a stop string.
     text: String,
     /// Tokens generated.
     tokens: Vec<u32>,
@@ -104,7 +103,7 @@ pub(super) struct Writer {
     reason: Option<StopReason>,
 }
 
-/// A piece that waits to be handed out.
+/// A piece that was not handed out yet.
 #[derive(Debug)]
 struct Held {
     piece: Piece,
@@ -113,7 +112,7 @@ struct Held {
 }
 
 impl Writer {
-    /// Of an answer of `model`; with `special`, special tokens have their texts.
+    /// A writer for an answer of `model`; if `special`, special tokens have their texts.
     pub(super) fn new(model: &Model, special: bool) -> Writer {
         Writer {
             model: model.clone(),
@@ -136,22 +135,22 @@ impl Writer {
         self.stream.is_some()
     }
 
-    /// Ends before any of these strings.
+    /// Sets stop strings, before which the text ends.
     pub(super) fn set_stop<T: Into<String>>(&mut self, stop: impl IntoIterator<Item = T>) {
         self.stop = stop.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
     }
 
-    /// Tokens generated, those of a stop string included.
+    /// Generated tokens, including those of a stop string.
     pub(super) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// How many more there may be.
+    /// Number of tokens that may still be generated.
     pub(super) fn n_left(&self) -> usize {
         self.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// Pieces that were handed out.
+    /// Number of pieces that were handed out.
     pub(super) fn n_out(&self) -> usize {
         self.n_out
     }
@@ -177,8 +176,8 @@ impl Writer {
         tokenizer.map_or_else(Vec::new, |tokenizer| sampler.forced(&|text| tokenizer.encode_inside(text)))
     }
 
-    /// Of tokens that are forced next, those to be computed: at most `room`, and as many as there may be. Ends where the
-    /// text does, or where `is_full` says that there is no room for the token before them.
+    /// Truncates forced tokens to those to be computed: at most `room`, and at most the number still allowed. Ends
+    /// where the text ends, or if `is_full` says that the token before them did not fit.
     pub(super) fn go_on(
         &mut self,
         sampler: &mut Sampler,
@@ -201,7 +200,7 @@ impl Writer {
         Ok(forced)
     }
 
-    /// Logits of tokens. Embedding tables are padded; rows behind the vocabulary are no tokens.
+    /// The logits of tokens. Embedding tables are padded; rows after the vocabulary are not tokens.
     fn of_tokens<'a>(&self, logits: &'a [f32]) -> &'a [f32] {
         let n_vocab = self.model.tokenizer().map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
         &logits[..n_vocab.min(logits.len())]
@@ -219,7 +218,7 @@ impl Writer {
         })
     }
 
-    /// Adds the log-probabilities of a forced piece, if they are wanted, from the logits before it.
+    /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before it.
     pub(super) fn tell(&self, piece: &mut Piece, sampler: &mut Sampler, logits: &[f32]) {
         if let Some(n_top) = self.logprobs {
             let told = sampler.logprobs(self.of_tokens(logits), piece.token, n_top);
@@ -227,8 +226,8 @@ impl Writer {
         }
     }
 
-    /// Takes forced pieces that were computed, up to a stop string. Returns how many tokens belong to the text if one
-    /// ended it.
+    /// Takes forced pieces that were computed, up to a stop string. If one ended the text, returns the number of its
+    /// tokens.
     pub(super) fn take_forced(
         &mut self,
         sampler: &mut Sampler,
@@ -256,8 +255,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes pieces ready that cannot be part of a stop string; ends before one, and returns then how many tokens belong
-    /// to the text.
+    /// Makes pieces ready that cannot be part of a stop string. If a stop string ended the text, returns the number of
+    /// its tokens.
     pub(super) fn release(&mut self) -> Option<usize> {
         if let Some(at) = self.stop.iter().filter_map(|s| self.text.find(s.as_str())).min() {
             return Some(self.end_before(at));
@@ -269,7 +268,8 @@ impl Writer {
         None
     }
 
-    /// Of the pieces that are not ready, how many end within the first `len` bytes of their text, at a whole character.
+    /// Number of pieces, among those not ready, that end within the first `len` bytes of their text, at a whole
+    /// character.
     fn n_whole(&self, len: usize) -> usize {
         let mut end = 0;
         let ends = self.pieces.iter().skip(self.n_ready).map(|held| {
@@ -285,7 +285,7 @@ impl Writer {
         self.n_ready += n;
     }
 
-    /// Ends before a stop string at byte `at` of the text that is not ready; how many tokens belong to the text.
+    /// Ends before a stop string at byte `at` of the text that is not ready; returns the number of tokens of the text.
     fn end_before(&mut self, at: usize) -> usize {
         let n = self.n_whole(at);
         let kept = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
@@ -303,7 +303,7 @@ impl Writer {
         n_kept
     }
 
-    /// Ends; what was held back can be handed out.
+    /// Ends the answer; held pieces can be handed out.
     pub(super) fn end(&mut self, reason: StopReason) {
         let rest = self.stream.as_mut().map_or("", TextStream::finish);
         if let Some(last) = self.pieces.back_mut() {
@@ -319,14 +319,14 @@ impl Writer {
         self.n_ready > 0
     }
 
-    /// Hands out the next piece that can be.
+    /// Removes and returns the next piece that is ready.
     pub(super) fn pop(&mut self) -> Option<Piece> {
         self.n_ready = self.n_ready.checked_sub(1)?;
         self.n_out += 1;
         self.pieces.pop_front().map(|held| held.piece)
     }
 
-    /// Forgets the pieces that nobody was given; whether there were any.
+    /// Drops the pieces that were not handed out; returns whether there were any.
     pub(super) fn forget(&mut self) -> bool {
         self.n_ready = 0;
         let had_any = !self.pieces.is_empty();
@@ -335,7 +335,7 @@ impl Writer {
     }
 }
 
-/// Lets the sampler's mask take a token that was not sampled.
+/// Lets the sampler's mask accept a token that was not sampled.
 fn accept(sampler: &mut Sampler, token: u32) -> Result<(), Error> {
     match sampler.mask_mut() {
         Some(mask) => Ok(mask.accept(token).map_err(SampleError::from)?),

@@ -1,4 +1,4 @@
-//! The bytes a file is read from: a map of the file, or memory.
+//! The bytes of a file: mapped, or in memory.
 
 use super::resident::Resident;
 use std::borrow::Cow;
@@ -7,13 +7,13 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::sync::OnceLock;
 
-/// Every tensor begins at a multiple of this in memory as well: the file's alignment is a multiple
-/// of it, maps begin at pages, and [`Bytes::in_memory`] sees to the rest.
+/// Alignment of every tensor in memory: the file's alignment is a multiple of it, maps begin at pages, and
+/// [`Bytes::in_memory`] copies bytes that are not aligned.
 pub(super) const MEMORY_ALIGN: usize = 8;
 
 pub(super) struct Bytes {
     source: Source,
-    /// The same in huge pages, if that was asked for.
+    /// Copy in huge pages, if one was asked for.
     copy: OnceLock<Resident>,
 }
 
@@ -34,9 +34,9 @@ impl Bytes {
 
     #[allow(unsafe_code)] // mapping a file is the point of this module
     pub(super) fn map(file: &File) -> io::Result<Bytes> {
-        // SAFETY: the map is read-only and private to this process. What no program can rule out is
-        // that another one changes or truncates the file meanwhile; the module documentation of
-        // `gguf` tells callers what follows. All bytes are valid values of the types read from them.
+        // SAFETY: the map is read-only and private to this process. No program can rule out that another one changes or
+        // truncates the file meanwhile; the documentation of `gguf` tells callers the consequences. All bytes are valid
+        // values of the types read from them.
         let map = unsafe { memmap2::Mmap::map(file)? };
         Ok(Bytes::of(Source::Mapped(map)))
     }
@@ -51,7 +51,7 @@ impl Bytes {
         Bytes::of(Source::Copied { words, len })
     }
 
-    /// Some of the bytes, from where they are read fastest.
+    /// A range of the bytes, from the copy if that has it.
     pub(super) fn part(&self, range: Range<usize>) -> &[u8] {
         match self.copy.get().and_then(|copy| copy.get(range.clone())) {
             Some(part) => part,
@@ -59,12 +59,12 @@ impl Bytes {
         }
     }
 
-    /// Bytes that were copied to huge pages.
+    /// Number of bytes copied to huge pages.
     pub(super) fn copied(&self) -> u64 {
         self.copy.get().map_or(0, |copy| copy.copied() as u64)
     }
 
-    /// Copies the next part to huge pages; the bytes from `start` on are wanted. Whether any was left.
+    /// Copies the next part to huge pages, beginning at byte `start` of the file. Returns whether any was left.
     #[allow(unsafe_code)] // releasing pages of the map
     pub(super) fn copy_step(&self, start: usize) -> io::Result<bool> {
         let copy = match self.copy.get() {
@@ -79,7 +79,7 @@ impl Bytes {
         if let Source::Mapped(map) = &self.source
             && !done.is_empty()
         {
-            // The process need not count these pages twice.
+            // The process should not hold these pages twice.
             // SAFETY: the map is of a file and never written: pages that are touched again come back with
             // the same bytes.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, done.start, done.len()) };
@@ -87,13 +87,13 @@ impl Bytes {
         Ok(!done.is_empty())
     }
 
-    /// Whether they are a map of a file, and no copy of it is in use.
+    /// Whether this is a mapped file without a copy.
     #[cfg(all(feature = "metal", target_vendor = "apple"))]
     pub(super) fn is_mapped(&self) -> bool {
         matches!(self.source, Source::Mapped(_)) && self.copy.get().is_none()
     }
 
-    /// Asks the system to read the whole file ahead. Only a hint: failures do not matter.
+    /// Asks the system to read the whole file ahead. Only a hint, so errors are ignored.
     pub(super) fn prefetch(&self) {
         #[cfg(unix)]
         if let Source::Mapped(map) = &self.source {

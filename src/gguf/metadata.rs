@@ -28,7 +28,7 @@ pub enum Value {
     F64(f64),
     Bool(bool),
     String(String),
-    /// A string that is not valid UTF-8. Using it as text is an error, having it in a file is not.
+    /// A string that is not valid UTF-8. Only using it as text is an error.
     Bytes(Vec<u8>),
     Array(Array),
 }
@@ -52,18 +52,18 @@ pub enum Array {
     Arrays(Vec<Array>),
 }
 
-/// An array of strings, kept as the file has them. They need not be UTF-8: byte-level vocabularies
-/// of real files hold fragments of characters.
+/// Array of strings, kept in the file's form. They need not be UTF-8: byte-level vocabularies contain fragments of
+/// characters.
 #[derive(Clone)]
 pub struct StringArray {
     file: Arc<Bytes>,
-    /// Where the first string's length stands in `file`.
+    /// Offset in `file` of the first string's length field.
     start: usize,
-    /// Where each string begins, relative to `start`, and where the last one ends.
+    /// Start of each string relative to `start`, and the end of the last one.
     offsets: Arc<[u32]>,
 }
 
-/// Bytes of the length in front of every string.
+/// Size in bytes of the length field before each string.
 const LEN: usize = 8;
 
 impl StringArray {
@@ -81,7 +81,7 @@ impl StringArray {
         self.len() == 0
     }
 
-    /// The bytes of string `i`, if there are so many.
+    /// The bytes of string `i`, if it exists.
     pub fn get(&self, i: usize) -> Option<&[u8]> {
         let end = *self.offsets.get(i.checked_add(1)?)? as usize;
         let start = self.offsets[i] as usize;
@@ -99,7 +99,7 @@ impl StringArray {
         self.offsets.windows(2).map(move |w| &encoded[w[0] as usize + LEN..w[1] as usize])
     }
 
-    /// All strings as the file stores them: each behind its length.
+    /// All strings in the file's form: each preceded by its length.
     pub(super) fn encoded(&self) -> &[u8] {
         let len = self.offsets[self.len()] as usize;
         &self.file[self.start..][..len]
@@ -215,7 +215,7 @@ impl Array {
 }
 
 impl Value {
-    /// The type as messages name it.
+    /// Name of the type, for messages.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::U8(_) => "u8",
@@ -307,10 +307,10 @@ into_value! {
 
 /// Keys and values in the order of the file.
 ///
-/// Every type has two accessors. `opt_…` answers `Ok(None)` if the key is absent, the plain one
-/// [`GgufError::MissingKey`]; both fail if the value is there but of another type
-/// ([`GgufError::WrongType`]) or does not fit ([`GgufError::OutOfRange`]). Any integer type is
-/// accepted for any other as long as the number fits; writers disagree about them.
+/// Every type has two accessors. If the key is absent, `opt_…` returns `Ok(None)` and the plain one
+/// [`GgufError::MissingKey`]; both fail if the value has another type ([`GgufError::WrongType`]) or does not fit
+/// ([`GgufError::OutOfRange`]). Any integer type is accepted for any other as long as the number fits, since writers
+/// disagree about them.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
@@ -318,7 +318,7 @@ pub struct Metadata {
     by_key: Vec<u32>,
 }
 
-/// A type that metadata can be asked for.
+/// Type in which metadata can be read.
 trait Typed<'a>: Sized {
     const NAME: &'static str;
     fn from_value(key: &str, value: &'a Value) -> Result<Self, GgufError>;
@@ -346,7 +346,7 @@ fn out_of_range(key: &str, expected: &'static str, found: impl fmt::Display) -> 
     GgufError::OutOfRange { key: key.to_owned(), expected, found: found.to_string() }
 }
 
-/// Arrays of integers: borrowed if the file has the type asked for, else converted.
+/// Arrays of integers: borrowed if the file has the requested type, otherwise converted.
 macro_rules! typed_integers {
     ($($int:ident $variant:ident),*) => {
         $(impl<'a> Typed<'a> for Cow<'a, [$int]> {
@@ -487,7 +487,7 @@ impl Metadata {
         Ok(Metadata { entries, by_key })
     }
 
-    /// With `entries`, whose keys differ, in the place of those with their keys.
+    /// A copy in which `entries`, whose keys are distinct, replace those with the same keys or are added.
     pub(super) fn overriding(&self, entries: &[(String, Value)]) -> Metadata {
         let mut all = self.entries.clone();
         all.retain(|(key, _)| entries.iter().all(|(other, _)| other != key));

@@ -1,10 +1,9 @@
 //! GGUF files: open, look inside, write.
 //!
-//! [`Gguf::open`] maps the file and reads its header; tensors stay where they are and are borrowed
-//! by [`Gguf::data`]. Nothing is trusted: all of the header is judged before `open` returns (the
-//! limits stand in `reader.rs`), and after that nothing about a file's layout can fail.
-//! [`Header`] is the same without the tensor data, for looking at a file that is large or far away.
-//! [`Writer`] makes files; [`NewFile`] is how any file is replaced safely.
+//! [`Gguf::open`] maps the file and reads its header; tensors stay in place and are borrowed by [`Gguf::data`]. Nothing
+//! is trusted: the whole header is validated before `open` returns (the limits are in `reader.rs`), and after that
+//! nothing about a file's layout can fail. [`Header`] is the header without the tensor data, to inspect a file that is
+//! large or remote. [`Writer`] makes files; [`NewFile`] replaces any file safely.
 //!
 //! The format: magic `GGUF`, version, counts, metadata, tensor table, padding, tensor data, all
 //! little-endian; see <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Versions 2 and 3
@@ -12,10 +11,9 @@
 //!
 //! # Files that change while they are open
 //!
-//! A mapped file is read from disk when its bytes are touched. If another program truncates it
-//! meanwhile, the operating system stops this process with `SIGBUS`; if one rewrites it in place, the
-//! model changes under way. Replace model files by renaming a new one over the old, as [`Writer`]
-//! does: whoever has the old one open keeps it.
+//! A mapped file is read from disk when its bytes are touched. If another program truncates it meanwhile, the operating
+//! system stops this process with `SIGBUS`; if one rewrites it in place, the model changes during use. Replace model
+//! files by renaming a new one over the old, as [`Writer`] does: a process that has the old one open keeps it.
 
 mod bytes;
 mod metadata;
@@ -62,7 +60,7 @@ impl TensorInfo {
     }
 }
 
-/// Bytes at each end of a tensor that enter [`Gguf::fingerprint`].
+/// Bytes at each end of a tensor that [`Gguf::fingerprint`] includes.
 const FINGERPRINT_BYTES: usize = 256;
 
 /// The header of a GGUF file: everything but the tensor data.
@@ -87,15 +85,15 @@ impl Header {
     /// Parses the header of a file of `file_size` bytes that begins with `prefix`.
     ///
     /// # Errors
-    /// [`GgufError::HeaderIncomplete`] if the header goes on after the prefix: try again with more.
-    /// Any other error is final.
+    /// [`GgufError::HeaderIncomplete`] if the header continues after the prefix: try again with more. Any other error
+    /// is final.
     pub fn parse(prefix: &[u8], file_size: u64) -> Result<Header, GgufError> {
         Header::parse_owned(prefix.to_vec(), file_size)
     }
 
-    /// Reads the header of a file, and not much more.
+    /// Reads the header of a file, and little more.
     ///
-    /// Of a split model this is the header of one part.
+    /// For a split model this is the header of one part.
     pub fn read(path: impl AsRef<Path>) -> Result<Header, GgufError> {
         let path = path.as_ref();
         let (file, file_size) = open_file(path)?;
@@ -113,12 +111,12 @@ impl Header {
         }
     }
 
-    /// The tensor of that name.
+    /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.position(name).map(|i| &self.tensors[i])
     }
 
-    /// The index in `tensors` of the tensor of that name.
+    /// The index in `tensors` of the tensor called `name`.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         let name_of = |i: u32| self.tensors[i as usize].name.as_str();
         let found = self.tensor_index.binary_search_by(|&i| name_of(i).cmp(name)).ok()?;
@@ -130,7 +128,7 @@ impl Header {
     }
 }
 
-/// The order of the tensors by name, which must be unique.
+/// Indices of the tensors sorted by name; names must be unique.
 fn index_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
     let name = |i: u32| tensors[i as usize].name.as_str();
     let mut index: Vec<u32> = (0..tensors.len() as u32).collect();
@@ -148,13 +146,13 @@ fn index_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
 pub struct Gguf(Arc<Inner>);
 
 struct Inner {
-    /// Of the first file; its tensors are those of all files.
+    /// Header of the first file, with the tensors of all files.
     header: Header,
     shards: Vec<Arc<Bytes>>,
 }
 
 impl Inner {
-    /// Copies a part of the first shard that is not copied yet; whether there was one.
+    /// Copies the next part that is not copied yet. Returns whether there was one.
     fn copy_step(&self) -> io::Result<bool> {
         for (i, bytes) in self.shards.iter().enumerate() {
             let first = self.header.tensors.iter().filter(|t| t.shard == i).map(|t| t.offset).min();
@@ -169,13 +167,13 @@ impl Inner {
 }
 
 impl Gguf {
-    /// Whether all of it lies in maps of files, which begin and end at pages.
+    /// Whether all of it is mapped from files, so that it begins and ends at pages.
     #[cfg(all(feature = "metal", target_vendor = "apple"))]
     pub(crate) fn is_mapped(&self) -> bool {
         self.0.shards.iter().all(|bytes| bytes.is_mapped())
     }
 
-    /// The same file with other metadata: `entries` take the place of those with their keys.
+    /// The same model with other metadata: `entries` replace those with the same keys.
     pub(crate) fn overriding(&self, entries: &[(String, Value)]) -> Gguf {
         let Inner { header, shards } = &*self.0;
         let header = Header { metadata: header.metadata.overriding(entries), ..header.clone() };
@@ -219,8 +217,8 @@ impl Gguf {
         Ok(Gguf(Arc::new(Inner { header, shards })))
     }
 
-    /// Reads a model that lies in memory: embedded in the program, or fetched where there are no
-    /// files. Bytes whose address is not a multiple of 8 are copied once.
+    /// Reads a model from memory: embedded in the program, or downloaded on systems without files. Bytes whose address
+    /// is not a multiple of 8 are copied once.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Gguf, GgufError> {
         let bytes = Arc::new(Bytes::in_memory(bytes.into()));
         let header = reader::parse(&bytes, bytes.len() as u64)?;
@@ -250,7 +248,7 @@ impl Gguf {
         &self.0.header.tensors
     }
 
-    /// The tensor of that name.
+    /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.0.header.tensor(name)
     }
@@ -289,13 +287,13 @@ impl Gguf {
         self.0.shards.iter().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// Copies the tensors into memory of this process, in huge pages where the system has them: decoding
-    /// then reads a fifth faster or so. The pages of a mapped file are given back.
-    /// Meanwhile, on other threads, everything goes on as before. `progress` hears the share that is
-    /// done after every few megabytes, and may end it by returning `false`: what was copied stays.
+    /// Copies the tensors into memory of this process, in huge pages where the system has them: decoding then reads
+    /// about a fifth faster. The pages of a mapped file are released. Other threads can use the model meanwhile.
+    /// `progress` is called with the share done every few megabytes, and may stop the copying by returning `false`;
+    /// what was copied stays.
     ///
     /// # Errors
-    /// If there is no room for a copy in the address space.
+    /// If there is no address space for a copy.
     pub fn make_resident(&self, progress: &mut dyn FnMut(f32) -> bool) -> std::io::Result<()> {
         let total = self.file_size().max(1) as f32;
         while self.0.copy_step()? {
@@ -311,16 +309,16 @@ impl Gguf {
         self.0.shards.iter().map(|bytes| bytes.copied()).sum()
     }
 
-    /// Whether a copy would have huge pages and leave as much memory again to others. Files of less
+    /// Whether a copy would have huge pages and leave the same amount of memory free for other processes. Files of less
     /// than 32 MiB stay in the caches anyway.
     pub fn worth_residence(&self) -> bool {
         self.file_size() >= 32 << 20 && resident::worth_it(self.file_size() - self.resident_bytes())
     }
 
-    /// [`Gguf::make_resident`] on a thread of its own, which ends when the last clone of `self` is gone.
+    /// Runs [`Gguf::make_resident`] on a thread, which ends when the last clone of `self` is dropped.
     pub(crate) fn make_resident_in_background(&self) {
         let inner = Arc::downgrade(&self.0);
-        // Without a thread or room for it the map serves as well.
+        // If there is no thread or memory for it, the map is used.
         let _ = std::thread::Builder::new().name("ruvllm-resident".into()).spawn(move || {
             while let Some(inner) = inner.upgrade() {
                 if !inner.copy_step().unwrap_or(false) {
@@ -350,13 +348,13 @@ const SPLIT_TENSORS: &str = "split.tensors.count";
 /// Which part of a split model a file is.
 #[derive(Clone, Copy)]
 struct Split {
-    /// Counted from 0.
+    /// Index of the part, from 0.
     no: u64,
     count: u64,
 }
 
 impl Split {
-    /// What the header says; `None` for a file that is a model by itself.
+    /// The split that the header describes; `None` for a file that is a whole model.
     fn of(header: &Header) -> Result<Option<Split>, GgufError> {
         let count = header.metadata.opt_u64(SPLIT_COUNT)?.unwrap_or(1);
         if count <= 1 {
@@ -365,7 +363,7 @@ impl Split {
         Ok(Some(Split { no: header.metadata.u64(SPLIT_NO)?, count }))
     }
 
-    /// How the name of part `no` ends.
+    /// File name suffix of part `no`.
     fn suffix(&self, no: u64) -> String {
         format!("-{:05}-of-{:05}.gguf", no.saturating_add(1), self.count)
     }
@@ -380,7 +378,7 @@ impl Split {
         Ok(path.with_file_name(format!("{prefix}{}", self.suffix(no))))
     }
 
-    /// Whether a header is that of part `no` of the same model.
+    /// Checks that a header is that of part `no` of the same model.
     fn check(&self, header: &Header, no: u64) -> Result<(), GgufError> {
         for (key, expected) in [(SPLIT_COUNT, self.count), (SPLIT_NO, no)] {
             let found = header.metadata.u64(key)?;
@@ -400,7 +398,7 @@ fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
     move |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
 }
 
-/// Opens a regular file. Anything else (a folder, a pipe) cannot be mapped, and might block.
+/// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might block.
 fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
     let metadata = std::fs::metadata(path).map_err(io_error(path))?;
     if !metadata.is_file() {

@@ -1,8 +1,8 @@
-//! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the
-//! file, and every count is held against the bytes that are left before anything is allocated for
-//! it. Memory is bounded by a small multiple of the header, whatever the file says: a vocabulary takes half of its
-//! bytes again, a tensor five times its least description, and at worst an array of empty arrays of strings ten
-//! times its own. Metadata entries, whose values take a hundred bytes where a short key takes 17, are few.
+//! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the file, and every count
+//! is checked against the bytes that are left before memory is allocated for it. Memory is bounded by a small multiple
+//! of the header, whatever the file says: a vocabulary takes another half of its own bytes, a tensor five times its
+//! shortest description, and in the worst case an array of empty arrays of strings ten times its own bytes. A metadata
+//! value takes a hundred bytes where a short entry has 17, but the number of entries is limited.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use super::{Header, TensorInfo};
 use crate::error::GgufError;
 use crate::quant::DType;
 
-/// Longest key and tensor name, in bytes. GGUF allows keys of 65535; names are held to the same.
+/// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to names.
 pub(super) const MAX_NAME: u64 = 65535;
 /// Deepest nesting of arrays.
 pub(super) const MAX_ARRAY_DEPTH: usize = 4;
-/// Most metadata entries; models have some dozens.
+/// Most metadata entries; models have a few dozen.
 pub(super) const MAX_ENTRIES: usize = 1 << 16;
 /// Most dimensions of a tensor.
 pub(super) const MAX_DIMS: u32 = 4;
 /// Largest `general.alignment`.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// Longest header, an order of magnitude above the largest vocabularies. No length or offset within
-/// one can then overflow 32 bits, signed or not.
+/// Longest header, an order of magnitude above the largest vocabularies. It also ensures that no length or offset
+/// inside a header overflows 32 bits, signed or not.
 pub(super) const MAX_HEADER: u64 = 1 << 28;
 
 /// The numbers of the metadata types.
@@ -45,7 +45,7 @@ pub(super) mod id {
     pub(in crate::gguf) const F64: u32 = 12;
 }
 
-/// What is being read, for messages.
+/// What is being read, for error messages.
 #[derive(Clone, Copy)]
 enum Item<'a> {
     Preamble,
@@ -74,7 +74,7 @@ impl fmt::Display for Item<'_> {
 }
 
 struct Reader<'a> {
-    /// The start of the file, perhaps not all of it.
+    /// The start of the file, possibly not all of it.
     bytes: &'a [u8],
     pos: usize,
     file_size: u64,
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         self.pos as u64
     }
 
-    /// Checks that `n` more bytes exist, and are within reach.
+    /// Checks that the file has `n` more bytes, and that they are in `bytes`.
     fn need(&self, n: u64, item: Item<'_>) -> Result<(), GgufError> {
         let offset = self.offset();
         let end = offset.checked_add(n);
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         self.array(item).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `min_bytes` each.
+    /// Reads a count of items that take at least `min_bytes` each.
     fn count(&mut self, item: Item<'_>, min_bytes: u64) -> Result<usize, GgufError> {
         let offset = self.offset();
         let count = self.u64(item)?;
@@ -227,7 +227,8 @@ impl<'a> Reader<'a> {
     fn strings(&mut self, key: &str, file: &Arc<Bytes>) -> Result<StringArray, GgufError> {
         let count = self.count(Item::Length(key), 8)?;
         let start = self.pos;
-        // A count may be wrong although the file is large, so beyond a vocabulary's size it is earned.
+        // The count may be wrong although the file is large: memory beyond a vocabulary's size grows with the strings
+        // read.
         let mut offsets = Vec::with_capacity((count + 1).min(1 << 20));
         for _ in 0..count {
             // `MAX_HEADER` keeps every position below 2³².
@@ -272,7 +273,7 @@ impl<'a> Reader<'a> {
         let version = self.u32(Item::Preamble)?;
         match version {
             2 | 3 => Ok(version),
-            // A small version read in the wrong byte order; ggml tells them apart in the same way.
+            // A small version read in the wrong byte order; ggml recognises big-endian files in the same way.
             _ if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian { version: version.swap_bytes() }),
             _ => Err(GgufError::Version { found: version }),
         }
@@ -297,7 +298,7 @@ pub(super) fn tensor_bytes(name: &str, dims: &[u64], dtype: DType) -> Result<u64
         .ok_or_else(|| GgufError::TensorTooLarge { name: name(), dtype: dtype.to_string(), dims: dims.to_vec() })
 }
 
-/// What a file that is not GGUF seems to be; the end of a sentence.
+/// Guess at the kind of a file that is not GGUF; the end of an error message's sentence.
 fn guess(start: &[u8]) -> &'static str {
     match start {
         _ if start.starts_with(b"version https://git-lfs") => {
@@ -325,8 +326,8 @@ fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
 pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufError> {
     let mut reader = Reader { bytes: file, pos: 0, file_size };
     let version = reader.preamble()?;
-    // The least a tensor takes: length of its name, rank, type, offset; and a metadata entry: length
-    // of its key, type, a value of one byte.
+    // Smallest tensor entry: length of the name, rank, type, offset. Smallest metadata entry: length of the key, type,
+    // a value of one byte.
     let n_tensors = reader.count(Item::TensorCount, 8 + 4 + 4 + 8)?;
     let n_entries = reader.count(Item::EntryCount, 8 + 4 + 1)?;
     if n_entries > MAX_ENTRIES {
@@ -352,9 +353,9 @@ pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufErr
     Ok(Header { version, metadata, tensors, tensor_index, alignment, data_offset })
 }
 
-/// Checks where the tensors lie, and makes their offsets count from the start of the file.
+/// Checks the positions of the tensors, and makes their offsets relative to the start of the file.
 fn place(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_size: u64) -> Result<(), GgufError> {
-    // Where the data would end with the tensors back to back, as every writer lays them out.
+    // End of the data if tensors follow each other without gaps, as every writer lays them out.
     let mut packed_end = Some(data_offset);
     for t in &*tensors {
         if !t.offset.is_multiple_of(alignment) {
@@ -368,8 +369,8 @@ fn place(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_size
     let mut data_end = 0;
     for t in tensors.iter_mut() {
         let end = data_offset.checked_add(t.offset).and_then(|start| start.checked_add(t.n_bytes));
-        // A file with holes, or sizes beyond all files, is wrong; one that is merely shorter than its
-        // tensors is cut off.
+        // A file with gaps, or with sizes beyond all files, is invalid; one that is merely shorter than its tensors is
+        // truncated.
         let Some(end) = end.filter(|&end| end <= file_size || packed_end.is_some_and(|packed| end <= packed)) else {
             return Err(GgufError::TensorOutOfFile {
                 name: t.name.clone(),

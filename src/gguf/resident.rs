@@ -1,9 +1,9 @@
-//! A copy of a mapped file in memory of the process's own.
+//! Copy of a mapped file in huge pages of this process's memory.
 //!
-//! A mapped file lies in pages of a few KiB. Streaming through it costs a walk of the page tables for
-//! each, which takes a fifth to a quarter of the bandwidth that pages of 2 MiB give (measured with 4 KiB
-//! on Zen and on Sapphire Rapids). A copy can have such pages where the system grants them. It is filled
-//! from the start, in order, while readers use what is there already and the map for the rest.
+//! A mapped file lies in pages of a few KiB. Streaming through it costs a walk of the page tables for each, which takes
+//! a fifth to a quarter of the bandwidth that pages of 2 MiB give (measured with 4 KiB on Zen and on Sapphire Rapids).
+//! A copy can have such pages where the system grants them. It is filled in order from the start, while readers use the
+//! part that exists and the map for the rest.
 
 use std::io;
 use std::ops::Range;
@@ -15,19 +15,19 @@ pub(super) const STEP: usize = 8 << 20;
 
 pub(super) struct Resident {
     memory: memmap2::MmapRaw,
-    /// The copy begins here,
+    /// Offset at which the copy begins.
     start: usize,
-    /// and is complete up to here.
+    /// Offset up to which it is complete.
     filled: AtomicUsize,
-    /// Held by whoever copies.
+    /// Held by the thread that copies.
     filling: Mutex<()>,
 }
 
 impl Resident {
-    /// Room for `len` bytes, of which those from `start` on will be copied. It takes no memory yet.
+    /// Reserves address space for `len` bytes, of which those from `start` on will be copied. It takes no memory yet.
     pub(super) fn reserve(start: usize, len: usize) -> io::Result<Resident> {
         let memory = memmap2::MmapOptions::new().len(len).map_anon()?;
-        // Only a wish: without huge pages the copy is as good as the map.
+        // Only a hint: without huge pages the copy is as good as the map.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         Ok(Resident { memory: memory.into(), start, filled: AtomicUsize::new(start), filling: Mutex::new(()) })
@@ -49,13 +49,13 @@ impl Resident {
         Some(unsafe { std::slice::from_raw_parts(self.memory.as_ptr().wrapping_add(range.start), range.len()) })
     }
 
-    /// Copies the next [`STEP`] of `source`; which part that was, empty if nothing was left.
+    /// Copies the next [`STEP`] of `source`; returns its range, empty if nothing was left.
     #[allow(unsafe_code)] // see `get`
     pub(super) fn copy_step(&self, source: &[u8]) -> Range<usize> {
         let _alone = self.filling.lock().unwrap_or_else(|e| e.into_inner());
         let start = self.filled.load(Ordering::Relaxed);
         let end = (start + STEP).min(source.len()).min(self.memory.len());
-        // SAFETY: `start..end` lies in both, nobody reads beyond `filled`, and the lock makes this thread
+        // SAFETY: `start..end` lies in both, no thread reads beyond `filled`, and the lock makes this thread
         // the only writer.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -69,7 +69,7 @@ impl Resident {
     }
 }
 
-/// Whether a copy of `len` bytes leaves as much memory again to others, and gets huge pages.
+/// Whether a copy of `len` bytes leaves the same amount of memory free for other processes, and gets huge pages.
 pub(super) fn worth_it(len: u64) -> bool {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let huge = read("/sys/kernel/mm/transparent_hugepage/enabled").is_some_and(|s| !s.contains("[never]"));

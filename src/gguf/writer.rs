@@ -1,5 +1,4 @@
-//! Making GGUF files: metadata first, then tensor by tensor, so that a file much larger than memory
-//! can be written.
+//! Writing GGUF files: metadata first, then tensor by tensor, so that a file much larger than memory can be written.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -25,8 +24,7 @@ struct Tensor<'a> {
 
 /// Collects metadata and tensors, then writes them as a GGUF file of version 3.
 ///
-/// What it writes can be read: the header goes through the parser, with all its limits, before the
-/// first byte is written.
+/// The result can be read: the header is checked by the parser, with all its limits, before the first byte is written.
 ///
 /// ```
 /// # fn main() -> Result<(), ruvllm::GgufError> {
@@ -54,8 +52,8 @@ impl<'a> Writer<'a> {
         Writer::default()
     }
 
-    /// Sets a key; a key set twice keeps its place and takes the new value. `general.alignment` is
-    /// obeyed, and 32 without it.
+    /// Sets a key; a key set twice keeps its place and takes the new value. The file's alignment is
+    /// `general.alignment`, or 32 without it.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<Value>) -> &mut Self {
         let (key, value) = (key.into(), value.into());
         match self.metadata.iter_mut().find(|(known, _)| *known == key) {
@@ -77,8 +75,8 @@ impl<'a> Writer<'a> {
         self.tensor_with(name, dims, dtype, move |out| out.write_all(&data))
     }
 
-    /// Adds a tensor whose data `produce` makes when its turn has come, in as many pieces as it
-    /// likes. An error it returns stops the writing and comes back as [`GgufError::Io`].
+    /// Adds a tensor whose data `produce` writes when its turn comes, in any number of pieces. An error it returns
+    /// stops the writing and is returned as [`GgufError::Io`].
     pub fn tensor_with(
         &mut self,
         name: impl Into<String>,
@@ -96,13 +94,13 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Keeps a new file from other users, where the system has such permissions.
+    /// Makes a new file unreadable for other users, where the system has such permissions.
     pub fn private(&mut self) -> &mut Self {
         self.private = true;
         self
     }
 
-    /// Writes the file as [`NewFile`] does.
+    /// Writes the file by way of a [`NewFile`].
     ///
     /// # Errors
     /// [`GgufError::Exists`]; the errors of [`Header::parse`]; [`GgufError::TensorData`] if the
@@ -120,7 +118,7 @@ impl<'a> Writer<'a> {
             WriteError::Gguf(error) => in_file(path)(error),
             WriteError::Io(source) => io_error(source),
         })?;
-        // Quantising takes long enough for the file to have appeared meanwhile.
+        // The file may have appeared while tensors were quantised.
         if refuse && path.exists() {
             return Err(exists());
         }
@@ -178,7 +176,7 @@ impl<'a> Writer<'a> {
             let mut counted = Counted { out, written: 0, expected: info.n_bytes };
             let produced = (t.produce)(&mut counted);
             let found = counted.written;
-            // Too much data has stopped `produce` with an error that says less than this one.
+            // `produce` was stopped because of too much data; this error says more than the one it returned.
             if found > info.n_bytes || (found < info.n_bytes && produced.is_ok()) {
                 return Err(GgufError::TensorData { name: t.name, expected: info.n_bytes, found }.into());
             }
@@ -212,10 +210,10 @@ impl From<io::Error> for WriteError {
     }
 }
 
-/// Passes on the bytes of one tensor, up to the length it must have.
+/// Passes on the bytes of one tensor, up to its length.
 struct Counted<'a> {
     out: &'a mut dyn Write,
-    /// Bytes asked to be written, also those beyond `expected`.
+    /// Bytes that were to be written, including those beyond `expected`.
     written: u64,
     expected: u64,
 }
@@ -236,11 +234,11 @@ impl Write for Counted<'_> {
     }
 }
 
-/// A file being written: under a temporary name beside its own until [`finish`](Self::finish) puts it to disk
-/// and renames it, so that at no time there is half a file under its name, and whoever has an older one open
-/// keeps it. Dropped before that, it leaves nothing behind.
+/// A file being written: it has a temporary name beside its own until [`finish`](Self::finish) syncs it to disk and
+/// renames it, so that there never is half a file under its name, and a process that has an older one open keeps it.
+/// Dropped before that, it leaves nothing behind.
 ///
-/// Only regular files are replaced, with their permissions; of a symbolic link, what it points to.
+/// Only regular files are replaced, and keep their permissions; for a symbolic link, its target is replaced.
 #[derive(Debug)]
 pub struct NewFile {
     out: BufWriter<File>,
@@ -249,10 +247,10 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins the file `path`; `private` keeps it from other users unless it replaces one that is not.
+    /// Begins the file `path`; `private` makes it unreadable for other users unless it replaces one that is not.
     ///
     /// # Errors
-    /// If `path` is `-` or there is something else than a regular file, or as [`File::create_new`].
+    /// If `path` is `-`, or something other than a regular file is there, or as [`File::create_new`].
     pub fn create(path: &Path, private: bool) -> io::Result<NewFile> {
         if path == Path::new("-") {
             let text = "a file has to be named: this cannot go to standard output";
@@ -273,7 +271,7 @@ impl NewFile {
         Ok(NewFile { out: BufWriter::with_capacity(1 << 20, file), temporary, target })
     }
 
-    /// Puts the file in place.
+    /// Syncs the file to disk and renames it to its final name.
     ///
     /// # Errors
     /// If the disk is full or fails, or the folder does not allow it.
@@ -326,7 +324,7 @@ impl Temporary {
 
     fn rename(self, to: &Path) -> io::Result<()> {
         fs::rename(&self.0, to)?;
-        // The new name is on disk once the folder is. The file is in place even where that fails.
+        // The new name is on disk once the folder is synced; failure of that is ignored, as the file is in place.
         #[cfg(unix)]
         if let Some(folder) = to.parent() {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

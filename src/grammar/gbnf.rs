@@ -1,11 +1,11 @@
-//! GBNF, the grammars of llama.cpp, translated to the engine's.
+//! Translates GBNF, the grammars of llama.cpp, to Lark.
 //!
-//! GBNF is a context-free grammar over characters. The engine has a lexer below its parser, and the lexer is greedy: where
-//! a terminal can go on, it does. So a translation must cut the grammar into terminals such that going on is always
-//! right. It begins with the largest: every part of the grammar that is regular, as one regular expression. Then it
-//! looks for a terminal that ends where it, or another one, could also go on with a byte that may follow it; one of the
-//! two is cut into its parts, until nothing is left to cut. Single characters are no prefix of each other, so that this
-//! ends, at the latest, with a terminal per character: slower, but the same language.
+//! GBNF is a context-free grammar over characters. The engine has a lexer below its parser, and the lexer is greedy: it
+//! extends a terminal as far as possible. So a translation must split the grammar into terminals for which that is
+//! always right. It starts with the largest ones: every regular part of the grammar, as one regular expression. Then it
+//! looks for a terminal that ends where it, or another one, could also continue with a byte that may follow it, and
+//! splits one of the two into its parts, until nothing is left to split. No single character is a prefix of another, so
+//! at the latest this ends with a terminal per character: slower, but the same language.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
@@ -16,13 +16,13 @@ use llguidance::toktrie::TokTrie;
 use super::{MAX_DEPTH, Syntax};
 use crate::GrammarError;
 
-/// Longest regular expression of a terminal, bytes; a longer part of a grammar is cut.
+/// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;
 /// Most parts of a grammar.
 const MAX_NODES: usize = 20_000;
-/// Largest number of repetitions; larger ones are refused.
+/// Largest number of repetitions.
 const MAX_REPEAT: u32 = 10_000;
-/// States looked at to find terminals that collide; with more, everything is cut into characters.
+/// Most states visited to find colliding terminals; beyond that, everything is split into characters.
 const MAX_STATES: usize = 50_000;
 
 /// Index into [`Gbnf::nodes`].
@@ -30,14 +30,14 @@ type Id = usize;
 
 #[derive(Debug, Clone)]
 enum Node {
-    /// One character of these ranges, inclusive, ascending.
+    /// One character from these ranges, which are inclusive and ascending.
     Class(Vec<(char, char)>),
     Seq(Vec<Id>),
     Alt(Vec<Id>),
-    /// At least, at most.
+    /// At least and at most so many repetitions.
     Repeat(Id, u32, Option<u32>),
     Rule(usize),
-    /// A token, as Lark writes it.
+    /// A token, in Lark's notation.
     Token(String),
 }
 
@@ -48,18 +48,18 @@ struct Gbnf {
     root: usize,
 }
 
-/// The grammar in Lark. Tokens are looked up in `tree`.
+/// Translates a grammar to Lark. Tokens are looked up in `tree`.
 pub(super) fn to_lark(source: &str, tree: &TokTrie) -> Result<String, GrammarError> {
     let grammar = Parser::new(source, tree).parse()?;
     let mut regular = grammar.regular();
-    // The parts that are terminals whole, unless they are cut.
+    // Parts that are split instead of becoming a terminal.
     let mut cut = HashSet::new();
     loop {
         let terminals = grammar.terminals(&regular, &cut);
         match grammar.collision(&terminals, &regular, &cut) {
             Collision::None => break,
             Collision::Between(a, b) => {
-                // The longer one first: it is more likely to be the one that runs over.
+                // The longer one first: it is more likely to be the one that runs too far.
                 let len =
                     |id: Id| if grammar.is_character(id) { 0 } else { regular[id].as_ref().map_or(0, String::len) };
                 let which = if len(a) >= len(b) { a } else { b };
@@ -74,7 +74,7 @@ pub(super) fn to_lark(source: &str, tree: &TokTrie) -> Result<String, GrammarErr
             }
         }
     }
-    // A cut part is cut wherever it occurs, as are all rules that it is the body of.
+    // A part is split wherever it occurs, and so are all rules whose body it is.
     cut.iter().for_each(|&id| regular[id] = None);
     Ok(grammar.write(&regular))
 }
@@ -98,7 +98,7 @@ impl Bytes {
         self.0[usize::from(byte >> 6)] >> (byte & 63) & 1 == 1
     }
 
-    /// Adds `other`; whether that changed anything.
+    /// Adds `other`; returns whether that changed anything.
     fn merge(&mut self, other: Bytes) -> bool {
         let before = *self;
         self.0.iter_mut().zip(other.0).for_each(|(a, b)| *a |= b);
@@ -120,8 +120,8 @@ impl Gbnf {
         }
     }
 
-    /// The regular expression of each part that is one, of bounded length. Parts come after their children, except the
-    /// bodies of rules.
+    /// The regular expression of each part that has one of bounded length. Children are computed before their parents,
+    /// except for bodies of rules.
     fn regular(&self) -> Vec<Option<String>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Visit {
@@ -131,8 +131,8 @@ impl Gbnf {
         }
         let mut out: Vec<Option<String>> = vec![None; self.nodes.len()];
         let mut visits = vec![Visit::No; self.nodes.len()];
-        // Depth first without recursion: rules may lead to each other over any distance. A part is looked at again once
-        // its children are done; a child that has begun but not ended is recursive, and so is what leads to it.
+        // Depth first without recursion, since chains of rules may be long. A part is visited again when its children
+        // are done; a child that has begun but not ended is recursive, and so is everything that refers to it.
         let mut stack: Vec<Id> = self.rules.iter().flatten().copied().collect();
         while let Some(&id) = stack.last() {
             if visits[id] != Visit::No {
@@ -149,7 +149,7 @@ impl Gbnf {
         out
     }
 
-    /// The regular expression of a part whose children have theirs in `known`.
+    /// The regular expression of a part whose children's are in `known`.
     fn regex(&self, id: Id, known: &[Option<String>]) -> Option<String> {
         let group = |id: Id| known[id].as_ref().map(|regex| format!("(?:{regex})"));
         match &self.nodes[id] {
@@ -158,7 +158,7 @@ impl Gbnf {
                 for &(from, to) in ranges {
                     let _ = write!(out, "\\x{{{:x}}}-\\x{{{:x}}}", u32::from(from), u32::from(to));
                 }
-                // A class of nothing matches nothing; there is no expression for that which all parsers take.
+                // An empty class matches nothing; no expression for that is accepted by all parsers.
                 (!ranges.is_empty()).then(|| out + "]")
             }
             Node::Seq(parts) => parts
@@ -181,7 +181,7 @@ impl Gbnf {
         }
     }
 
-    /// The parts that become terminals, from the root on.
+    /// The parts that become terminals, starting at the root.
     fn terminals(&self, regular: &[Option<String>], cut: &HashSet<Id>) -> Vec<Id> {
         let mut seen = HashSet::new();
         let mut stack: Vec<Id> = self.rules[self.root].into_iter().collect();
@@ -192,7 +192,7 @@ impl Gbnf {
             }
             match &regular[id] {
                 Some(regex) if !cut.contains(&id) => {
-                    // Two parts with the same text are one terminal.
+                    // Parts with the same text are one terminal.
                     out.entry(regex.clone()).or_insert(id);
                 }
                 _ => stack.extend(self.children(id)),
@@ -201,7 +201,8 @@ impl Gbnf {
         out.into_values().collect()
     }
 
-    /// Two terminals of which one ends where the other, or itself, can go on with a byte that may follow the first.
+    /// Finds two terminals of which one ends where the other, or itself, can continue with a byte that may follow the
+    /// first.
     fn collision(&self, terminals: &[Id], regular: &[Option<String>], cut: &HashSet<Id>) -> Collision {
         // A single terminal ends where the text ends.
         if terminals.len() == 1 && self.rules[self.root] == Some(terminals[0]) {
@@ -224,7 +225,7 @@ impl Gbnf {
                 if self.is_character(terminals[a]) && self.is_character(terminals[b]) {
                     continue;
                 }
-                // All pairs of states that the two are in after the same text.
+                // All pairs of states that the two reach after the same text.
                 let start = (automata[a].initial_state(), automata[b].initial_state());
                 let mut seen = HashSet::from([start]);
                 let mut stack = vec![start];
@@ -270,7 +271,7 @@ impl Gbnf {
             nullable[id] = automata[i].is_accepting(start);
             (0..=255).filter(|&b| automata[i].transition(start, b) != StateID::DEAD).for_each(|b| first[id].insert(b));
         }
-        // To the fixed point: what can be empty, what begins a part, what follows it.
+        // Iterates to the fixed point: which parts can be empty, which bytes begin a part, which follow it.
         let mut changed = true;
         while changed {
             changed = false;
@@ -332,7 +333,7 @@ impl Gbnf {
                 }
             }
         }
-        // A terminal is followed by what follows any of its occurrences.
+        // The bytes that follow any occurrence of a terminal follow the terminal.
         let mut out = vec![Bytes::default(); terminals.len()];
         for id in (0..n).filter(|&id| is_terminal(id)) {
             if let Some(&i) = regular[id].as_deref().and_then(|regex| by_text.get(regex)) {
@@ -342,7 +343,7 @@ impl Gbnf {
         out
     }
 
-    /// The grammar in Lark: a rule per part that is no terminal, so that nothing nests.
+    /// Writes the grammar in Lark: a rule for each part that is not a terminal, so that nothing nests.
     fn write(&self, regular: &[Option<String>]) -> String {
         let mut out = String::new();
         let root = self.rules[self.root].unwrap_or_default();
@@ -366,7 +367,7 @@ impl Gbnf {
                 Node::Repeat(part, min, Some(max)) => format!("{}{{{min},{max}}}", name(*part)),
                 Node::Rule(rule) => name(self.rules[*rule].unwrap_or_default()),
                 Node::Token(token) => token.clone(),
-                // Only a class without characters is no terminal.
+                // Only an empty class is not a terminal.
                 Node::Class(_) => "/[^\\x{0}-\\x{10ffff}]/".to_owned(),
             };
             let _ = writeln!(out, "n{id}: {}", if body.is_empty() { "\"\"" } else { &body });
@@ -382,7 +383,7 @@ struct Parser<'a> {
     tree: &'a TokTrie,
     nodes: Vec<Node>,
     rules: Vec<Option<Id>>,
-    /// Numbers of rules, and the line that first names each.
+    /// Number of each rule, and the line that first names it.
     names: HashMap<String, (usize, usize)>,
 }
 
@@ -403,7 +404,7 @@ impl<'a> Parser<'a> {
             self.space(true);
             let body = self.alternatives(0)?;
             let rule = self.rule(name);
-            // A rule may be given twice; the last one counts.
+            // A rule may be defined twice; the last definition counts.
             self.rules[rule] = Some(body);
             match self.peek() {
                 None | Some('\n' | '\r') => self.space(true),
@@ -440,7 +441,7 @@ impl<'a> Parser<'a> {
         found
     }
 
-    /// Skips white space and comments; line ends too, where they mean nothing.
+    /// Skips white space and comments; also line ends if `lines`.
     fn space(&mut self, lines: bool) {
         while let Some(c) = self.peek() {
             match c {
@@ -607,7 +608,7 @@ impl<'a> Parser<'a> {
             let (mut others, mut next) = (Vec::new(), Some('\0'));
             for (from, to) in ranges {
                 if let Some(begin) = next.filter(|&begin| begin < from) {
-                    // The character before `from`; surrogates are none.
+                    // The character before `from`, skipping surrogates.
                     let end = char::from_u32(u32::from(from) - 1).unwrap_or('\u{d7ff}');
                     others.push((begin, end));
                 }
@@ -620,7 +621,7 @@ impl<'a> Parser<'a> {
         self.add(Node::Class(ranges))
     }
 
-    /// One character of a text or a class, which may be written as an escape.
+    /// Reads one character of a string or a class, possibly written as an escape.
     fn character(&mut self, place: &str) -> Result<char, GrammarError> {
         let Some(c) = self.peek() else { return Err(self.error(&format!("{place} has no end"))) };
         self.at += 1;
@@ -647,7 +648,7 @@ impl<'a> Parser<'a> {
         value.ok_or_else(|| self.error(&format!("expected the {n_digits} hexadecimal digits of a character")))
     }
 
-    /// `<[id]>` or `<text>`.
+    /// Reads `<[id]>` or `<text>`.
     fn token(&mut self) -> Result<Id, GrammarError> {
         let len = self.chars[self.at..].iter().position(|&c| c == '>').unwrap_or(0);
         let text: String = self.chars[self.at..=self.at + len].iter().collect();

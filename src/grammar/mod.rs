@@ -1,8 +1,8 @@
 //! Output that obeys a grammar: JSON, JSON Schema, regular expressions, GBNF and Lark.
 //!
-//! Three values, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts of all tokens and is made once
-//! per tokenizer. A [`Grammar`] is compiled once and shared. A [`Matcher`] follows one text: it says which tokens may
-//! come next, and is told which one came. It is a [`TokenMask`], so a sampler takes it:
+//! There are three types, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts of all tokens and is
+//! made once per tokenizer. A [`Grammar`] is compiled once and shared. A [`Matcher`] follows one text: it tells which
+//! tokens may come next, and accepts the one that was chosen. It is a [`TokenMask`] for a sampler:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,18 +30,19 @@
 //!
 //! The engine is `llguidance`: a lexer of regular-expression derivatives below an Earley parser, walking the tree of
 //! all tokens. Masks are exact: a token is in the mask if and only if the text with it can be continued to one that the
-//! grammar matches, however the text is cut into tokens, characters included. Ours is what surrounds it:
+//! grammar matches, however the text is split into tokens, even inside characters. This module adds:
 //!
 //! - **Nothing is ignored.** A JSON Schema keyword that is not enforced is an error that names keyword and path
-//!   (`schema`); annotations and words that are no keyword of any draft have no meaning there either.
-//! - **GBNF**, llama.cpp's grammars, is translated (`gbnf`), and means what it means there.
-//! - **Limits.** A grammar may come from anywhere. Its length, its nesting and the work and memory of compiling it and of
-//!   each mask are bounded; what is beyond is an error.
-//! - **The end.** Where the grammar may end, all tokens that end a generation are allowed; where it must, only they are.
+//!   (`schema`), except for annotations and names that are no keyword in any draft, which have no effect.
+//! - **GBNF**, llama.cpp's grammar language, is translated (`gbnf`), and has the same meaning as there.
+//! - **Limits.** A grammar may come from an untrusted source. Its length, its nesting, and the work and memory of
+//!   compiling it and of each mask are bounded; exceeding a limit is an error.
+//! - **The end.** Where the grammar may end, all tokens that end a generation are allowed; where it must end, only they
+//!   are.
 //!
-//! Properties of JSON objects come in the order of the schema's `properties`, and between two tokens of JSON is at most one
-//! space, so that a weak model cannot write blanks until its limit. Nothing bounds what the schema does not bound: strings
-//! without `maxLength`, arrays without `maxItems`, the digits of a fraction.
+//! Properties of JSON objects come in the order of the schema's `properties`, and between two JSON tokens there is at
+//! most one space, so that a weak model cannot write blanks up to its limit. Lengths that the schema does not bound are
+//! unbounded: strings without `maxLength`, arrays without `maxItems`, the digits of a fraction.
 
 mod gbnf;
 mod pattern;
@@ -62,22 +63,23 @@ use crate::MaskError;
 use crate::sample::TokenMask;
 use crate::tokenizer::Tokenizer;
 
-/// Longest grammar or schema, bytes.
+/// Longest grammar or schema, in bytes.
 const MAX_SOURCE: usize = 256 << 10;
 /// Deepest nesting of brackets in a grammar, or of schemas.
 const MAX_DEPTH: usize = 64;
-/// Longest time to compile. The limits of the engine end it long before on any machine in use.
+/// Longest compile time. On current machines the limits of the engine are reached long before.
 const MAX_TIME: Duration = Duration::from_secs(5);
-/// Stack to compile on; the compilers are recursive where grammars nest. Only what is used of it takes memory.
+/// Stack size for compiling, as the compilers recurse where grammars nest. Only the part used takes memory.
 const STACK: usize = 64 << 20;
-/// Longest text that is forced at once, bytes. Longer ones, which may have no end, are left to masks.
+/// Longest text that is forced at once, in bytes. Longer ones, which may be endless, are left to masks.
 const MAX_FORCED: usize = 4096;
-/// Tokens that are allowed together or not at all in addresses, names and codes, besides those that are in strings.
+/// Token texts that addresses, names and codes allow all together or not at all, besides those allowed in strings.
 const WORDS: &str = "[a-zA-Z0-9]+";
-/// Longest token that can be part of a matching text, bytes. Longer ones are never allowed.
+/// Longest token that can be part of a matching text, in bytes. Longer ones are never allowed.
 const MAX_TOKEN: usize = 1000;
 
-/// What compiling and a mask may cost. Counted work: a million units of fuel are 20 ms, a mask ends after some 15 ms.
+/// Limits of compiling and of a mask, as counted work: a million units of fuel take 20 ms, a mask ends after some 15
+/// ms.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 1_000_000,
@@ -92,13 +94,13 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// The texts of all tokens of a tokenizer, as a tree. Cloning is cheap.
+/// Tree of the texts of all tokens of a tokenizer. Cloning is cheap.
 #[derive(Clone)]
 pub struct TokenTrie(Arc<Trie>);
 
 struct Trie {
     factory: ParserFactory,
-    /// Tokens that end a generation, ascending. The first is the one that the engine knows.
+    /// Tokens that end a generation, in ascending order. The engine knows only the first.
     eog: Vec<u32>,
 }
 
@@ -108,7 +110,7 @@ impl fmt::Debug for TokenTrie {
     }
 }
 
-/// The tree, as the engine wants to see a tokenizer.
+/// The tree in the form of the engine's tokenizer trait.
 struct Env(TokTrie);
 
 impl TokenizerEnv for Env {
@@ -120,16 +122,17 @@ impl TokenizerEnv for Env {
         self.0.greedy_tokenize(s)
     }
 
-    /// So that masks allow every way to cut a forced text into tokens; [`TokenMask::forced`] has the canonical one.
+    /// `false`, so that masks allow every way to split a forced text into tokens; [`TokenMask::forced`] returns the
+    /// canonical one.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }
 }
 
 impl TokenTrie {
-    /// The tree of `tokenizer`'s tokens.
+    /// Builds the tree of `tokenizer`'s tokens.
     ///
-    /// Control tokens are no text: a grammar matches them only where it names them, which Lark does by `<name>` or
+    /// Control tokens are no text: a grammar matches them only where it names them, which in Lark is `<name>` or
     /// `<[id]>`.
     ///
     /// # Errors
@@ -154,7 +157,7 @@ impl TokenTrie {
                 } else if tokenizer.is_control(id) || eog.contains(&id) || tokenizer.unknown() == Some(id) {
                     [&[special], tokenizer.token_text(id).unwrap_or_default()].concat()
                 } else if bytes.first() == Some(&special) {
-                    // No UTF-8 text has this byte, and here it marks special tokens.
+                    // No UTF-8 text contains this byte; in the tree it marks special tokens.
                     Vec::new()
                 } else {
                     bytes.into_owned()
@@ -177,7 +180,7 @@ impl TokenTrie {
         self.tree().vocab_size()
     }
 
-    /// The text of a token, that of a special token included; empty where it can be no part of a text.
+    /// The text of a token, including special tokens; empty if it cannot be part of a text.
     #[cfg(feature = "chat")]
     pub(crate) fn text(&self, token: u32) -> &[u8] {
         let bytes = self.tree().token(token);
@@ -190,7 +193,7 @@ impl TokenTrie {
         self.tree().get_special_token(text)
     }
 
-    /// Tokens that a text can be cut into, in some way.
+    /// Some tokenisation of `text`.
     #[cfg(feature = "chat")]
     pub(crate) fn cut(&self, text: &[u8]) -> Vec<u32> {
         self.tree().greedy_tokenize(text)
@@ -219,16 +222,16 @@ impl TokenTrie {
 pub enum Syntax {
     /// JSON Schema; drafts 4 to 2020-12.
     JsonSchema,
-    /// A regular expression that the whole text matches, in the syntax of the crate `regex`, without assertions.
+    /// A regular expression that matches the whole text, in the syntax of the crate `regex`, without assertions.
     Regex,
-    /// llama.cpp's grammars.
+    /// GBNF, llama.cpp's grammar language.
     Gbnf,
-    /// Lark, as llguidance has it: rules, terminals as strings and regular expressions, `%json {…}`.
+    /// llguidance's dialect of Lark: rules, terminals as strings and regular expressions, `%json {…}`.
     Lark,
 }
 
 impl Syntax {
-    /// Its name in words.
+    /// Name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Syntax::JsonSchema => "JSON Schema",
@@ -245,11 +248,11 @@ impl fmt::Display for Syntax {
     }
 }
 
-/// A grammar over the tokens of a [`TokenTrie`]. Cloning is cheap, and what its matchers learn they share.
+/// A grammar over the tokens of a [`TokenTrie`]. Cloning is cheap, and all matchers share the states that they compute.
 #[derive(Clone)]
 pub struct Grammar {
     trie: TokenTrie,
-    /// At the beginning of the text.
+    /// State at the start of the text.
     start: Arc<llguidance::Matcher>,
 }
 
@@ -260,7 +263,7 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// Any JSON object: what other interfaces call JSON mode.
+    /// A grammar of any JSON object, known as JSON mode.
     ///
     /// # Errors
     /// As [`Grammar::new`].
@@ -268,15 +271,15 @@ impl Grammar {
         Self::json_schema(trie, r#"{"type": "object"}"#)
     }
 
-    /// The JSON values that a schema describes.
+    /// A grammar of the JSON values that a schema describes.
     ///
     /// # Errors
-    /// As [`Grammar::new`]; [`GrammarError::Keyword`] for what cannot be enforced.
+    /// As [`Grammar::new`]; [`GrammarError::Keyword`] for keywords that cannot be enforced.
     pub fn json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
         Self::new(trie, Syntax::JsonSchema, schema)
     }
 
-    /// The texts that a regular expression matches as a whole.
+    /// A grammar of the texts that a regular expression matches as a whole.
     ///
     /// # Errors
     /// As [`Grammar::new`].
@@ -284,7 +287,7 @@ impl Grammar {
         Self::new(trie, Syntax::Regex, regex)
     }
 
-    /// The texts of the rule `root` of a llama.cpp grammar.
+    /// A GBNF grammar, which matches the texts of its rule `root`.
     ///
     /// # Errors
     /// As [`Grammar::new`].
@@ -292,7 +295,7 @@ impl Grammar {
         Self::new(trie, Syntax::Gbnf, grammar)
     }
 
-    /// The texts of the rule `start` of a Lark grammar.
+    /// A Lark grammar, which matches the texts of its rule `start`.
     ///
     /// # Errors
     /// As [`Grammar::new`].
@@ -303,14 +306,14 @@ impl Grammar {
     /// Compiles `source`.
     ///
     /// # Errors
-    /// [`GrammarError::TooLong`], [`GrammarError::TooDeep`], [`GrammarError::OutOfTime`] at the limits,
-    /// [`GrammarError::Invalid`] with what the compiler says, which includes its limits of work and memory,
-    /// [`GrammarError::Keyword`] for what a schema asks and cannot be enforced.
+    /// [`GrammarError::TooLong`], [`GrammarError::TooDeep`] and [`GrammarError::OutOfTime`] at the limits,
+    /// [`GrammarError::Invalid`] with the compiler's message, which includes its limits of work and memory,
+    /// [`GrammarError::Keyword`] for schema keywords that cannot be enforced.
     pub fn new(trie: &TokenTrie, syntax: Syntax, source: &str) -> Result<Self, GrammarError> {
         Self::with_layout(trie, syntax, source, Layout::Free)
     }
 
-    /// A Lark grammar of calls, whose JSON is laid out as chat templates do it.
+    /// A Lark grammar of calls, whose JSON has the layout of chat templates.
     #[cfg(feature = "chat")]
     pub(crate) fn calls(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
         Self::with_layout(trie, Syntax::Lark, grammar, Layout::Template)
@@ -326,7 +329,7 @@ impl Grammar {
         std::thread::Builder::new()
             .name("grammar".into())
             .stack_size(STACK)
-            // Nobody listens any more to a thread that was left behind.
+            // Nothing receives the result of a thread that was left behind.
             .spawn(move || drop(send.send(compile(&job_trie, syntax, &source, layout))))
             .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
         match receive.recv_timeout(MAX_TIME) {
@@ -336,19 +339,19 @@ impl Grammar {
         }
     }
 
-    /// A matcher at the beginning of a text.
+    /// A matcher at the start of a text.
     pub fn matcher(&self) -> Matcher {
         let (inner, grammar) = ((*self.start).clone(), self.clone());
         Matcher { inner, grammar, mask: None, tokens: Vec::new(), n_ends: 0, forces: true }
     }
 }
 
-/// White space in JSON.
+/// Layout of JSON.
 #[derive(Clone, Copy)]
 enum Layout {
-    /// At most a space, where JSON allows it.
+    /// At most one space wherever JSON allows white space.
     Free,
-    /// A space behind commas and colons, none elsewhere: what chat templates make of calls, so that it is forced.
+    /// One space after commas and colons, none elsewhere: the layout of calls in chat templates, so that it is forced.
     #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     Template,
 }
@@ -392,12 +395,12 @@ fn build(trie: &TokenTrie, syntax: Syntax, grammar: GrammarWithLexer) -> Result<
     }
 }
 
-/// What the engine says, without the states and source lines that may follow.
+/// The first line of the engine's message, without the states and source lines that may follow.
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Refuses brackets that nest too deep for recursive parsers. With `escapes`, a bracket behind `\` does not count.
+/// Refuses brackets that nest too deep for recursive parsers. With `escapes`, brackets after `\` are not counted.
 fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(), GrammarError> {
     let mut depth = 0usize;
     let mut chars = source.chars();
@@ -409,7 +412,7 @@ fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(
         } else if close.contains(c) {
             depth = depth.saturating_sub(1);
         }
-        // Brackets in strings count too, where none closes them: hence the room.
+        // Unclosed brackets in strings are counted, too: hence the margin.
         if depth > 4 * MAX_DEPTH {
             return Err(GrammarError::TooDeep { limit: 4 * MAX_DEPTH });
         }
@@ -417,16 +420,16 @@ fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(
     Ok(())
 }
 
-/// Follows one text through a [`Grammar`]. A clone goes its own way.
+/// Follows one text through a [`Grammar`]. A clone is independent.
 #[derive(Clone)]
 pub struct Matcher {
     grammar: Grammar,
     inner: llguidance::Matcher,
-    /// The mask here, once it was asked for.
+    /// The mask at this position, once it was computed.
     mask: Option<SimpleVob>,
-    /// Tokens accepted, but for those that end the text.
+    /// Accepted tokens, except those that end the text.
     tokens: Vec<u32>,
-    /// Tokens accepted that end the text.
+    /// Number of accepted tokens that end the text.
     n_ends: usize,
     /// Whether the engine is asked for forced text.
     forces: bool,
@@ -451,12 +454,12 @@ impl Matcher {
         })
     }
 
-    /// Whether the text is complete: nothing but its end can follow.
+    /// Whether the text is complete: only its end can follow.
     pub fn is_finished(&self) -> bool {
         self.n_ends > 0 || self.inner.is_stopped() && self.inner.stop_reason().is_ok()
     }
 
-    /// What went wrong in the engine.
+    /// The error for a failure of the engine.
     fn failed(&self, error: &impl fmt::Display) -> MaskError {
         let n_tokens = self.tokens.len();
         match self.inner.stop_reason() {
@@ -472,7 +475,7 @@ impl Matcher {
         } else {
             match self.inner.compute_mask() {
                 Ok(mask) => mask,
-                // The engine writes the reason of a mask without tokens into the message only.
+                // The engine reports a mask without tokens only in its message.
                 Err(e) if format!("{e}").contains("NoExtension") => {
                     return Err(MaskError::NothingAllowed { n_tokens: self.tokens.len() });
                 }
@@ -486,13 +489,13 @@ impl Matcher {
     }
 }
 
-/// How many of the first `tokens` are `text`, and where its end is `open` stay the same whatever follows: those before the
-/// first border from where the text is the beginning of a longer token.
+/// Number of `tokens` from the start that match `text` and, if its end is `open`, stay the same whatever follows: those
+/// before the first position from which the text is a prefix of a longer token.
 fn settled(tree: &TokTrie, tokens: &[u32], text: &[u8], open: bool) -> usize {
     let mut at = 0;
     for (i, &token) in tokens.iter().enumerate() {
         let bytes = tree.token(token);
-        // Not all tokenizers can write half a character.
+        // Not all tokenizers can represent incomplete characters.
         let is_text = !bytes.is_empty() && text[at..].starts_with(bytes);
         let end = at + bytes.len();
         if !is_text || open && (at..end).any(|from| tree.has_extensions(&text[from..])) {
@@ -503,7 +506,7 @@ fn settled(tree: &TokTrie, tokens: &[u32], text: &[u8], open: bool) -> usize {
     tokens.len()
 }
 
-/// The special token that a forced text begins with, behind its marker by id or by name, and its length there.
+/// The special token at the start of a forced text, after its marker by id or by name, and its length there.
 fn special(tree: &TokTrie, text: &[u8]) -> Option<(u32, usize)> {
     if let Some((len, token)) = llguidance::toktrie::parse_numeric_token(&text[1..]) {
         return Some((token, 1 + len));
@@ -535,8 +538,8 @@ impl TokenMask for Matcher {
         n.map(|n| n == 1).map_err(|e| self.failed(&e))
     }
 
-    /// Of a forced text the last tokens are left out where they might merge with what follows. Where only the end can
-    /// follow, a token that ends the text.
+    /// The last tokens of a forced text are left out if they might merge with the text that follows. If only the end
+    /// can follow, returns a token that ends the text.
     fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
         if self.is_finished() {
             return vec![self.grammar.trie.0.eog[0]];
@@ -546,10 +549,10 @@ impl TokenMask for Matcher {
         }
         let bytes = self.inner.compute_ff_bytes();
         if bytes.len() > MAX_FORCED {
-            // The engine may have reached its limits on the way: begin again.
+            // The engine may have reached its limits on the way: starts again.
             self.forces = false;
             self.inner = (*self.grammar.start).clone();
-            // An error comes again with the next mask.
+            // An error will be reported again with the next mask.
             let _ = self.inner.consume_tokens(&self.tokens);
             return Vec::new();
         }
@@ -587,7 +590,7 @@ impl TokenMask for Matcher {
         }
         if self.grammar.trie.0.eog.contains(&token) && self.is_accepting()? {
             self.n_ends += 1;
-            // From now on only the end.
+            // From here on only the end is allowed.
             self.mask = None;
             return Ok(());
         }

@@ -1,20 +1,20 @@
-//! Regular expressions of JSON Schema, which are ECMAScript's, in the syntax of the engine.
+//! Translates the regular expressions of JSON Schema, which are ECMAScript's, to the engine's syntax.
 //!
-//! What looks alike differs: `.` and `\s` match other characters, `\d` and `\w` are ASCII, and `[`, `&&`, `--` and `~~`
-//! inside a class are plain characters. What the engine cannot match (assertions inside a pattern, references) is
-//! refused.
+//! Some things look alike but differ: `.` and `\s` match other characters, `\d` and `\w` are ASCII, and `[`, `&&`, `--`
+//! and `~~` inside a class are plain characters. Features that the engine cannot match (assertions inside a pattern,
+//! back-references) are refused.
 
 use std::fmt::Write;
 
-/// What `\s` matches.
+/// Characters that `\s` matches.
 const SPACE: &str = r"\t\n\x{b}\x{c}\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
-/// What ends a line, so that `.` does not match it.
+/// Line ends, which `.` does not match.
 const LINE_END: &str = r"\n\r\x{2028}\x{2029}";
 
-/// The pattern in Rust's syntax.
+/// Translates a pattern to Rust's syntax.
 ///
 /// # Errors
-/// In words, what cannot be matched.
+/// A description of what cannot be matched.
 pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
     let mut p = Parser { chars: pattern.chars().collect(), at: 0, out: String::new() };
     while let Some(c) = p.next() {
@@ -45,9 +45,9 @@ pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
 
 enum Escape {
     Char(char),
-    /// Items of a class, and whether all others are meant.
+    /// Items of a class, and whether it is negated.
     Class(String, bool),
-    /// `\p{…}`, as it stands.
+    /// `\p{…}`, verbatim.
     Property(String),
 }
 
@@ -76,7 +76,7 @@ impl Parser {
         }
     }
 
-    /// The quantifier `{n}`, `{n,}` or `{n,m}` whose `{` was read; `None` where it is a plain character.
+    /// Reads the quantifier `{n}`, `{n,}` or `{n,m}` after its `{`; `None` if that is a plain character.
     fn quantifier(&mut self) -> Option<String> {
         let len = self.chars[self.at..].iter().position(|&c| c == '}')?;
         let inner: String = self.chars[self.at..self.at + len].iter().collect();
@@ -106,7 +106,7 @@ impl Parser {
         }
     }
 
-    /// What a `\` that was read begins.
+    /// Reads an escape after its `\`.
     fn escape(&mut self) -> Result<Escape, String> {
         let digit_class = |negated| Escape::Class("0-9".into(), negated);
         let word_class = |negated| Escape::Class("0-9A-Za-z_".into(), negated);
@@ -144,7 +144,7 @@ impl Parser {
         })
     }
 
-    /// The number of exactly `n` hexadecimal digits.
+    /// Reads exactly `n` hexadecimal digits.
     fn hex(&mut self, n: usize) -> Option<u32> {
         let digits = self.chars.get(self.at..self.at + n)?;
         let value = digits.iter().try_fold(0, |v, c| Some(v * 16 + c.to_digit(16)?))?;
@@ -152,7 +152,7 @@ impl Parser {
         Some(value)
     }
 
-    /// What follows `\u`: four digits, two times four of a surrogate pair, or `{…}`.
+    /// Reads what follows `\u`: four digits, two times four of a surrogate pair, or `{…}`.
     fn unicode(&mut self) -> Option<char> {
         if self.peek() == Some('{') {
             let len = self.chars[self.at..].iter().position(|&c| c == '}')?;
@@ -169,7 +169,7 @@ impl Parser {
         char::from_u32(high)
     }
 
-    /// The class whose `[` was read.
+    /// Reads a class after its `[`.
     fn class(&mut self) -> Result<(), String> {
         let negated = self.peek() == Some('^');
         self.at += usize::from(negated);
@@ -185,7 +185,7 @@ impl Parser {
         loop {
             let c = match self.next().ok_or("has a class without an end")? {
                 ']' => break,
-                // In a class this is a backspace.
+                // In a class, `\b` is a backspace.
                 '\\' if self.peek() == Some('b') => {
                     self.at += 1;
                     '\u{8}'
@@ -208,7 +208,7 @@ impl Parser {
                 c => c,
             };
             self.literal(c);
-            // A range, if a character and not the end of the class or a class of its own follows.
+            // A range, unless the `-` is followed by the end of the class or by a nested class.
             let range = self.peek() == Some('-') && !matches!(self.chars.get(self.at + 1), None | Some(']'));
             if range {
                 self.at += 1;

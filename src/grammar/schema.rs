@@ -2,7 +2,7 @@
 //!
 //! A schema is rewritten before the engine sees it: keywords of older drafts become those of draft 2020-12, references
 //! (`$ref` to pointers, anchors and `$id`s inside the schema) point into `$defs`, patterns are translated, keywords
-//! without effect are dropped. What is left are keywords that the engine enforces.
+//! without effect are dropped. The remaining keywords are those that the engine enforces.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,16 +12,16 @@ use super::pattern::from_ecma;
 use super::{Layout, MAX_DEPTH, Syntax};
 use crate::GrammarError;
 
-/// White space between two tokens of JSON, where there is some.
+/// White space between two JSON tokens, if there is any.
 const WHITE_SPACE: &str = r"\x20";
-/// Largest number whose neighbours a 64-bit float can tell apart.
+/// Numbers up to this magnitude are exact as 64-bit floats.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 /// Most values of an `enum`.
 const MAX_VALUES: usize = 5_000;
-/// Parts of a refused schema that are compiled to find the one at fault.
+/// Most parts of a refused schema that are compiled to find the faulty one.
 const MAX_SEARCH: usize = 40;
 
-/// Formats that are enforced, by the engine; those of [`own_format`] too.
+/// Formats that the engine enforces; those of [`own_format`] are enforced, too.
 const FORMATS: &[&str] = &["duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Keywords that describe and do not restrict.
@@ -43,7 +43,7 @@ enum Draft {
 }
 
 impl Draft {
-    /// The draft that `$schema` names; the newest when it names none that is known.
+    /// The draft that `$schema` names; `otherwise` if it is missing, the newest if it is unknown.
     fn of(schema: &Value, otherwise: Draft) -> Draft {
         match schema.get("$schema").and_then(Value::as_str) {
             None => otherwise,
@@ -56,7 +56,7 @@ impl Draft {
     }
 }
 
-/// Compiles a schema with `build`, which takes the rewritten one.
+/// Compiles a schema with `build`, which receives the rewritten one.
 pub(super) fn compile<T>(
     source: &str,
     layout: Layout,
@@ -67,9 +67,9 @@ pub(super) fn compile<T>(
     build(document.rewrite("")?).map_err(|error| {
         let (mut path, mut error) = (String::new(), error);
         let mut searched = HashSet::new();
-        // The deepest part that is refused by itself is the one at fault.
+        // The deepest part that is refused on its own is the faulty one.
         while let Some((child, e)) = children(&document, &path).into_iter().find_map(|child| {
-            // A part that is `false` is meant to have no value.
+            // A part that is `false` has no value on purpose.
             let fresh = document.root.pointer(&child) != Some(&Value::Bool(false));
             let fresh = fresh && searched.len() < MAX_SEARCH && searched.insert(child.clone());
             let refused = fresh.then(|| document.rewrite(&child).and_then(&build).err()).flatten()?;
@@ -127,7 +127,7 @@ fn refusal(keyword: &str, path: &str, message: impl Into<String>) -> GrammarErro
     GrammarError::Keyword { keyword: keyword.to_owned(), path: path.to_owned(), message: message.into() }
 }
 
-/// The engine's refusal of the schema at `path`, by the keyword it is about.
+/// Converts the engine's refusal of the schema at `path` to an error that names the keyword.
 fn explain(path: String, message: String) -> GrammarError {
     let about = [
         ("oneOf constraints", "oneOf", "is enforced only where no value can satisfy two of its schemas"),
@@ -142,21 +142,21 @@ fn explain(path: String, message: String) -> GrammarError {
     }
 }
 
-/// `name` as part of a JSON pointer.
+/// Escapes `name` for a JSON pointer.
 fn token(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// A schema and where its parts are.
+/// A schema and the addresses of its parts.
 struct Document<'a> {
     root: &'a Value,
-    /// Pointers by absolute address, with the anchor behind `#` where it is one.
+    /// Pointers by absolute address, with the anchor after `#` if there is one.
     ids: HashMap<String, String>,
     base: String,
     layout: Layout,
 }
 
-/// Where a schema lies.
+/// Position of a schema.
 #[derive(Clone)]
 struct Place {
     /// JSON pointer.
@@ -164,11 +164,11 @@ struct Place {
     /// Address that references are relative to.
     base: String,
     draft: Draft,
-    /// Schemas around it.
+    /// Number of enclosing schemas.
     depth: usize,
 }
 
-/// References met while rewriting, by pointer: their numbers in `$defs`, in order.
+/// Pointers that references lead to, with their numbers in `$defs`, in order.
 #[derive(Default)]
 struct Definitions {
     numbers: HashMap<String, usize>,
@@ -184,7 +184,7 @@ impl<'a> Document<'a> {
         document
     }
 
-    /// Enters the addresses of `value` and all below it.
+    /// Registers the addresses of `value` and of everything below it.
     fn register(&mut self, value: &Value, around: &Place) {
         let place = enter(around, value);
         match value {
@@ -210,7 +210,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The place of the value at a pointer, which there is.
+    /// The place of the value at a pointer, which must exist.
     fn place(&self, path: &str) -> Place {
         let mut place = Place { path: String::new(), base: String::new(), draft: Draft::D2020, depth: 0 };
         for (at, _) in path.char_indices().filter(|&(_, c)| c == '/') {
@@ -219,7 +219,7 @@ impl<'a> Document<'a> {
         Place { path: path.to_owned(), ..place }
     }
 
-    /// The pointer that a reference at `place` means.
+    /// The pointer to which a reference at `place` resolves.
     fn resolve(&self, reference: &str, place: &Place) -> Option<String> {
         let absolute = join(&place.base, reference);
         let (address, fragment) = absolute.split_once('#').unwrap_or((&absolute, ""));
@@ -230,7 +230,7 @@ impl<'a> Document<'a> {
         self.root.pointer(&pointer).is_some().then_some(pointer)
     }
 
-    /// The schema at a pointer in the form that the engine takes.
+    /// Rewrites the schema at a pointer to the form that the engine takes.
     fn rewrite(&self, path: &str) -> Result<Value, GrammarError> {
         let mut definitions = Definitions::default();
         let at = |path: &str| self.root.pointer(path).unwrap_or(&Value::Null);
@@ -284,7 +284,7 @@ impl<'a> Document<'a> {
         let mut out = Map::new();
         let mut all_of: Vec<Value> = Vec::new();
         for (key, value) in map {
-            // Until draft 7 nothing counts beside a reference.
+            // Up to draft 7, keywords beside a reference are ignored.
             if place.draft <= Draft::D7 && reference.is_some() && key != "$ref" {
                 continue;
             }
@@ -313,7 +313,7 @@ impl<'a> Document<'a> {
                     match &key[..] {
                         "allOf" => {
                             all_of.extend(items?);
-                            // Holds the place: properties come in the order of the schemas.
+                            // A placeholder: properties come in the order of the schemas.
                             out.insert(key.clone(), Value::Null);
                         }
                         _ => drop(out.insert(key.clone(), items?.into())),
@@ -372,7 +372,7 @@ impl<'a> Document<'a> {
                 "format" => match value.as_str() {
                     Some(name) if own_format(name).is_some() => {
                         all_of.push(json!({"type": "string", "pattern": own_format(name)}));
-                        // Formats are about strings only.
+                        // Formats restrict only strings.
                         if !map.get("type").is_some_and(|t| t == "string") {
                             let others = ["null", "boolean", "number", "array", "object"];
                             let string = all_of.pop();
@@ -406,7 +406,7 @@ impl<'a> Document<'a> {
                     };
                     out.insert(key.clone(), number.into());
                 }
-                // Where they have no effect.
+                // Without effect in these cases.
                 "uniqueItems" if value == &Value::Bool(false) => {}
                 "uniqueItems" if map.get("maxItems").and_then(Value::as_u64).is_some_and(|max| max <= 1) => {}
                 "not" if value == &Value::Bool(false) => {}
@@ -420,13 +420,13 @@ impl<'a> Document<'a> {
                 | "$recursiveRef" | "extends" | "disallow" | "divisibleBy" => {
                     return refuse(key, "is not enforced");
                 }
-                // Its meta-schema may have other keywords, or none.
+                // Another meta-schema may have other keywords, or none.
                 "$schema" if !value.as_str().is_some_and(|uri| uri.contains("json-schema.org")) => {
                     return refuse(key, &format!("is {value}, which is no draft"));
                 }
                 "x-guidance" => return refuse(key, "sets options of the engine, which a schema may not"),
                 key if ANNOTATIONS.contains(&key) => {}
-                // No keyword of any draft, so it means nothing: the standard calls it an annotation.
+                // Not a keyword in any draft: according to the standard, an annotation.
                 _ => {}
             }
         }
@@ -437,7 +437,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// The pointers of the schemas that the one at `path` is made of.
+/// The pointers of the subschemas of the schema at `path`.
 fn children(document: &Document<'_>, path: &str) -> Vec<String> {
     let Some(Value::Object(map)) = document.root.pointer(path) else { return Vec::new() };
     let mut out = Vec::new();
@@ -461,7 +461,7 @@ fn children(document: &Document<'_>, path: &str) -> Vec<String> {
     out
 }
 
-/// The place inside `schema`, which lies at `around`: its own draft and address count.
+/// The place inside `schema`, which is at `around`: applies its own draft and address.
 fn enter(around: &Place, schema: &Value) -> Place {
     let draft = Draft::of(schema, around.draft);
     let ignored = draft <= Draft::D7 && schema.get("$ref").is_some();
@@ -474,7 +474,7 @@ fn enter(around: &Place, schema: &Value) -> Place {
     Place { draft, base, ..around.clone() }
 }
 
-/// `reference` relative to `base`, both addresses.
+/// Resolves the address `reference` relative to the address `base`.
 fn join(base: &str, reference: &str) -> String {
     let scheme = |uri: &str| {
         let len = uri.find(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c))?;
@@ -503,7 +503,7 @@ fn join(base: &str, reference: &str) -> String {
     }
 }
 
-/// `text` without `%XX`; `None` where that is wrong or no UTF-8.
+/// Decodes `%XX` in `text`; `None` if that is malformed or not UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -514,7 +514,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// Whether the engine, which counts in 64-bit floats, can tell all numbers in `value` from their neighbours.
+/// Whether all numbers in `value` are exact for the engine, which uses 64-bit floats.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(n) => n.as_f64().is_some_and(|v| v.abs() <= MAX_EXACT),
@@ -524,8 +524,8 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// The pattern of a format for which the engine's is too wide: dates that no calendar has, minutes of 61 seconds, fractions
-/// of a second without end.
+/// Pattern of a format for which the engine's own is too permissive: dates that do not exist, minutes with 61 seconds,
+/// fractions of a second of unlimited length.
 fn own_format(name: &str) -> Option<String> {
     let leap = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29";
     let days = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])";

@@ -1,4 +1,4 @@
-//! What must not be forgotten: moments of ordinary text, and how much each direction matters there.
+//! What must not be forgotten: moments of ordinary text, and the importance of each direction there.
 
 use super::moments::{Moment, computable};
 use super::optimiser::UPDATE_TOKENS;
@@ -14,7 +14,7 @@ pub(crate) struct Fisher {
     pub(crate) gamma: Vec<f32>,
     /// `ξ: (n_embd)`, mean squared hidden state.
     pub(crate) xi: Vec<f32>,
-    /// Texts it was computed from.
+    /// Number of texts it was computed from.
     pub(crate) n_texts: u32,
 }
 
@@ -23,7 +23,7 @@ impl Fisher {
         Fisher { gamma: vec![1.0; n_embd], xi: vec![1.0; n_embd], n_texts: 0 }
     }
 
-    /// `F ← decay·F + (1 − decay)·F_new`; the first text replaces the guess.
+    /// `F ← decay·F + (1 − decay)·F_new`; the first text replaces the initial guess.
     pub(crate) fn merge(&mut self, gamma: &[f32], xi: &[f32], decay: f32) {
         let decay = if self.n_texts == 0 { 0.0 } else { decay };
         for (old, new) in self.gamma.iter_mut().zip(gamma).chain(self.xi.iter_mut().zip(xi)) {
@@ -35,7 +35,7 @@ impl Fisher {
         self.n_texts = self.n_texts.saturating_add(1);
     }
 
-    /// `1/(γ + damping)`, positive and finite whatever `γ` is: the diagonal of the preconditioner.
+    /// `1/(γ + damping)`, positive and finite for any `γ`: the diagonal of the preconditioner.
     pub(crate) fn preconditioner(&self) -> Vec<f32> {
         let mean = self.gamma.iter().sum::<f32>() / self.gamma.len() as f32;
         self.gamma.iter().map(|y| 1.0 / (y + DAMPING * mean).clamp(f32::MIN_POSITIVE, f32::MAX)).collect()
@@ -56,8 +56,8 @@ impl Fisher {
     }
 }
 
-/// `Ξ = D + HᵀH/m` of the hidden states `H: (m, n)` of some moments, where `D` is a share of its
-/// diagonal; solves with it by the Woodbury identity, so that nothing of `n × n` is ever made.
+/// `Ξ = D + HᵀH/m` of the hidden states `H: (m, n)` of some moments, where `D` is a fraction of its diagonal; solved by
+/// the Woodbury identity, so that no `n × n` matrix is ever built.
 pub(crate) struct Whitening {
     n: usize,
     diagonal: Vec<f32>,
@@ -66,7 +66,7 @@ pub(crate) struct Whitening {
     factor: Vec<f32>,
 }
 
-/// Share of the mean that is added to each number of a diagonal: how far from the moments others may lie.
+/// Fraction of the mean that is added to each number of a diagonal, to allow for states unlike those of the moments.
 const DAMPING: f32 = 0.1;
 
 impl Whitening {
@@ -118,7 +118,7 @@ impl Whitening {
     }
 }
 
-/// `L` with `L·Lᵀ = K` in place of the lower half of a positive definite `K`.
+/// Replaces the lower half of a positive definite `K` by its Cholesky factor `L`, `L·Lᵀ = K`.
 fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
     for i in 0..m {
         for j in 0..=i {
@@ -133,13 +133,14 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
     }
 }
 
-/// Squares of lengths that rounding leaves of a vector that others are taken from: some `n·2⁻⁴⁶` of its own.
+/// Squared length, relative to that of the original vector, that rounding may leave after projections: some `n·2⁻⁴⁶`.
 const ROUNDING: f32 = 1e-10;
 
-/// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A` whose rows have length one
-/// in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates
-/// in so many tokens. `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`; the result's `A` and `Bᵀ`, as `old` ones that it goes on from,
-/// `(rank, n)`, zero where there are fewer. Features of ordinary text are expensive in `Ξ`, so `A` picks what sets the new text apart.
+/// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A`, whose rows have length one in `Ξ`, and
+/// `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates in that many tokens.
+/// `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`. `A` and `Bᵀ` of the result, and of `old`, from which it
+/// continues, are `(rank, n)`, zero where there are fewer directions. Features of ordinary text are expensive in `Ξ`,
+/// so `A` picks what distinguishes the new text.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
@@ -150,7 +151,7 @@ pub(crate) fn directions(
     rank: usize,
 ) -> (Vec<f32>, Vec<f32>) {
     let n = inverse.len();
-    // What was learnt before, as gradients that it would have come from.
+    // Earlier learning, as the gradients that would have produced it.
     let room = || Vec::with_capacity(g.len() + old.0.len());
     let (mut all_g, mut all_h) = (room(), room());
     all_g.extend_from_slice(g);
@@ -173,7 +174,7 @@ pub(crate) fn directions(
         let mut v = vec![1.0; h.len() / n];
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for _ in 0..12 {
-            // `dual = Ξ·a`, kept along so that lengths in Ξ cost one product.
+            // `dual = Ξ·a`, updated along with `a`, so that lengths in Ξ cost one product.
             let mut dual = transposed(h, &v);
             a = whitening.solve(arch, &dual);
             let whole = arch.dot(&a, &dual);
@@ -183,7 +184,7 @@ pub(crate) fn directions(
                 arch.add_scaled(&mut dual, other_dual, -overlap);
             }
             let left = arch.dot(&a, &dual);
-            // No more than rounding leaves: so few tokens have no further direction.
+            // Only rounding is left: so few tokens have no further direction.
             if left.is_nan() || left <= ROUNDING * whole {
                 break 'directions;
             }
@@ -284,7 +285,7 @@ mod tests {
             let mut moved = [b.clone(), b.clone()];
             moved[0][i] += 1e-2;
             moved[1][i] -= 1e-2;
-            // A quadratic has no error in central differences but that of rounding.
+            // For a quadratic, central differences have only rounding errors.
             let difference = (penalty(&moved[0]) - penalty(&moved[1])) / 2e-2;
             assert!(
                 (difference - f64::from(g[i])).abs() < 1e-4 * (1.0 + difference.abs()),

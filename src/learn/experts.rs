@@ -1,4 +1,4 @@
-//! The experts that predict observed text, and their mixture.
+//! The predictors ("experts") of observed text, and their mixture.
 
 use super::knn::KnnCache;
 use super::mixture::{Bayes, Blend};
@@ -6,26 +6,26 @@ use super::moments::softmax;
 use super::ngram::{Continuations, NgramCache, Sparse, probability};
 use crate::arch::Arch;
 
-/// Losses of one token, or of many, in nats.
+/// Losses of one or many tokens, in nats.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Losses {
-    /// Tokens.
+    /// Number of tokens.
     pub n: usize,
-    /// The base model.
+    /// Loss of the base model.
     pub base: f64,
-    /// With the head adapter.
+    /// Loss with the head adapter.
     pub adapter: f64,
-    /// The base model with what followed the same words before.
+    /// Loss of the base model combined with continuations of the same words.
     pub ngram: f64,
-    /// The base model with what followed similar hidden states.
+    /// Loss of the base model combined with continuations of similar hidden states.
     pub knn: f64,
-    /// All together: at most `base + ln 2` since learning began.
+    /// Loss of the mixture of all: in total at most `base + ln 2` since learning began.
     pub mixture: f64,
 }
 
 impl Losses {
-    /// The losses, by the names they have in files.
+    /// The losses, with their names in files.
     pub(crate) fn by_name(&self) -> [(&'static str, &f64); 5] {
         let Losses { base, adapter, ngram, knn, mixture, .. } = self;
         [
@@ -37,7 +37,7 @@ impl Losses {
         ]
     }
 
-    /// The same, to change them.
+    /// The losses, mutable, with their names in files.
     pub(crate) fn by_name_mut(&mut self) -> [(&'static str, &mut f64); 5] {
         let Losses { base, adapter, ngram, knn, mixture, .. } = self;
         [
@@ -61,32 +61,32 @@ impl std::ops::AddAssign for Losses {
     }
 }
 
-/// Prior weights: base, head adapter, n-gram cache, neighbours, and a mixture of these and a blend of all
-/// that may switch.
+/// Prior weights: base, head adapter, n-gram cache, neighbours, and a mixture of these and a blend of all, in which the
+/// best may change.
 const PRIOR: [f64; 5] = [0.5, 0.1, 0.1, 0.1, 0.2];
-/// How often the best of them changes, about.
+/// Approximate rate at which the best of them changes, per token.
 const SWITCH: f64 = 0.002;
-/// Kinds of situations: longest agreement 0, 1, 2, 3, 4–5, 6–8, more; times how sure its counts are.
+/// Kinds of contexts for n-grams: longest match 0, 1, 2, 3, 4–5, 6–8, more; times whether its counts are decisive.
 const NGRAM_KINDS: usize = 7 * 2;
-/// Kinds of situations by the likeness of the nearest neighbour.
+/// Kinds of contexts by the similarity of the nearest neighbour.
 const KNN_KINDS: usize = 5;
 
-/// All that predicts, besides the model.
+/// All predictors besides the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Experts {
     pub(crate) ngrams: NgramCache,
     pub(crate) neighbours: KnnCache,
-    /// base; single words; after one, two, more words.
+    /// Blend of: base; single words; after one, two, more words.
     pub(crate) ngram_blend: Blend,
-    /// base; neighbours.
+    /// Blend of: base; neighbours.
     pub(crate) knn_blend: Blend,
-    /// adapter; base; single words; after one, two, more words; neighbours.
+    /// Blend of: adapter; base; single words; after one, two, more words; neighbours.
     pub(crate) all_blend: Blend,
     pub(crate) switching: Bayes,
     pub(crate) bayes: Bayes,
 }
 
-/// What the caches say about a token to come.
+/// What the caches predict for the next token.
 struct Situation {
     words: Continuations,
     word_kind: usize,
@@ -107,13 +107,13 @@ impl Experts {
         }
     }
 
-    /// The blends, by the names they have in files.
+    /// The blends, with their names in files.
     pub(crate) fn blends(&self) -> [(&'static str, &Blend); 3] {
         let Experts { ngram_blend, knn_blend, all_blend, .. } = self;
         [("mixture.ngrams", ngram_blend), ("mixture.neighbours", knn_blend), ("mixture.all", all_blend)]
     }
 
-    /// The same, to change them.
+    /// The blends, mutable, with their names in files.
     pub(crate) fn blends_mut(&mut self) -> [(&'static str, &mut Blend); 3] {
         let Experts { ngram_blend, knn_blend, all_blend, .. } = self;
         [("mixture.ngrams", ngram_blend), ("mixture.neighbours", knn_blend), ("mixture.all", all_blend)]
@@ -134,8 +134,9 @@ impl Experts {
         Situation { words, word_kind: 2 * length + usize::from(sure), near, near_kind }
     }
 
-    /// The experts' probabilities of a token, whatever it is, from `base` and `adapted`, and those of the
-    /// blends: n-grams, neighbours, all. An expert without evidence says what the model says.
+    /// Probability of a token by each expert, given those of the model, `base`, and of the adapted model, `adapted`;
+    /// and the inputs of the blends: n-grams, neighbours, all. An expert without evidence gives the model's
+    /// probability.
     fn parts(&self, s: &Situation, token: u32, base: f64, adapted: f64) -> ([f64; 5], [f64; 2], [f64; 7]) {
         let (count, total) = self.ngrams.count(token);
         let word = if total == 0 { base } else { f64::from(count) / total as f64 };
@@ -153,7 +154,7 @@ impl Experts {
     }
 
     /// Scores a token that came after `context` and `h`, given its losses by the model and with the adapter; then
-    /// weights follow the experts that foresaw it.
+    /// shifts weight to the experts that predicted it.
     pub(crate) fn score(
         &mut self,
         arch: Arch,
@@ -177,13 +178,13 @@ impl Experts {
         Losses { n: 1, base, adapter, ngram, knn, mixture }
     }
 
-    /// Remembers that `token` came after `context` and `h`.
+    /// Stores that `token` came after `context` and `h`.
     pub(crate) fn keep(&mut self, arch: Arch, context: &[u32], h: &[f32], token: u32) {
         self.ngrams.observe(context, token);
         self.neighbours.observe(arch, h, token);
     }
 
-    /// Replaces `logits`, adapted ones, by logarithms of the mixture's probabilities. `base` holds the
+    /// Replaces `logits`, those of the adapted model, by logarithms of the mixture's probabilities. `base` holds the
     /// logits of the base model.
     pub(crate) fn mix(&mut self, arch: Arch, context: &[u32], h: &[f32], base: &[f32], logits: &mut [f32]) {
         let situation = self.situation(arch, context, h);

@@ -1,7 +1,7 @@
-//! The adapter behind the final norm: `h' = h + s·B·(A·h)`, so logits change by `s·(W·B)·(A·h)`.
+//! The adapter after the final norm: `h' = h + s·B·(A·h)`, so logits change by `s·(W·B)·(A·h)`.
 //!
-//! It sits after everything that the key/value cache depends on, so caches stay valid while it
-//! learns. With `W·B` at hand, base and adapted logits come from one product with the head.
+//! It comes after everything that the key/value cache depends on, so caches stay valid while it learns. With `W·B`
+//! stored, base and adapted logits come from one product with the head.
 
 use super::moments::{Moment, NO_TOKEN, SLOTS};
 use crate::arch::Arch;
@@ -10,14 +10,14 @@ use crate::model::Finish;
 /// Largest rank of a head adapter.
 pub const MAX_RANK: usize = 4;
 
-/// One value per rank; those beyond the rank are zero.
+/// One value per rank; those beyond the adapter's rank are zero.
 pub(crate) type Ranks = [f32; MAX_RANK];
 
-/// Values of the head's rows whose part in a gradient is computed one by one, which takes most of the time of
-/// an update; the other rows go through their mean.
+/// Largest number of values in those rows of the head that contribute to a gradient one by one, which takes most of the
+/// time of an update; the other rows contribute through their mean.
 const ROW_VALUES: usize = 1 << 19;
 
-/// What is known about the rows of the head `W: (n_vocab, n_embd)` as a whole.
+/// Statistics of the rows of the head `W: (n_vocab, n_embd)`.
 #[derive(Clone, Debug)]
 pub(crate) struct HeadRows {
     /// Their mean.
@@ -31,31 +31,31 @@ pub(crate) struct HeadRows {
 pub(crate) struct Head {
     pub(crate) rank: usize,
     n_embd: usize,
-    /// `A: (rank, n_embd)`; all zero until a direction was chosen.
+    /// `A: (rank, n_embd)`; all zero until directions have been chosen.
     pub(crate) a: Vec<f32>,
     /// `Bᵀ: (rank, n_embd)`.
     pub(crate) b: Vec<f32>,
     /// `(W·B)ᵀ: (rank, n_vocab)`.
     pub(crate) wb: Vec<f32>,
-    /// `s`.
+    /// Strength `s`.
     pub(crate) scale: f32,
     /// Mean and covariance of the rows of `W·B`, for tokens that a moment does not list.
     mean: Ranks,
     covariance: [Ranks; MAX_RANK],
 }
 
-/// `∂L/∂B` in parts that need rows of the head: `Σ_v W_v·rows[v]ᵀ + mean·restᵀ`.
+/// `∂L/∂B` as factors of rows of the head: `Σ_v W_v·rows[v]ᵀ + mean·restᵀ`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gradient {
     pub(crate) rows: Vec<(u32, Ranks)>,
     pub(crate) rest: Ranks,
-    /// Upper bound of the norm of what truncation left out, `‖∂L/∂B − truncated‖_F`.
+    /// Upper bound of the norm of the part that truncation left out, `‖∂L/∂B − truncated‖_F`.
     pub(crate) error_bound: f64,
     /// Mean loss of the moments.
     pub(crate) loss: f64,
 }
 
-/// A distribution over the slots of a moment and the rest.
+/// A distribution over the slots of a moment and the remaining tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapted {
     /// Natural logarithms; `−∞` for empty slots.
@@ -83,7 +83,7 @@ impl Head {
         self.wb.len() / self.rank
     }
 
-    /// Whether it changes nothing.
+    /// Whether the adapter changes nothing.
     pub(crate) fn is_idle(&self) -> bool {
         self.scale == 0.0
     }
@@ -105,7 +105,7 @@ impl Head {
         }
     }
 
-    /// To be called after `wb` has changed.
+    /// Updates mean and covariance; to be called after `wb` has changed.
     pub(crate) fn measure(&mut self) {
         let n = self.n_vocab() as f64;
         let columns: Vec<&[f32]> = self.wb.chunks_exact(self.n_vocab()).collect();
@@ -138,7 +138,7 @@ impl Head {
             out.slope[i] = finish.slope(logit);
             max = max.max(logit);
         }
-        // Over the tokens not listed the change is taken for normal: ln E exp(x) = mean + variance/2.
+        // Over unlisted tokens the change is assumed to be normally distributed: ln E exp(x) = mean + variance/2.
         let step = scale * finish.scale;
         out.log_rest = m.rest + step * dot(z, &self.mean) + 0.5 * step * step * self.variance(z);
         max = max.max(out.log_rest);
@@ -159,17 +159,17 @@ impl Head {
         v.max(0.0)
     }
 
-    /// `−ln p` of the token that came.
+    /// `−ln p` of the observed token.
     pub(crate) fn loss(&self, finish: Finish, m: &Moment<'_>, z: &Ranks, scale: f32) -> f64 {
         -f64::from(self.adapted(finish, m, z, scale).log_p[0])
     }
 
-    /// What the base model thought at a moment.
+    /// The base model's distribution at a moment.
     pub(crate) fn base(&self, finish: Finish, m: &Moment<'_>) -> Adapted {
         self.adapted(finish, m, &[0.0; MAX_RANK], 0.0)
     }
 
-    /// `KL(base ‖ adapted)` of a moment, and how much the loss of the token that came rises.
+    /// `KL(base ‖ adapted)` of a moment, and the rise of the observed token's loss.
     pub(crate) fn divergence(
         &self,
         finish: Finish,
@@ -181,15 +181,15 @@ impl Head {
         let adapted = self.adapted(finish, m, z, scale);
         let term = |p: f32, q: f32| if p == f32::NEG_INFINITY { 0.0 } else { f64::from(p).exp() * f64::from(p - q) };
         let listed: f64 = base.log_p.iter().zip(&adapted.log_p).map(|(&p, &q)| term(p, q)).sum();
-        // Among the tokens not listed, a normal change of variance v diverges by v/2.
+        // Over unlisted tokens, a normally distributed change of variance v diverges by v/2.
         let step = scale * finish.scale;
         let inside = f64::from(base.log_rest).exp() * f64::from(0.5 * step * step * self.variance(z));
         let rise = f64::from(base.log_p[0] - adapted.log_p[0]);
         (listed + term(base.log_rest, adapted.log_rest) + inside, rise)
     }
 
-    /// How much surer of `moments` a change makes the model: minus the derivative of the sum of their entropies
-    /// by `s·B`, at `s = 0`, but for the rows of the head. `z` holds `A·h` of each.
+    /// Confidence gradient: minus the derivative of the summed entropies of `moments` with respect to `s·B`, at
+    /// `s = 0`, as factors of the head's rows. `z` holds `A·h` of each moment.
     pub(crate) fn confidence<'a>(
         &self,
         finish: Finish,
@@ -201,7 +201,7 @@ impl Head {
         for (m, z) in moments {
             let p = self.base(finish, &m);
             let n = m.ids.iter().take_while(|&&id| id != NO_TOKEN).count();
-            // The rest is taken to be shared out evenly.
+            // The remaining probability is assumed to be spread evenly.
             let each = p.log_rest - ((self.n_vocab() - n).max(1) as f32).ln();
             let term = |l: f32| l.exp() * l;
             let mean = p.log_p[..n].iter().map(|&l| term(l)).sum::<f32>() + p.log_rest.exp() * each;
@@ -218,8 +218,8 @@ impl Head {
         g
     }
 
-    /// Covariance, summed over tokens, of the changes of logits with which token came: `Σ_t δ_t(y_t) − δ_t(y_u)`,
-    /// the mean over all `u`, for `s = 1`.
+    /// Covariance, summed over tokens, between the changes of logits and the observed token: `Σ_t δ_t(y_t) − δ_t(y_u)`,
+    /// averaged over all `u`, for `s = 1`.
     pub(crate) fn pairing(&self, tokens: &[usize], z: &[Ranks]) -> f64 {
         let mut sum = 0.0;
         for (r, wb) in self.wb.chunks_exact(self.n_vocab()).enumerate() {
@@ -229,8 +229,8 @@ impl Head {
         sum
     }
 
-    /// Gradient of `Σ weight·(−ln p)` over `moments` at the current scale, with respect to `s·B`, by
-    /// the listed tokens. `z` holds `A·h` of each.
+    /// Gradient of `Σ weight·(−ln p)` over `moments` at the current scale, with respect to `s·B`, as factors of the
+    /// listed tokens' rows. `z` holds `A·h` of each moment.
     pub(crate) fn gradient<'a>(
         &self,
         finish: Finish,
@@ -267,16 +267,16 @@ impl Head {
                 g.error_bound += f64::from(norm(&u) * rows.spread);
             }
         }
-        // A fixed order makes sums, and so results, the same every time.
+        // A fixed order makes sums reproducible.
         g.rows.sort_unstable_by_key(|row| row.0);
         g
     }
 }
 
-/// Sums per token of a vocabulary, reset in no time.
+/// Sums per token of a vocabulary, which are reset in constant time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slots {
-    /// Per token: the round it was last used in, and its place.
+    /// Per token: the round in which it was last used, and the index of its sum.
     places: Vec<(u32, u32)>,
     round: u32,
     used: Vec<(u32, Ranks)>,

@@ -1,16 +1,16 @@
-//! What came after similar hidden states (Khandelwal et al., arXiv 1911.00172): no training, nothing
-//! forgotten until its place is needed.
+//! Cache of the tokens that followed similar hidden states (Khandelwal et al., arXiv 1911.00172): no training; an entry
+//! is kept until it is overwritten.
 
 use super::ngram::{Sparse, add};
 use crate::arch::Arch;
 use half::f16;
 
-/// Neighbours that count.
+/// Number of nearest neighbours used.
 const NEIGHBOURS: usize = 48;
 /// Weight of a neighbour: `exp(SHARPNESS·cosine)`; tuned on the shipped model.
 const SHARPNESS: f32 = 24.0;
 
-/// Hidden states, scaled to length one, with the token that came after each; the oldest is replaced.
+/// Hidden states, scaled to length one, with the token that followed each; the oldest is overwritten.
 #[derive(Clone, Debug)]
 pub(crate) struct KnnCache {
     n_embd: usize,
@@ -60,7 +60,7 @@ impl KnnCache {
         }
     }
 
-    /// The tokens that came after the most similar states, and the largest cosine.
+    /// The tokens that followed the most similar states, and the largest cosine.
     pub(crate) fn continuations(&mut self, arch: Arch, h: &[f32]) -> (Sparse, f32) {
         let h = unit(arch, h);
         self.near.clear();
@@ -87,7 +87,7 @@ impl KnnCache {
     }
 }
 
-/// `h` at length one.
+/// `h` scaled to length one.
 fn unit(arch: Arch, h: &[f32]) -> Vec<f32> {
     let norm = arch.dot(h, h).sqrt().max(f32::MIN_POSITIVE);
     h.iter().map(|x| x / norm).collect()

@@ -1,4 +1,4 @@
-//! All that a session learns, and what it was told to learn from.
+//! Everything that a session learns, and the options of learning.
 
 use super::experts::{Experts, Losses};
 use super::head::{Adapted, HeadRows, MAX_RANK};
@@ -10,24 +10,24 @@ use crate::exec::{OutputRows, TokenKind};
 use crate::lora::{Adapter, Term};
 use crate::model::Model;
 
-/// What a [`Learner`] may take and how it learns. `..Default::default()` fills what you do not care about.
+/// Limits and rates of a [`Learner`]. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnerOptions {
     /// Rank of the head adapter, 1 to [`MAX_RANK`]. Default 4.
     pub rank: usize,
-    /// Most mean `KL(base ‖ adapted)` over the control text, and most mean rise of its loss, in nats per token.
-    /// Default 0.0015: on text it was not measured on, a control perplexity of up to about 0.3 % more.
+    /// Bound on the mean `KL(base ‖ adapted)` over the control text, and on the mean rise of its loss, in nats per
+    /// token. Default 0.0015: on other text of the kind, a perplexity up to about 0.3 % higher.
     pub max_divergence: f64,
-    /// Moments of control text that are kept: half of them shape the adapter, the bound is judged on the other
-    /// half. Default 2048.
+    /// Number of moments of control text that are kept: half of them shape the adapter, the bound is checked on the
+    /// other half. Default 2048.
     pub control_tokens: usize,
-    /// Latest observed tokens that updates and the length of their steps look at. Default 1024.
+    /// Number of latest observed tokens that updates and their step lengths consider. Default 1024.
     pub recent_tokens: usize,
-    /// Observed tokens that the n-gram cache holds. Default 65536.
+    /// Capacity of the n-gram cache in observed tokens. Default 65536.
     pub cache_tokens: usize,
-    /// Hidden states that the neighbour cache holds; 0 means as many as fit 8 MiB. Default 0.
+    /// Capacity of the neighbour cache in hidden states; 0 means as many as fit 8 MiB. Default 0.
     pub neighbours: usize,
-    /// What each update forgets of those before. Default 0.005.
+    /// Fraction of earlier learning that each update forgets. Default 0.005.
     pub decay: f32,
     /// Weight of elastic weight consolidation. Default 0.1.
     pub consolidation: f32,
@@ -52,21 +52,21 @@ impl Default for LearnerOptions {
 }
 
 impl LearnerOptions {
-    /// An upper bound of the bytes that a learner takes: all it holds when it is full, and what calibrating
-    /// or choosing directions takes besides, whichever is more.
+    /// Upper bound of the bytes that a learner takes: all it holds when full, plus the temporary memory of calibration
+    /// or of choosing directions, whichever is more.
     pub(crate) fn bytes(&self, n_embd: usize, n_vocab: usize) -> u64 {
         let neighbours = if self.neighbours == 0 { (NEIGHBOUR_BYTES / (2 * n_embd)).max(1) } else { self.neighbours };
         let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
-        // Larger ones are refused, so that nothing here overflows.
+        // Larger values are refused, so that nothing here overflows.
         let [rank, control, recent, cached, neighbours] =
             [self.rank, self.control_tokens, self.recent_tokens, self.cache_tokens, neighbours]
                 .map(|n| n.min(MAX_SIZE) as u64);
         let slots = SLOTS as u64;
         let moments = (control + recent + ANSWER_TOKENS as u64) * (2 * n + 8 * slots + 4);
-        // The old ones and the new ones.
+        // The old ones and the new ones exist at the same time.
         let bounded = 2 * control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
         let ngrams = 12 * cached + 8 * cached.next_power_of_two() + 4 * n_vocab;
-        // Vectors that grow have up to twice their content.
+        // Growing vectors have a capacity of up to twice their length.
         let nearest = 2 * neighbours * (2 * n + 4 + 8);
         let head = 4 * rank * (3 * n + n_vocab);
         let rows = 4 * (4 * n_vocab + 4 * (n + n_vocab));
@@ -79,28 +79,28 @@ impl LearnerOptions {
     }
 }
 
-/// Bytes of hidden states in the neighbour cache, unless told otherwise.
+/// Default size in bytes of the hidden states in the neighbour cache.
 const NEIGHBOUR_BYTES: usize = 8 << 20;
-/// Most tokens of an answer that a rating reaches back to.
+/// Number of an answer's last tokens that a rating affects.
 const ANSWER_TOKENS: usize = 512;
-/// Most that the sizes in [`LearnerOptions`] can be, so that a file cannot ask for all memory.
+/// Upper bound of the sizes in [`LearnerOptions`], so that a file cannot request all memory.
 const MAX_SIZE: usize = 1 << 20;
-/// Share of a new rating in the running mean.
+/// Weight of a new rating in the running mean.
 const REWARD_RATE: f64 = 0.1;
 
-/// Where the tokens of a pass come from.
+/// Origin of the tokens of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Source {
-    /// Read, not learnt from.
+    /// Read, but not learnt from.
     Prompt,
     /// Generated: learnt from when it is rated.
     Answer,
-    /// To be learnt from.
+    /// Text to learn from.
     Observed,
 }
 
-/// What a session has learnt, and all it needs to learn more. Belongs to one model; goes from session to
-/// session, and to a file and back.
+/// All that a session has learnt, and the state needed to learn more. Belongs to one model; can be moved between
+/// sessions, and saved to a file.
 ///
 /// ```
 /// use ruvllm::{Model, learn::{Learner, LearnerOptions}};
@@ -131,25 +131,25 @@ pub struct Learner {
     pub(crate) n_rewards: u32,
     /// Losses of all tokens observed so far.
     pub(crate) total: Losses,
-    /// Seconds of the last update: choosing directions, learning from text, making it effective.
+    /// Seconds that the steps of the last update took: choosing directions, learning from text, making it effective.
     pub(crate) times: [f64; 3],
-    /// About the head's rows; known once the learner is with a session.
+    /// Statistics of the head's rows; set when the learner is attached to a session.
     pub(crate) rows: Option<HeadRows>,
-    /// `h` and the head's product of the last token, whose successor is not known yet.
+    /// `h` and the head's product of the last token, whose successor is not yet known.
     pending: Option<(Vec<f32>, Vec<f32>)>,
-    /// While text is observed, its losses so far.
+    /// Losses so far, while text is being observed.
     pub(super) recording: Option<Losses>,
-    /// Memory of the next one.
+    /// Memory for the next `pending`.
     spare: (Vec<f32>, Vec<f32>),
     p: Vec<f32>,
     logits: Vec<f32>,
 }
 
 impl Learner {
-    /// One that knows nothing yet.
+    /// A learner that has learnt nothing yet.
     ///
     /// # Errors
-    /// If an option makes no sense.
+    /// If an option is invalid.
     pub fn new(model: &Model, options: &LearnerOptions) -> Result<Learner, LearnError> {
         let h = model.hparams();
         let mut options = options.clone();
@@ -212,24 +212,24 @@ impl Learner {
         })
     }
 
-    /// Its options, with defaults filled in.
+    /// The options, with defaults filled in.
     pub fn options(&self) -> &LearnerOptions {
         &self.options
     }
 
-    /// Whether generation uses the mixture of all experts.
+    /// Sets whether generation uses the mixture of all experts.
     pub fn set_generate_with_mixture(&mut self, on: bool) {
         self.options.generate_with_mixture = on;
     }
 
-    /// Updates of the adapter so far.
+    /// Number of updates of the adapter so far.
     pub fn n_updates(&self) -> u64 {
         self.adapter.n_updates
     }
 
-    /// Milliseconds that the last update took: to choose what hidden states are projected on, 0 but for every
-    /// [`LearnerOptions::recent_tokens`] tokens; to learn, per 64 tokens; and to become effective (the product of
-    /// the head and the adapter, the bound on forgetting, the length of the step).
+    /// Milliseconds that the steps of the last update took: choosing the directions onto which hidden states are
+    /// projected, 0 except once every [`LearnerOptions::recent_tokens`] tokens; learning, per 64 tokens; making it
+    /// effective (the product of head and adapter, the bound on forgetting, the length of the step).
     pub fn last_times(&self) -> [f64; 3] {
         self.times.map(|seconds| 1e3 * seconds)
     }
@@ -239,7 +239,7 @@ impl Learner {
         self.total
     }
 
-    /// Moments of control text it has; without any, the bound on forgetting is weak.
+    /// Number of moments of control text; without any, the bound on forgetting is weak.
     pub fn n_control(&self) -> usize {
         self.adapter.control.len()
     }
@@ -249,16 +249,16 @@ impl Learner {
         self.adapter.divergence(self.adapter.head.scale)
     }
 
-    /// The strength of the adapter; 0 while it changes nothing.
+    /// Strength of the adapter; 0 while it changes nothing.
     pub fn scale(&self) -> f32 {
         self.adapter.head.scale
     }
 
-    /// The adapter alone, as a change of the output head that any LoRA implementation can apply:
-    /// `A`, and `W·B` in the place of `B`.
+    /// The adapter alone, as a change of the output head that any LoRA implementation can apply: `A`, and `W·B` in
+    /// place of `B`.
     ///
     /// # Errors
-    /// If `model` is another one, nothing has been learnt yet, or nothing that has an effect.
+    /// If `model` is another one, nothing has been learnt yet, or what was learnt has no effect.
     pub fn to_adapter(&self, model: &Model) -> Result<Adapter, LearnError> {
         self.check(model)?;
         let head = &self.adapter.head;
@@ -273,24 +273,24 @@ impl Learner {
     }
 
     /// # Errors
-    /// If it was made for another model.
+    /// If the learner was made for another model.
     pub(crate) fn check(&self, model: &Model) -> Result<(), LearnError> {
         let (found, expected) = (self.fingerprint, model.fingerprint());
         if found == expected { Ok(()) } else { Err(LearnError::OtherModel { found, expected }) }
     }
 
-    /// Forgets what it was about to learn from: the text does not go on.
+    /// Drops the pending token and the answer: the text does not continue.
     pub(crate) fn interrupt(&mut self) {
         self.end_text();
         self.adapter.answer.clear();
     }
 
-    /// The same, but the answer can still be rated.
+    /// Drops the pending token; the answer can still be rated.
     pub(crate) fn end_text(&mut self) {
         self.pending = None;
     }
 
-    /// Follows a pass: learns from what came, and turns the head's products into logits.
+    /// Processes the rows of a pass: learns from the tokens, and turns the head's products into logits.
     pub(super) fn follow(&mut self, arch: Arch, rows: OutputRows<'_>) {
         let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
         let OutputRows { tokens, start, first, kind, states, logits, .. } = rows;
@@ -312,7 +312,7 @@ impl Learner {
         }
     }
 
-    /// `token` has come after `context`; the row of its prediction was handed to [`Learner::predicted`].
+    /// Processes `token`, which came after `context`; the row that predicted it was given to [`Learner::predicted`].
     fn came(&mut self, arch: Arch, source: Source, context: &[u32], token: u32) -> Losses {
         if source != Source::Answer {
             self.adapter.answer.clear();
@@ -332,8 +332,8 @@ impl Learner {
         losses
     }
 
-    /// Scores a token that came after `context`, `h` and `raw`, then keeps it to learn from; not if the model
-    /// computes no number.
+    /// Scores a token that came after `context`, `h` and `raw`, then stores it to learn from, unless the model's values
+    /// are not finite.
     pub(crate) fn met(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &[f32], token: u32) -> Losses {
         let lse = self.base_softmax(arch, raw);
         let base_loss = lse - f64::from(self.logits[token as usize]);
@@ -357,8 +357,8 @@ impl Learner {
         softmax(arch, &self.logits, &mut self.p)
     }
 
-    /// A row of hidden state and head product; `raw` becomes the logits that the session returns, those
-    /// of the mixture if the row is the `last` of a call and generation is to use it.
+    /// Processes a row of hidden state and head product; `raw` becomes the logits that the session returns: those of
+    /// the mixture if the row is the `last` of a call and generation uses it.
     fn predicted(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &mut [f32], last: bool) {
         let (mut h_kept, mut raw_kept) = self.pending.take().unwrap_or_else(|| std::mem::take(&mut self.spare));
         h_kept.clear();
@@ -367,7 +367,7 @@ impl Learner {
         raw_kept.extend_from_slice(raw);
         if !self.adapter.head.is_idle() {
             self.adapter.head.add(arch, h, raw);
-            // Without a branch per value, since this is on the path of a token.
+            // Without a branch per value, since this runs for every token.
             if !raw.iter().fold(true, |finite, x| finite & x.is_finite()) {
                 raw.copy_from_slice(&raw_kept);
             }
@@ -382,7 +382,7 @@ impl Learner {
         self.pending = Some((h_kept, raw_kept));
     }
 
-    /// The advantage of a rating over the usual one, which then moves towards it.
+    /// Difference of a rating from the running mean, which then moves towards the rating.
     pub(crate) fn advantage(&mut self, reward: f32) -> f32 {
         let mean = f64::from(self.mean_reward);
         let advantage = f64::from(reward) - mean;

@@ -1,31 +1,30 @@
-//! Several predictions made one, which is never much worse than the base model alone.
+//! Mixtures of several predictions that are never much worse than the base model alone.
 //!
-//! Two layers. A [`Blend`] is a linear mixture whose weights follow what has helped, separately for
-//! situations of different kinds; blends are experts like others. Above them [`Bayes`] weighs experts
-//! by how well they predicted everything so far. Since its prediction is `Σ prior·p_expert`, its loss
-//! over any stream is at most that of an expert plus `ln(1/prior)`: with prior ½ for the base, at most
-//! `ln 2 ≈ 0.69` nats more than the base, in total.
+//! There are two layers. A [`Blend`] is a linear mixture whose weights follow what has helped, separately for each kind
+//! of context; a blend is one more expert. Above the blends, [`Bayes`] weighs experts by how well they predicted
+//! everything so far. Since its prediction is `Σ prior·p_expert`, its loss over any stream is at most that of any
+//! expert plus `ln(1/prior)`: with prior ½ for the base, at most `ln 2 ≈ 0.69` nats more than the base, in total.
 
-/// Weights of a linear mixture, one set for each kind of situation.
+/// Weights of a linear mixture, one set for each kind of context.
 #[derive(Clone, Debug)]
 pub(crate) struct Blend {
     n: usize,
-    /// `(kinds, n)`, each row a distribution.
+    /// Weights `(kinds, n)`, each row a distribution.
     weights: Vec<f64>,
-    /// Times each kind was learnt from.
+    /// Number of updates of each kind.
     seen: Vec<f64>,
 }
 
-/// Times that the first weights of a kind count as.
+/// Number of updates for which the initial weights of a kind count.
 const PRIOR_STRENGTH: f64 = 24.0;
-/// Least rate at which weights follow, so that they can turn when the text does.
+/// Smallest rate at which weights adapt, so that they can follow a change of the text.
 const LEAST_RATE: f64 = 0.004;
-/// Counting ends there, long after the rate has become constant.
+/// Upper bound of the count of updates, long after the rate has become constant.
 const MOST_SEEN: f64 = 1e9;
-/// No weight falls below.
+/// Smallest weight.
 const LEAST_WEIGHT: f64 = 0.001;
-/// How far from one the weights of a file may sum up to: far more than any step leaves, and no more than a stream's
-/// loss may differ by.
+/// Tolerance for the sum of weights read from a file: far more than any step deviates, and no more than the allowed
+/// difference of a stream's loss.
 const ROUNDING: f64 = 1e-9;
 
 impl Blend {
@@ -40,18 +39,18 @@ impl Blend {
         &self.weights[kind * self.n..][..self.n]
     }
 
-    /// Probability of what came, given the experts' probabilities of it.
+    /// Probability of the observed token, given the experts' probabilities of it.
     pub(crate) fn probability(&self, kind: usize, p: &[f64]) -> f64 {
         self.weights(kind).iter().zip(p).map(|(w, p)| w * p).sum()
     }
 
-    /// The same as a loss, given the base model's, which is the expert `base`: its share bounds what a probability
-    /// too small for a number would be.
+    /// The loss for [`Blend::probability`], given the base model's loss, that of expert `base`: the base model's share
+    /// bounds the loss where the probability underflows.
     pub(crate) fn loss(&self, kind: usize, p: &[f64], base: usize, base_loss: f64) -> f64 {
         (-self.probability(kind, p).ln()).min(base_loss - self.weights(kind)[base].ln())
     }
 
-    /// Follows the experts that foresaw what came: one step of expectation maximisation.
+    /// Moves weight to the experts that predicted the observed token: one step of expectation maximisation.
     pub(crate) fn learn(&mut self, kind: usize, p: &[f64]) {
         let total = self.probability(kind, p);
         if total <= 0.0 {
@@ -67,12 +66,12 @@ impl Blend {
         weights.iter_mut().for_each(|w| *w /= sum);
     }
 
-    /// All it has learnt, as numbers.
+    /// The state as numbers.
     pub(crate) fn numbers(&self) -> Vec<f64> {
         self.weights.iter().chain(&self.seen).copied().collect()
     }
 
-    /// Takes over [`Blend::numbers`]; whether they make sense.
+    /// Restores the state from [`Blend::numbers`]; returns whether it is valid.
     pub(crate) fn restore(&mut self, numbers: &[f64]) -> bool {
         let (weights, seen) = numbers.split_at(self.weights.len().min(numbers.len()));
         let sound = numbers.len() == self.weights.len() + self.seen.len()
@@ -88,7 +87,7 @@ impl Blend {
     }
 }
 
-/// Weights below any effect stop falling, so that logarithms stay finite.
+/// Lower bound of log weights, far below any effect, so that they stay finite.
 const LEAST_LOG_WEIGHT: f64 = -1e30;
 
 /// Weights of experts by Bayes' rule.
@@ -96,8 +95,8 @@ const LEAST_LOG_WEIGHT: f64 = -1e30;
 pub(crate) struct Bayes {
     /// Logarithms of prior times all past probabilities, normalised.
     log_weights: Vec<f64>,
-    /// Share of all weight that is dealt out anew after each step, so that the best expert may change
-    /// (fixed share, Herbster & Warmuth 1998). Only without it does the bound on total loss hold.
+    /// Fraction of all weight that is redistributed after each step, so that the best expert may change (fixed share,
+    /// Herbster & Warmuth 1998). The bound on total loss holds only if it is 0.
     share: f64,
 }
 
@@ -107,12 +106,12 @@ impl Bayes {
         Bayes { log_weights: prior.iter().map(|w| w.ln()).collect(), share: 0.0 }
     }
 
-    /// `n` experts of equal weight, of which now one is best, now another.
+    /// `n` experts of equal weight, of which different ones are best at different times.
     pub(crate) fn switching(n: usize, share: f64) -> Bayes {
         Bayes { log_weights: vec![-(n as f64).ln(); n], share }
     }
 
-    /// The logarithm of the mixture's probability of what came; nothing is learnt.
+    /// Log probability of the observed token by the mixture, without learning.
     pub(crate) fn log_probability(&self, log_p: &[f64]) -> f64 {
         log_sum(self.log_weights.iter().zip(log_p).map(|(w, p)| w + p))
     }
@@ -126,7 +125,7 @@ impl Bayes {
         &self.log_weights
     }
 
-    /// Takes over weights; whether they make sense.
+    /// Restores log weights; returns whether they are valid.
     pub(crate) fn restore(&mut self, log_weights: &[f64]) -> bool {
         let sum: f64 = log_weights.iter().map(|w| w.exp()).sum();
         let sound = log_weights.len() == self.log_weights.len()
@@ -138,7 +137,7 @@ impl Bayes {
         sound
     }
 
-    /// The loss `−ln Σ w·p` of what came, given the experts' logarithms of its probability; then
+    /// Returns the loss `−ln Σ w·p` of the observed token, given the experts' log probabilities of it; then updates
     /// `w ← w·p`, normalised.
     pub(crate) fn learn(&mut self, log_p: &[f64]) -> f64 {
         let log_p_mixed = self.log_probability(log_p);
@@ -148,7 +147,7 @@ impl Bayes {
             if self.share > 0.0 {
                 *w = (kept * w.exp() + dealt).ln();
             }
-            // Rounding gives no expert more than all the weight.
+            // Rounding must not give an expert more than all the weight.
             *w = w.min(0.0);
         }
         -log_p_mixed
@@ -166,8 +165,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The bound holds for any probabilities at all, to the rounding of a sum of logarithms, though the weights
-        /// are saved and loaded all the time.
+        /// The bound holds for any probabilities, up to the rounding of a sum of logarithms, although the weights are
+        /// saved and loaded all the time.
         #[test]
         fn total_loss_is_bounded(stream in prop::collection::vec((1e-12f64..1.0, 1e-12f64..1.0, 1e-12f64..1.0), 1..400)) {
             let mut bayes = Bayes::new(&[0.5, 0.25, 0.25]);
@@ -201,7 +200,7 @@ mod tests {
         }
     }
 
-    /// One expert gets all the weight, then it is the worst of all.
+    /// One expert gets all the weight, then becomes the worst of all.
     #[test]
     fn what_any_step_leaves_can_be_restored() {
         let (good, bad) = (0.9f64, 0.003f64);

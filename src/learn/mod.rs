@@ -1,7 +1,7 @@
-//! Learning while running: a small adapter behind the final norm, caches of observed text, a mixture
-//! that is never much worse than the model alone, and a bound on what is forgotten.
+//! Learning during use: a small adapter after the final norm, caches of observed text, a mixture that is never much
+//! worse than the model alone, and a bound on what is forgotten.
 //!
-//! A [`Learner`] is a guest of a session, behind its [`OutputHook`](crate::exec::OutputHook).
+//! A [`Learner`] is attached to a session as its [`OutputHook`](crate::exec::OutputHook).
 
 mod control;
 mod experts;

@@ -1,26 +1,26 @@
-//! What the model thought before each token it met: the little that learning from it later needs.
+//! Moments: what the model predicted before each observed token, reduced to what later learning needs.
 
 use crate::arch::Arch;
 use crate::model::Finish;
 use half::f16;
 
-/// Most likely tokens that are kept of a distribution.
+/// Number of most likely tokens kept of a distribution.
 pub(crate) const TOP: usize = 64;
-/// The token that came, then [`TOP`] others.
+/// Number of tokens listed per moment: the observed one and [`TOP`] others.
 pub(crate) const SLOTS: usize = TOP + 1;
-/// Marks a slot that holds no token, in vocabularies smaller than [`SLOTS`].
+/// Marks an empty slot, in vocabularies smaller than [`SLOTS`].
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
 
-/// Largest value that is learnt or read from a file: products of two are finite, however many are summed up.
+/// Largest value that is learnt or read from a file: sums of products of two such values stay finite.
 pub(crate) const LARGEST: f32 = 1e15;
 
-/// Whether all values are numbers that products can be computed with.
+/// Whether all values are at most [`LARGEST`] in magnitude, and none is NaN.
 pub(crate) fn computable(values: &[f32]) -> bool {
-    // Without a branch per value, so that it is a vector's work.
+    // Without a branch per value, so that it can be vectorised.
     values.iter().fold(true, |all, x| all & (x.abs() <= LARGEST))
 }
 
-/// `ln Σ exp(logits)`; leaves the probabilities in `p`.
+/// Returns `ln Σ exp(logits)`; leaves the probabilities in `p`.
 pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     p.clear();
     p.extend_from_slice(logits);
@@ -29,12 +29,12 @@ pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     f64::from(logits[best]) - f64::from(p[best]).ln()
 }
 
-/// One of [`Moments`].
+/// One prediction and the token that followed, see [`Moments`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment<'a> {
     /// Hidden state after the final norm, `(n_embd)`.
     pub(crate) h: &'a [f16],
-    /// The token that came, then others by no particular order.
+    /// The observed token, then others in no particular order.
     pub(crate) ids: &'a [u32],
     /// The head's product for `ids`, without an adapter.
     pub(crate) raw: &'a [f32],
@@ -42,12 +42,12 @@ pub(crate) struct Moment<'a> {
     pub(crate) rest: f32,
 }
 
-/// The latest moments, oldest replaced first. All memory is taken at the start.
+/// The latest moments; the oldest is overwritten first. All memory is allocated at the start.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     n_embd: usize,
     capacity: usize,
-    /// Pushed so far, those replaced since included.
+    /// Number pushed so far, including those overwritten since.
     pushed: usize,
     h: Vec<f16>,
     ids: Vec<u32>,
@@ -85,12 +85,12 @@ impl Moments {
         (self.pushed - n.min(self.len())..self.pushed).map(|i| self.at(i % self.capacity))
     }
 
-    /// All, oldest first.
+    /// All moments, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Moment<'_>> + Clone {
         self.latest(self.capacity)
     }
 
-    /// Every other one, those at even or at odd places: two samples that share nothing.
+    /// Every other moment, at even or at odd places: two disjoint samples.
     pub(crate) fn half(&self, odd: bool) -> impl Iterator<Item = Moment<'_>> + Clone {
         self.iter().skip(usize::from(odd)).step_by(2)
     }
@@ -104,9 +104,9 @@ impl Moments {
         }
     }
 
-    /// Keeps the essence of a moment: hidden state `h`, the head's product `raw: (n_vocab)`, the
-    /// probabilities `p` that follow from it with their normaliser `lse`, and the token that came.
-    /// What [cannot be computed with](computable) is not kept; whether it was.
+    /// Stores a moment: hidden state `h`, the head's product `raw: (n_vocab)`, its probabilities `p` with their
+    /// normaliser `lse`, and the observed token. Moments with values that are not [`computable`] are skipped; returns
+    /// whether it was stored.
     pub(crate) fn push(
         &mut self,
         arch: Arch,
@@ -127,7 +127,7 @@ impl Moments {
             *kept = value;
             rest -= (f64::from(finish.logit(value)) - lse).exp();
         }
-        // Rounding leaves a share of about 1e-7 undecided.
+        // Rounding leaves the remaining probability uncertain by about 1e-7.
         let rest = (lse + rest.max(1e-9).ln()) as f32;
         let fits = h.iter().fold(true, |all, x| all & (x.abs() <= f16::MAX.to_f32()));
         if !(fits && computable(&kept) && computable(&[rest])) {
@@ -142,7 +142,7 @@ impl Moments {
         true
     }
 
-    /// A moment as a file had it; its length was checked.
+    /// Stores a moment read from a file, whose lengths were checked.
     pub(crate) fn push_raw(&mut self, moment: Moment<'_>) {
         let i = self.pushed % self.capacity;
         self.pushed += 1;
@@ -153,7 +153,7 @@ impl Moments {
     }
 }
 
-/// The most likely tokens but `except`, in no particular order. Most values are looked at once.
+/// The most likely tokens except `except`, in no particular order. Most values are read only once.
 fn top(p: &[f32], except: u32, ids: &mut [u32]) {
     let n = ids.len().min(p.len() - 1);
     let (mut filled, mut least, mut bar) = (0, 0, f32::NEG_INFINITY);

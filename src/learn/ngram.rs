@@ -1,34 +1,34 @@
-//! What followed the same words before: counts of continuations in the text observed so far.
+//! N-gram cache: counts of the tokens that followed the same context in the text observed so far.
 //!
-//! The text itself is kept, with chains of the places where each token, and each pair of tokens, was
-//! followed by something. A query walks the latest of these places, so recent text counts more, and
-//! measures how far back each agrees with the context: matches of any length are found (the unbounded
-//! cache of Grave et al., arXiv 1711.02604, on tokens instead of states).
+//! The text itself is kept, with chains of the positions where each token, and each pair of tokens, was followed by
+//! another. A query walks the latest of these positions, so recent text counts more, and measures how far back each
+//! matches the context: matches of any length are found (the unbounded cache of Grave et al., arXiv 1711.02604, on
+//! tokens instead of states).
 
-/// Tokens of a context that are compared.
+/// Most tokens of a context that are compared.
 const LONGEST: usize = 16;
-/// Places looked at for each of the two chains.
+/// Most positions visited in each of the two chains.
 const PLACES: usize = 160;
-/// Stands between texts that do not belong together, and for "nowhere" in chains.
+/// Separates unrelated texts, and marks the end of chains.
 const NONE: u32 = u32::MAX;
 
-/// A distribution that most tokens have no part in: `(token, probability)`, each token once.
+/// Sparse distribution: `(token, probability)`, each token once.
 pub(crate) type Sparse = Vec<(u32, f64)>;
 
 pub(crate) fn probability(of: &Sparse, token: u32) -> f64 {
     of.iter().find(|(t, _)| *t == token).map_or(0.0, |(_, p)| *p)
 }
 
-/// What followed the context, by how much of it agreed. Empty where nothing did.
+/// Tokens that followed the context, by the length of the match. Empty if there was no match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Continuations {
-    /// By length of agreement: one token, two, and the longest of three or more (longer ones weigh more).
+    /// By length of match: one token, two, and the longest of three or more (longer ones weigh more).
     pub(crate) orders: [Sparse; 3],
-    /// Longest agreement.
+    /// Length of the longest match.
     pub(crate) longest: usize,
 }
 
-/// Text observed so far, at most `capacity` tokens: the older half is dropped when it is full.
+/// Text observed so far, at most `capacity` tokens: when it is full, the older half is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct NgramCache {
     capacity: usize,
@@ -36,7 +36,7 @@ pub(crate) struct NgramCache {
     /// How often each token occurs in `tokens`.
     counts: Vec<u32>,
     total: u64,
-    /// Latest place of a hash, and the one before each place: by one token and by two.
+    /// Latest position of each hash, and the previous one for each position: for one token and for two.
     last: [Vec<u32>; 2],
     before: [Vec<u32>; 2],
 }
@@ -58,17 +58,17 @@ impl NgramCache {
         self.capacity
     }
 
-    /// The text, with [`u32::MAX`] between unconnected pieces.
+    /// The text, with [`u32::MAX`] between unrelated pieces.
     pub(crate) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Fills an empty cache with what [`NgramCache::tokens`] gave.
+    /// Fills an empty cache with the result of [`NgramCache::tokens`].
     pub(crate) fn restore(&mut self, tokens: &[u32]) {
         tokens[tokens.len().saturating_sub(self.capacity)..].iter().for_each(|&token| self.push(token));
     }
 
-    /// How often `token` was observed, of how many.
+    /// Number of times that `token` was observed, and number of all tokens.
     pub(crate) fn count(&self, token: u32) -> (u32, u64) {
         (self.counts[token as usize], self.total)
     }
@@ -115,7 +115,7 @@ impl NgramCache {
         (hash >> 16) as usize & (self.last[0].len() - 1)
     }
 
-    /// What followed the end of `context`.
+    /// Tokens that followed the end of `context`.
     pub(crate) fn continuations(&self, context: &[u32]) -> Continuations {
         let mut found = Continuations::default();
         for order in [1, 2] {

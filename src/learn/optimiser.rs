@@ -1,5 +1,5 @@
-//! How the head adapter learns: averaged gradients choose the direction, a search along it the length,
-//! and the bound on forgetting the most it may be.
+//! Optimiser of the head adapter: averaged gradients choose the direction, a line search its length, and the bound on
+//! forgetting limits it.
 
 use super::control::{Fisher, Whitening, directions};
 use super::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
@@ -9,51 +9,52 @@ use crate::model::Finish;
 
 /// Tokens that one update learns from.
 pub(crate) const UPDATE_TOKENS: usize = 64;
-/// Observed tokens before directions are chosen.
+/// Observed tokens before the first directions are chosen.
 const FIRST_TOKENS: usize = 256;
-/// Latest tokens that the length of the step is judged on.
+/// Latest tokens on which the step length is evaluated.
 const JUDGED: usize = 256;
-/// Share of older evidence that [`UPDATE_TOKENS`] tokens leave: half of all is from the latest 34 times as many.
+/// Fraction of older evidence that remains after [`UPDATE_TOKENS`] tokens: half of all is from the latest 34 times as
+/// many.
 const EVIDENCE_KEPT: f64 = 0.98;
-/// Fewest chunks that can speak for what was learnt: `n` equal gains sum up to `√n` of their standard errors, so
+/// Fewest chunks that can be evidence for what was learnt: `n` equal gains sum up to `√n` of their standard errors, so
 /// fewer never exceed two.
 const LEAST_CHUNKS: u32 = 5;
-/// Standard errors that evidence must exceed: the usual two, exceeded by chance about once in 44 times.
+/// Standard errors that evidence must exceed: the usual two, which chance exceeds about once in 44 times.
 const LEAST_ERRORS: f64 = 2.0;
-/// Share of the length that the search along the direction tries, besides none.
+/// Step lengths that the line search tries besides zero, relative to the longest.
 const LENGTHS: [f32; 8] = [1.0, 0.75, 0.55, 0.4, 0.28, 0.2, 0.1, 0.05];
-/// Without control text, the most that predictions of the observed text itself may move, in nats.
+/// Without control text, bound on the change of predictions of the observed text itself, in nats.
 const BOUND_WITHOUT_CONTROL: f64 = 0.1;
 
-/// What an update is to learn.
+/// What an update learns from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Lesson {
-    /// What the user wrote.
+    /// Text written by the user.
     Text,
-    /// The answers, by a rating above (`> 0`) or below the usual one.
+    /// Answers, with the advantage of their rating: above (`> 0`) or below the mean.
     Answer(f32),
-    /// For comparison: the opposite of the text.
+    /// For comparison: the text with its gradient negated.
     Opposite,
-    /// For comparison: a direction by chance, as long as the gradient.
+    /// For comparison: a random direction as long as the gradient.
     Chance,
 }
 
-/// Knobs of the optimiser.
+/// Hyper-parameters of the optimiser.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rates {
-    /// Most mean `KL(base ‖ adapted)` over the control moments, and most mean rise of their loss, in nats.
+    /// Bound on the mean `KL(base ‖ adapted)` over the control moments, and on the mean rise of their loss, in nats.
     pub(crate) max_divergence: f64,
-    /// What a preconditioned gradient is multiplied by.
+    /// Factor on preconditioned gradients.
     pub(crate) rate: f32,
-    /// What an update forgets of those before.
+    /// Fraction of earlier learning that an update forgets.
     pub(crate) decay: f32,
-    /// Weight of the penalty for leaving what mattered.
+    /// Weight of the consolidation penalty.
     pub(crate) consolidation: f32,
     /// `β` of negative preference optimisation (arXiv 2404.05868).
     pub(crate) npo_beta: f64,
 }
 
-/// A head adapter that learns.
+/// Head adapter with the state of its optimiser.
 #[derive(Clone, Debug)]
 pub(crate) struct HeadLearner {
     pub(crate) head: Head,
@@ -61,31 +62,31 @@ pub(crate) struct HeadLearner {
     pub(crate) control: Moments,
     pub(crate) recent: Moments,
     pub(crate) answer: Moments,
-    /// Of `recent`, those not learnt from yet.
+    /// Number of moments in `recent` that are not learnt from yet.
     pub(crate) fresh: usize,
     pub(crate) rates: Rates,
     pub(crate) finish: Finish,
     pub(crate) n_updates: u64,
-    /// Upper bound of the share of the last gradient that truncation left out.
+    /// Upper bound of the fraction of the last gradient that truncation left out.
     pub(crate) truncation: f64,
     error_bound: f64,
-    /// Base prediction and `A·h` of the moments that the bound is judged on.
+    /// Base prediction and `A·h` of the moments on which the bound is checked.
     bounded: Vec<(Adapted, Ranks)>,
     slots: Slots,
     row: Vec<f32>,
-    /// `(rank, n_embd)`: along each, a change makes the model surer of ordinary text.
+    /// `(rank, n_embd)`: the gradient of the model's confidence on ordinary text with respect to `B`.
     pub(crate) confidence: Vec<f32>,
-    /// Observed since directions were chosen.
+    /// Number of tokens observed since directions were chosen.
     pub(crate) since_choice: usize,
     pub(crate) evidence: Evidence,
     /// Whether a rating is part of what was learnt.
     pub(crate) rated: bool,
 }
 
-/// Whether what was learnt tells which token comes where, by tokens that are not learnt yet: each is given more
-/// weight than the others of its chunk would get in its place, or not. What any text teaches, such as to be less
-/// sure, or which tokens are frequent, gains nothing by this measure; a text in random order gains nothing at
-/// all, whatever was learnt from it.
+/// Evidence that what was learnt predicts which token comes where, from tokens not learnt yet: whether each gets more
+/// weight than the other tokens of its chunk would get in its place. What any text teaches, such as less confidence or
+/// token frequencies, gains nothing by this measure; a text in random order gains nothing at all, whatever was learnt
+/// from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Evidence {
     pub(crate) sum: f64,
@@ -94,9 +95,9 @@ pub(crate) struct Evidence {
 }
 
 impl Evidence {
-    /// The gain of a chunk of `n` tokens; older ones fade.
+    /// Adds the gain of a chunk of `n` tokens; older gains fade.
     pub(crate) fn add(&mut self, gain: f64, n: usize) {
-        // Exactly none is the gain of tokens that are all the same: they have no order.
+        // A gain of exactly 0 is that of identical tokens, which have no order.
         if gain.is_finite() && gain != 0.0 {
             let kept = EVIDENCE_KEPT.powf(n as f64 / UPDATE_TOKENS as f64);
             self.sum = kept * self.sum + gain;
@@ -105,7 +106,8 @@ impl Evidence {
         }
     }
 
-    /// `None` while it is too early to tell. If order means nothing, sums of chunks are independent.
+    /// Whether the evidence is sufficient; `None` while it is too early to tell. If order means nothing, sums of chunks
+    /// are independent.
     pub(crate) fn verdict(&self) -> Option<bool> {
         (self.chunks >= LEAST_CHUNKS).then(|| self.sum > LEAST_ERRORS * self.squares.sqrt())
     }
@@ -143,8 +145,8 @@ impl HeadLearner {
         }
     }
 
-    /// Loss of `token` by the adapted model; that of the base model while the adapter is idle, or where what a
-    /// file held overflows.
+    /// Loss of `token` by the adapted model; that of the base model while the adapter is idle, or if values from a file
+    /// overflow.
     pub(crate) fn loss(
         &self,
         arch: Arch,
@@ -162,8 +164,8 @@ impl HeadLearner {
         if loss.is_finite() { loss } else { base_loss }
     }
 
-    /// Loss of `token` by the adapted model, over the whole vocabulary; leaves the probabilities in `p` and the
-    /// logits in `logits`.
+    /// Loss of `token` by the adapted model over the whole vocabulary; leaves the probabilities in `p` and the logits
+    /// in `logits`.
     pub(crate) fn exact_loss(
         &self,
         arch: Arch,
@@ -181,7 +183,7 @@ impl HeadLearner {
         lse - f64::from(logits[token as usize])
     }
 
-    /// Keeps an observed moment for the next update.
+    /// Stores an observed moment for the next update.
     pub(crate) fn observed(&mut self, arch: Arch, h: &[f32], raw: &[f32], p: &[f32], lse: f64, token: u32) {
         if self.recent.push(arch, self.finish, h, raw, p, lse, token) {
             self.since_choice = self.since_choice.saturating_add(1);
@@ -199,8 +201,8 @@ impl HeadLearner {
         self.head.a.iter().all(|&a| a == 0.0)
     }
 
-    /// Whether directions are to be chosen: when there is enough to choose them from, and again when all of
-    /// that has been replaced.
+    /// Whether directions should be chosen: when there are enough tokens for it, and again when all of these have been
+    /// replaced.
     pub(crate) fn is_due(&self) -> bool {
         if self.is_undecided() {
             self.recent.len() >= FIRST_TOKENS.min(self.recent.capacity())
@@ -209,12 +211,12 @@ impl HeadLearner {
         }
     }
 
-    /// The moments that a lesson's directions are chosen from.
+    /// Moments from which a lesson's directions are chosen.
     fn source(&self, lesson: Lesson) -> &Moments {
         if matches!(lesson, Lesson::Answer(_)) { &self.answer } else { &self.recent }
     }
 
-    /// The adapted model's error at each moment of a lesson's source, as parts of
+    /// The adapted model's prediction error at each moment of a lesson's source, as factors of
     /// `∂loss/∂h = Σ rows·W + rest·mean`.
     pub(crate) fn errors(&self, arch: Arch, lesson: Lesson) -> Vec<(Vec<(u32, f32)>, f32)> {
         let mut row = Vec::new();
@@ -225,8 +227,7 @@ impl HeadLearner {
         self.source(lesson).iter().map(of).collect()
     }
 
-    /// How much surer of the control text each direction makes the model; its sum with the head's rows is
-    /// [`HeadLearner::confidence`].
+    /// Confidence gradient over the control text; combined with the head's rows it becomes [`HeadLearner::confidence`].
     pub(crate) fn surer(&mut self, arch: Arch) -> Gradient {
         let mut row = std::mem::take(&mut self.row);
         let z: Vec<Ranks> = self.control.half(false).map(|m| self.project(arch, &m, &mut row)).collect();
@@ -234,8 +235,8 @@ impl HeadLearner {
         self.head.confidence(self.finish, self.control.half(false).zip(z), &mut self.slots)
     }
 
-    /// Takes from each row of `B` what makes the model surer, or less sure, of ordinary text: that is no
-    /// knowledge, and uses up the bound. The shortest way there, in the metric of the preconditioner.
+    /// Removes from each row of `B` the component that changes the model's confidence on ordinary text: that is no
+    /// knowledge, and uses up the bound. Takes the shortest way in the metric of the preconditioner.
     pub(crate) fn steady(&mut self) {
         let old = self.head.b.clone();
         let preconditioner = self.fisher.preconditioner();
@@ -255,13 +256,13 @@ impl HeadLearner {
         }
     }
 
-    /// The base model's error at each control moment, in the same parts as those of [`HeadLearner::errors`].
+    /// The base model's prediction error at each control moment, in the form of [`HeadLearner::errors`].
     pub(crate) fn control_errors(&self) -> Vec<(Vec<(u32, f32)>, f32)> {
         self.control.iter().map(|m| errors(self.finish, &m, &self.head.base(self.finish, &m))).collect()
     }
 
-    /// Chooses `A`, and `B` to begin with, for a lesson and what was learnt before; `g` is the `∂loss/∂h: (n, n_embd)`
-    /// of [`HeadLearner::errors`].
+    /// Chooses `A`, and an initial `B`, for a lesson and what was learnt before; `g` is the `∂loss/∂h: (n, n_embd)` of
+    /// [`HeadLearner::errors`].
     pub(crate) fn choose(&mut self, arch: Arch, g: &[f32], lesson: Lesson) {
         let n = self.head.b.len() / self.head.rank;
         let mut h = vec![0.0; g.len()];
@@ -274,7 +275,8 @@ impl HeadLearner {
         } else {
             g
         };
-        // The bound is judged on the other half: what is fitted to a sample looks better on it than it is.
+        // The bound is checked on the other half: on the sample that it was fitted to, the adapter would look better
+        // than it is.
         let whitening = match self.control.len() {
             0 => Whitening::new(arch, self.recent.half(false), n),
             _ => Whitening::new(arch, self.control.half(false), n),
@@ -289,7 +291,7 @@ impl HeadLearner {
             let (a, b) = directions(arch, &whitening, &preconditioner, g, &h, old, rank);
             (computable(&a) && computable(&b)).then_some((a, b))
         };
-        // What cannot be gone on from is given up.
+        // If the earlier directions cannot be continued, they are dropped.
         let none = || (vec![0.0; rank * n], vec![0.0; rank * n]);
         (self.head.a, self.head.b) = chosen(old).or_else(|| chosen((&[], &[]))).unwrap_or_else(none);
         match lesson {
@@ -305,7 +307,7 @@ impl HeadLearner {
         self.reproject(arch);
     }
 
-    /// To be called after `A` or the control moments have changed.
+    /// Updates `A·h`; to be called after `A` or the control moments have changed.
     pub(crate) fn reproject(&mut self, arch: Arch) {
         let mut row = std::mem::take(&mut self.row);
         let bounded = |m: Moment<'_>| (self.head.base(self.finish, &m), self.project(arch, &m, &mut row));
@@ -313,14 +315,14 @@ impl HeadLearner {
         self.row = row;
     }
 
-    /// The gradient of a lesson, by `∂/∂(s·B)`, averaged over its tokens; `None` if there are none.
+    /// Gradient of a lesson with respect to `s·B`, averaged over its tokens; `None` if there are none.
     pub(crate) fn gradient(&mut self, arch: Arch, rows: &HeadRows, lesson: Lesson) -> Option<Gradient> {
         let (moments, n, least, most) = match lesson {
             Lesson::Answer(_) => (&self.answer, self.answer.len(), 1, self.answer.len()),
-            // A token alone has no order, so that nothing could speak for it: it waits for the next.
+            // A single token has no order, so there could be no evidence for it: it waits for the next.
             _ => (&self.recent, self.fresh, 2, UPDATE_TOKENS),
         };
-        // The oldest that are still fresh.
+        // The oldest moments not learnt from yet.
         let taken = n.min(most);
         if taken < least || self.is_undecided() {
             return None;
@@ -336,7 +338,7 @@ impl HeadLearner {
             Lesson::Opposite => -1.0,
             Lesson::Answer(a) if a >= 0.0 => a,
             Lesson::Answer(a) => {
-                // NPO: the further the answer has fallen below the base model's, the less it is pushed.
+                // NPO: the further the answer has fallen below the base model, the less it is pushed.
                 let change: f64 = moments
                     .latest(n)
                     .zip(&z)
@@ -354,7 +356,7 @@ impl HeadLearner {
         Some(gradient)
     }
 
-    /// Takes a step, given the gradient `(rank, n_embd)` that [`HeadLearner::gradient`] prepared.
+    /// Takes a step along the gradient `(rank, n_embd)`, computed from [`HeadLearner::gradient`].
     pub(crate) fn step(&mut self, lesson: Lesson, gradient: &[f32]) {
         let length = gradient.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
         self.truncation = self.error_bound / length.max(f64::MIN_POSITIVE);
@@ -395,8 +397,8 @@ impl HeadLearner {
         self.mean_divergence(self.control.half(true), &self.bounded, scale).0
     }
 
-    /// Means of the divergence and of the rise of the loss; infinite if there are no moments or numbers overflow:
-    /// what cannot be judged is beyond any bound.
+    /// Means of the divergence and of the rise of the loss; infinite if there are no moments or numbers overflow, so
+    /// that no bound holds.
     fn mean_divergence<'a>(
         &self,
         moments: impl Iterator<Item = Moment<'a>>,
@@ -415,8 +417,7 @@ impl HeadLearner {
         (divergence / n, rise / n)
     }
 
-    /// Sets the scale: the best length along the direction for recent text, within the bound. To be
-    /// called when `W·B` is up to date.
+    /// Sets the scale: the best step length for recent text, within the bound. To be called when `W·B` is up to date.
     pub(crate) fn settle(&mut self, arch: Arch, lesson: Lesson) {
         let judged = self.judged(arch);
         let longest = self.longest(&judged);
@@ -427,12 +428,12 @@ impl HeadLearner {
         };
         let kept = self.head.scale.min(longest);
         self.head.scale = match (lesson, self.evidence.verdict()) {
-            // A rating says nothing about the length: as long as before, within the bound.
+            // A rating gives no step length: the previous one is kept, within the bound.
             (Lesson::Answer(_), _) if self.head.scale > 0.0 => kept,
             (Lesson::Answer(_), _) => longest * LENGTHS[LENGTHS.len() / 2],
-            // Until text can tell, only ratings take effect.
+            // Until there is evidence from text, only ratings take effect.
             (Lesson::Text, None) => kept,
-            // Nothing that unseen text speaks against, unless a rating is part of it, which no text can judge.
+            // Evidence against what was learnt disables it, unless a rating is part of it, which text cannot judge.
             (Lesson::Text, Some(false)) if self.rated => kept,
             (Lesson::Text, Some(false)) => 0.0,
             _ => {
@@ -444,7 +445,7 @@ impl HeadLearner {
         };
     }
 
-    /// Cuts the scale to what the bound allows. To be called when `W·B` is up to date.
+    /// Reduces the scale to the bound. To be called when `W·B` is up to date.
     pub(crate) fn limit(&mut self, arch: Arch) {
         let judged = self.judged(arch);
         self.head.scale = self.head.scale.min(self.longest(&judged));
@@ -466,15 +467,15 @@ impl HeadLearner {
             let divergence = |scale| self.mean_divergence(self.recent.latest(JUDGED), &bounded, scale).0;
             return self.longest_within(BOUND_WITHOUT_CONTROL, divergence);
         }
-        // A rise of the loss on control text is worse than a change that is neutral there.
+        // Also bounds the rise of the loss on control text, which is worse than a neutral change of the same size.
         self.longest_within(self.rates.max_divergence, |scale| {
             let (divergence, rise) = self.mean_divergence(self.control.half(true), &self.bounded, scale);
             divergence.max(rise)
         })
     }
 
-    /// The largest scale whose divergence is within the bound, to a few per cent: found by secants on
-    /// the divergence, which grows with about the square of the scale, then by halving.
+    /// The largest scale whose divergence is within the bound, to a few per cent: found by the secant method on the
+    /// divergence, which grows with about the square of the scale, then by bisection.
     fn longest_within(&self, bound: f64, divergence: impl Fn(f32) -> f64) -> f32 {
         if self.head.wb.iter().all(|&x| x == 0.0) {
             return 0.0;
@@ -503,7 +504,7 @@ impl HeadLearner {
     }
 }
 
-/// A vector of this length in a direction by chance.
+/// Random vector of this length.
 pub(crate) fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut x: Vec<f32> = std::iter::repeat_with(|| {
@@ -517,7 +518,7 @@ pub(crate) fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
     x
 }
 
-/// The error of predictions `p` at a moment: of each listed token, and of the rest together.
+/// Error of predictions `p` at a moment: of each listed token, and of the rest together.
 fn errors(finish: Finish, m: &Moment<'_>, p: &Adapted) -> (Vec<(u32, f32)>, f32) {
     let mut rows = Vec::with_capacity(SLOTS);
     for (i, &id) in m.ids.iter().enumerate().filter(|(_, id)| **id != NO_TOKEN) {

@@ -1,8 +1,7 @@
-//! A session that learns.
+//! Learning in a session.
 //!
-//! On the path of a token learning costs the adapter's few operations and a record of what the model
-//! thought. Everything else happens when [`Session::observe`], [`Session::feedback`] or
-//! [`Session::update`] is called.
+//! While tokens are computed, learning costs the adapter's few operations and a record of the model's prediction.
+//! Everything else happens when [`Session::observe`], [`Session::feedback`] or [`Session::update`] is called.
 
 use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
 use crate::clock::Timer;
@@ -14,15 +13,15 @@ use crate::exec::{
 use crate::model::{Hparams, Weight};
 use std::ops::Range;
 
-/// Partial sums that products with rows of the head are cut into: fixed, so that results do not depend
-/// on the number of threads.
+/// Number of partial sums into which products with rows of the head are split: fixed, so that results do not depend on
+/// the number of threads.
 const PARTS: usize = 8;
 /// Fewest tokens of control text.
 const LEAST_CONTROL: usize = 64;
-/// Share of the old Fisher information that stays when more text is consolidated.
+/// Fraction of the old Fisher information that remains when more text is consolidated.
 const FISHER_DECAY: f32 = 0.9;
 
-/// Sees a token's index, and the hidden state and the head's product that predicted it.
+/// Callback with a token's index, and the hidden state and head product that predicted it.
 type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
 
 impl OutputHook for Learner {
@@ -43,7 +42,7 @@ impl OutputHook for Learner {
     }
 }
 
-/// A session and its learner side by side. They are one again when this ends, be it by a panic.
+/// A session and its learner, separated so that both can be borrowed mutably; rejoined on drop, also after a panic.
 struct Apart<'s> {
     session: &'s mut Session,
     learner: Option<Box<Learner>>,
@@ -65,8 +64,7 @@ impl<'s> Apart<'s> {
 }
 
 impl MemoryEstimate {
-    /// The same of a session that learns: an upper bound of what that adds. Text to learn from needs logits
-    /// of all tokens of a batch.
+    /// Adds an upper bound of what learning takes. Learning from text needs logits of all tokens of a batch.
     pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryEstimate {
         let m = options.n_batch.min(n_ctx(h, options)) as u64;
         let rows = m.saturating_mul((h.n_embd + h.n_vocab) as u64 * 4);
@@ -76,8 +74,8 @@ impl MemoryEstimate {
 }
 
 impl Session {
-    /// Lets the session learn with `learner`, new or as it was saved, in place of one it has. The bound on forgetting
-    /// holds from the first token on, whatever a file said.
+    /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound on forgetting holds
+    /// from the first token on, whatever a file contained.
     ///
     /// # Errors
     /// If the learner belongs to another model.
@@ -113,24 +111,24 @@ impl Session {
         })
     }
 
-    /// What it has learnt so far.
+    /// The attached learner, with what it has learnt so far.
     pub fn learner(&self) -> Option<&Learner> {
         self.hook()
     }
 
-    /// The same, to change how it is used.
+    /// The attached learner, mutable.
     pub fn learner_mut(&mut self) -> Option<&mut Learner> {
         self.hook_mut()
     }
 
-    /// Ends learning; the session then computes as the model alone does.
+    /// Detaches the learner; the session then computes as the model alone does.
     pub fn take_learner(&mut self) -> Option<Learner> {
         self.take_hook().map(|learner| *learner)
     }
 
-    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them:
-    /// each is scored by the model and by all that was learnt before, then learnt. The losses are summed
-    /// over the tokens that something came before: the first of an empty session has none.
+    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them: each is scored
+    /// by the model and by all that was learnt before, then learnt. The losses are summed over all tokens that follow
+    /// another one: the first of an empty session has no loss.
     ///
     /// # Errors
     /// As [`Session::prefill`], or if the session has no learner.
@@ -140,8 +138,8 @@ impl Session {
         Ok(losses)
     }
 
-    /// The first half of [`Session::observe`]: scores `tokens` and keeps what is needed to learn from them
-    /// when there is time for [`Session::update`].
+    /// The first half of [`Session::observe`]: scores `tokens` and stores what [`Session::update`] needs to learn from
+    /// them later.
     ///
     /// # Errors
     /// As [`Session::observe`].
@@ -149,7 +147,7 @@ impl Session {
         if tokens.is_empty() {
             return Err(SessionError::NoTokens.into());
         }
-        // A token that was generated and waits to be computed belongs to the answer before.
+        // A generated token that is still to be computed belongs to the previous answer.
         self.catch_up()?;
         let Some(learner) = self.learner_mut() else { return Err(LearnError::NotLearning.into()) };
         learner.recording = Some(Losses::default());
@@ -159,17 +157,17 @@ impl Session {
         Ok(losses.unwrap_or_default())
     }
 
-    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last
-    /// prompt: a rating above the running mean makes the like more probable, one below less
-    /// (negative preference optimisation, arXiv 2404.05868). Returns the rating's advantage, which is all that counts:
-    /// the first rating is compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
+    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last prompt: a rating
+    /// above the running mean makes similar answers more probable, one below less (negative preference optimisation,
+    /// arXiv 2404.05868). Returns the rating's advantage, its difference from that mean, which is all that counts: the
+    /// first rating is compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
     ///
-    /// A rating takes effect at once, and text observed later does not take it back: from the first rating on, the
-    /// adapter stays in effect, within the bound on forgetting, even where that text speaks against it.
+    /// A rating takes effect at once, and text observed later does not undo it: from the first rating on, the adapter
+    /// stays in effect, within the bound on forgetting, even if that text is evidence against it.
     ///
     /// # Errors
-    /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor
-    /// enough observed text to tell what is special about the answer.
+    /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor enough
+    /// observed text to tell what distinguishes the answer.
     pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
         let mut apart = Apart::of(self);
         let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning) };
@@ -198,7 +196,7 @@ impl Session {
         Ok(advantage)
     }
 
-    /// Learns from what was [recorded](Session::record) and is not learnt from yet; a token alone waits for another.
+    /// Learns from text that was [recorded](Session::record) and not learnt from yet; a single token waits for another.
     ///
     /// # Errors
     /// If there is no memory for the product with the head.
@@ -221,9 +219,8 @@ impl Session {
         Ok(())
     }
 
-    /// Reads control text: what the adapter must not change. Keeps moments of it, and the Fisher
-    /// information that consolidation uses; called again, later text joins what is known. Empties the
-    /// session.
+    /// Reads control text, on which the adapter must not change the model much. Stores moments of it, and the Fisher
+    /// information that consolidation uses; further calls add to these. Empties the session.
     ///
     /// # Errors
     /// As [`Session::prefill`], if there are too few tokens, or if the session has no learner.
@@ -231,7 +228,7 @@ impl Session {
         if tokens.len() < LEAST_CONTROL {
             return Err(LearnError::TooLittleText { n: tokens.len(), least: LEAST_CONTROL }.into());
         }
-        // No pass looks at the last token, which is only predicted.
+        // No pass computes the last token; it is only predicted.
         let n_vocab = self.model().hparams().n_vocab;
         if let Some(&token) = tokens.last().filter(|&&token| token as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
@@ -264,7 +261,7 @@ impl Session {
             }
         });
         if read.is_err() {
-            // What was read till then belongs to the control text, so the bound is to hold there.
+            // Text read up to here is part of the control text, so the bound must hold on it.
             learner.adapter.reproject(arch);
             learner.adapter.limit(arch);
             return read;
@@ -286,8 +283,8 @@ impl Session {
         self.settle(&mut learner.adapter, Lesson::Text)
     }
 
-    /// Reads a text in windows that overlap by half, and shows each token `i`'s hidden state and head
-    /// product, those that predicted it. Contexts are between half of the session's and all of it.
+    /// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the hidden state and
+    /// head product that predicted it. Contexts are between half of the session's length and all of it.
     pub(crate) fn windows(
         &mut self,
         tokens: &[u32],
@@ -300,7 +297,7 @@ impl Session {
         Ok(())
     }
 
-    /// The part `chunk` of [`Session::windows`], behind at most `context` tokens.
+    /// The part `chunk` of [`Session::windows`], after at most `context` tokens.
     pub(crate) fn window(
         &mut self,
         tokens: &[u32],
@@ -314,7 +311,7 @@ impl Session {
         if chunk.end - begin < 2 {
             return Ok(());
         }
-        // Row `i` predicts token `i + 1`; the first token of all has nothing before it.
+        // Row `i` predicts token `i + 1`; nothing predicts the first token.
         let first = (chunk.start - begin).saturating_sub(1);
         let kind = TokenKind::Prompt;
         self.passes(kind, &tokens[begin..chunk.end - 1], first, true, &mut NoProbe, &mut |rows| {
@@ -324,7 +321,7 @@ impl Session {
         })
     }
 
-    /// Chooses directions if that is to be done, and makes them effective.
+    /// Chooses directions if that is due, and makes them effective.
     pub(crate) fn prepare(
         &self,
         adapter: &mut HeadLearner,
@@ -343,15 +340,15 @@ impl Session {
         self.settle(adapter, lesson)
     }
 
-    /// Learns what `A` means for the model's confidence.
+    /// Computes the gradient of the model's confidence for the current `A`.
     fn measure_confidence(&self, adapter: &mut HeadLearner, rows: &HeadRows) -> Result<(), SessionError> {
         let surer = adapter.surer(self.model().arch());
         adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank)?;
         Ok(())
     }
 
-    /// One update of the direction; whether there was anything to learn from. [`Session::settle`] makes it
-    /// effective.
+    /// Takes one update step of the direction; returns whether there was anything to learn from. [`Session::settle`]
+    /// makes it effective.
     pub(crate) fn teach(
         &self,
         adapter: &mut HeadLearner,
@@ -363,7 +360,7 @@ impl Session {
         Ok(true)
     }
 
-    /// The gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to learn from.
+    /// Gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to learn from.
     pub(crate) fn head_gradient(
         &self,
         adapter: &mut HeadLearner,
@@ -374,14 +371,14 @@ impl Session {
         self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank).map(Some)
     }
 
-    /// Makes updates effective: `W·B`, then how far to go along the direction within the bound.
+    /// Makes updates effective: computes `W·B`, then the step length within the bound.
     pub(crate) fn settle(&self, adapter: &mut HeadLearner, lesson: Lesson) -> Result<(), SessionError> {
         self.refresh(adapter)?;
         adapter.settle(self.model().arch(), lesson);
         Ok(())
     }
 
-    /// `W·B` of the adapter, and what follows from it.
+    /// Recomputes the adapter's `W·B` and its statistics.
     pub(crate) fn refresh(&self, adapter: &mut HeadLearner) -> Result<(), SessionError> {
         let (model, head) = (self.model(), &mut adapter.head);
         self.engine().enter(&CancelToken::default(), |crew, arena| {
@@ -435,7 +432,7 @@ impl Session {
         Ok(sums)
     }
 
-    /// `∂loss/∂h` of moments, `(moments, n_embd)`.
+    /// `∂loss/∂h` at moments, `(moments, n_embd)`.
     fn error_vectors(&self, rows: &HeadRows, errors: &[(Vec<(u32, f32)>, f32)]) -> Result<Vec<f32>, SessionError> {
         let (model, n) = (self.model(), self.model().hparams().n_embd);
         let w = &model.weights().output.w;

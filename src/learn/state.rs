@@ -1,5 +1,5 @@
-//! What was learnt, as a file: a GGUF file of its own kind, so that reading it is bounded and judged as
-//! that of a model is, and writing it leaves either the old file or the new one.
+//! Saved learners: a GGUF file type of its own, so that reading is bounded and validated as it is for models, and
+//! writing leaves either the old file or the new one.
 
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
@@ -14,18 +14,18 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 const TYPE: &str = "learned";
-/// Raised when a file of the new form could be misread as one of the old.
+/// Incremented when a file of the new form could be misread as one of the old.
 const VERSION: u32 = 3;
 
 impl Learner {
-    /// Saves all that was learnt. The file appears under its name when it is complete on disk, in place
-    /// of an older one: a process that is killed meanwhile leaves the older one as it was.
+    /// Saves all that was learnt. The file gets its name only when it is complete on disk, and then replaces an older
+    /// one: a process that is killed meanwhile leaves the older one intact.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LearnError> {
         let mut writer = self.writer();
-        // It holds text of the user.
+        // It contains text of the user.
         writer.overwrite().private();
         Ok(writer.write(path)?)
     }
@@ -33,20 +33,20 @@ impl Learner {
     /// The file that [`Learner::save`] writes.
     ///
     /// # Errors
-    /// If it does not fit a GGUF file.
+    /// If it exceeds the limits of a GGUF file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, LearnError> {
         Ok(self.writer().to_bytes()?)
     }
 
-    /// Reads what was learnt with a model.
+    /// Loads what was learnt with a model.
     ///
     /// # Errors
-    /// If the file is unsound, of another version, or belongs to another model.
+    /// If the file is invalid, of another version, or belongs to another model.
     pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Learner, LearnError> {
         Learner::from_gguf(&Gguf::open(path)?, model)
     }
 
-    /// The same, from memory.
+    /// Loads what was learnt from memory.
     ///
     /// # Errors
     /// As [`Learner::open`].
@@ -139,7 +139,7 @@ impl Learner {
         if found != expected {
             return Err(LearnError::OtherModel { found, expected });
         }
-        // Sizes are judged as a caller's are, before anything is reserved.
+        // Sizes are validated like a caller's, before any memory is reserved.
         let mut learner = Learner::new(model, &options(metadata)?)?;
         let n = model.hparams().n_embd;
         let n_vocab = model.hparams().n_vocab as u32;
@@ -207,11 +207,11 @@ impl Learner {
     }
 }
 
-/// Largest sums that a file may hold: so large that what is added to them, which is below 1e100, is rounded away, so
-/// that no stream leads beyond.
+/// Largest sums that a file may contain: later additions, all below 1e100, are lost in rounding, so no stream leads
+/// beyond.
 const MOST_EVIDENCE: f64 = 1e150;
 const MOST_LOSS: f64 = 1e300;
-/// Most numbers of one part of the mixture.
+/// Largest number of values of one part of the mixture.
 const MAX_NUMBERS: usize = 1 << 16;
 
 fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
@@ -229,7 +229,7 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
     })
 }
 
-/// A number in 64 bits, within limits.
+/// Reads a 64-bit floating-point number within limits.
 fn number(metadata: &Metadata, name: &'static str, limits: RangeInclusive<f64>) -> Result<f64, LearnError> {
     match metadata.get(name) {
         Some(&Value::F64(x)) if limits.contains(&x) => Ok(x),
@@ -241,7 +241,7 @@ fn damaged(name: &'static str, value: f32) -> LearnError {
     LearnError::Value { name, what: format!("{value}") }
 }
 
-/// Adds a tensor; one without values is left out, since GGUF has none.
+/// Adds a tensor; an empty one is omitted, since GGUF has none.
 fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType, values: &[T]) {
     if !values.is_empty() {
         let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
@@ -249,7 +249,7 @@ fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType
     }
 }
 
-/// All values of a tensor of `width` columns and a number of rows within `rows`, each judged by `sound`.
+/// All values of a tensor of `width` columns and a number of rows within `rows`, each checked by `sound`.
 fn values<T: Pod + std::fmt::Debug>(
     gguf: &Gguf,
     name: &'static str,
@@ -293,7 +293,7 @@ fn read_moments(
     let all_ids: Vec<u32> = values(gguf, ids, SLOTS, len..=len, DType::I32, |t| *t < n_vocab || *t == NO_TOKEN)?;
     let all_raw: Vec<f32> = values(gguf, raw, SLOTS, len..=len, DType::F32, sound)?;
     for listed in all_ids.chunks_exact(SLOTS) {
-        // The first slot is the token that came: it is always there.
+        // The first slot is the observed token, which always exists.
         if listed[0] == NO_TOKEN {
             return Err(LearnError::Value { name: ids, what: "no token".into() });
         }

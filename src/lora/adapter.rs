@@ -1,10 +1,10 @@
-//! An adapter in memory.
+//! Adapters in memory.
 
 use crate::error::AdapterError;
 use crate::model::{Model, Site};
 use std::sync::Arc;
 
-/// The change of one matrix: `ΔW = B·A`, not yet scaled.
+/// Change of one matrix: `ΔW = B·A`, not yet scaled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Term {
     rank: usize,
@@ -17,7 +17,7 @@ impl Term {
         Term { rank, a, b }
     }
 
-    /// Rows of `A` and columns of `B`.
+    /// The rank: rows of `A` and columns of `B`.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -33,12 +33,12 @@ impl Term {
         &self.b
     }
 
-    /// Both, to change them.
+    /// `A` and `Bᵀ`, mutable.
     pub fn parts_mut(&mut self) -> (&mut [f32], &mut [f32]) {
         (&mut self.a, &mut self.b)
     }
 
-    /// Whether it changes nothing.
+    /// Whether the term changes nothing.
     pub fn is_zero(&self) -> bool {
         self.a.iter().all(|&a| a == 0.0) || self.b.iter().all(|&b| b == 0.0)
     }
@@ -49,24 +49,24 @@ impl Term {
 pub struct Adapter {
     arch: String,
     sites: Arc<[Site]>,
-    /// One per site.
+    /// One entry per site.
     terms: Vec<Option<Term>>,
     alpha: f32,
 }
 
-/// The largest rank that a matrix can be given: more than either of its sides is a damaged file.
+/// Largest rank that a matrix may have: a file with a rank above both of its sides is damaged.
 pub(super) fn max_rank(site: &Site) -> usize {
     site.n_in.max(site.n_out)
 }
 
 impl Adapter {
-    /// An adapter of all sites that `targets` picks, each of rank `rank`. `A` is drawn uniformly from
-    /// `±1/√n_in` (He et al., arXiv 1502.01852, as LoRA is usually begun), `B` is zero: the model is
-    /// unchanged until it is trained. The strength `alpha` is `rank`, which makes `s = 1`. Among the sites are
-    /// routers, the head and the embedding table ([`Site::part`] tells).
+    /// Makes an adapter for all sites that `targets` selects, each of rank `rank`. `A` is drawn uniformly from
+    /// `±1/√n_in` (He et al., arXiv 1502.01852, the usual initialisation of LoRA), `B` is zero: the model is unchanged
+    /// until the adapter is trained. The strength `alpha` is `rank`, so that `s = 1`. Sites include routers, the head
+    /// and the embedding table; [`Site::part`] tells them apart.
     ///
     /// # Errors
-    /// If the rank is 0 or larger than a chosen matrix, or nothing is chosen.
+    /// If the rank is 0 or larger than a selected matrix, or no site is selected.
     pub fn zeros(
         model: &Model,
         rank: usize,
@@ -87,7 +87,7 @@ impl Adapter {
         if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
     }
 
-    /// Of no terms yet, and without a strength.
+    /// An adapter without terms and without strength.
     pub(crate) fn empty(model: &Model) -> Adapter {
         let sites = Arc::clone(model.sites());
         let terms = vec![None; sites.len()];
@@ -103,27 +103,27 @@ impl Adapter {
         &self.arch
     }
 
-    /// What could be changed; [`Adapter::term`] counts in this order.
+    /// All sites of the model; [`Adapter::term`] uses their indices.
     pub fn sites(&self) -> &Arc<[Site]> {
         &self.sites
     }
 
-    /// The change of a site, if there is one.
+    /// The term of a site, if it has one.
     pub fn term(&self, site: usize) -> Option<&Term> {
         self.terms.get(site)?.as_ref()
     }
 
-    /// The same, to change it.
+    /// The term of a site, mutable.
     pub fn term_mut(&mut self, site: usize) -> Option<&mut Term> {
         self.terms.get_mut(site)?.as_mut()
     }
 
-    /// All changes, with the index of their site.
+    /// All terms, with the index of their site.
     pub fn terms(&self) -> impl Iterator<Item = (usize, &Term)> {
         self.terms.iter().enumerate().filter_map(|(i, term)| Some((i, term.as_ref()?)))
     }
 
-    /// All changes, to change them.
+    /// All terms, mutable, with the index of their site.
     pub fn terms_mut(&mut self) -> impl Iterator<Item = (usize, &mut Term)> {
         self.terms.iter_mut().enumerate().filter_map(|(i, term)| Some((i, term.as_mut()?)))
     }
@@ -160,10 +160,10 @@ impl Adapter {
         self.terms().map(|(_, t)| t.rank).max().unwrap_or(0)
     }
 
-    /// Whether it was made for a model with the same matrices.
+    /// Checks that the adapter was made for a model with the same matrices.
     ///
     /// # Errors
-    /// The first difference.
+    /// If it was not; names the first difference.
     pub fn check(&self, model: &Model) -> Result<(), AdapterError> {
         if self.arch != model.hparams().arch {
             let (found, expected) = (self.arch.clone(), model.hparams().arch.clone());
@@ -181,7 +181,7 @@ impl Adapter {
     }
 }
 
-/// The next of a sequence of numbers in `−1..1` (SplitMix64).
+/// The next pseudo-random number in `−1..1` (SplitMix64).
 fn uniform(state: &mut u64) -> f32 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -189,7 +189,7 @@ fn uniform(state: &mut u64) -> f32 {
     ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// An adapter as a session uses it.
+/// An adapter attached to a session.
 #[derive(Clone, Debug)]
 pub(crate) struct Attached {
     pub(crate) adapter: Arc<Adapter>,
@@ -202,7 +202,7 @@ pub(crate) struct Attached {
 
 impl Attached {
     /// # Errors
-    /// If the adapter is for another model, or what it is multiplied by not finite.
+    /// If the adapter is for another model, or its factors are not finite.
     pub(crate) fn new(model: &Model, adapter: Arc<Adapter>, scale: f32) -> Result<Attached, AdapterError> {
         adapter.check(model)?;
         if !scale.is_finite() {
@@ -221,7 +221,7 @@ impl Attached {
         Ok(Attached { adapter, scale, factors, max_rank })
     }
 
-    /// What it does to a site: the term, and the factor on `B·A`.
+    /// The term of a site and the factor on `B·A`, unless the site is unchanged.
     pub(crate) fn term(&self, site: usize) -> Option<(&Term, f32)> {
         let factor = self.factors[site];
         if factor == 0.0 { None } else { Some((self.adapter.term(site)?, factor)) }

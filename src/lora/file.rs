@@ -20,7 +20,7 @@ const ALPHA: &str = "adapter.lora.alpha";
 const A: &str = ".lora_a";
 const B: &str = ".lora_b";
 
-/// Sites by the name of their tensor.
+/// Ranges of sites by the name of their tensor.
 pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
     let mut all = HashMap::new();
     for (i, site) in sites.iter().enumerate() {
@@ -31,16 +31,16 @@ pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
 }
 
 impl Adapter {
-    /// Opens an adapter file for a model. Its values are expanded to `f32`.
+    /// Loads an adapter file for a model; values are expanded to `f32`.
     ///
     /// # Errors
-    /// If the file is unsound, no adapter, or for another model: the first mismatch is named. Nothing in
-    /// it is ignored.
+    /// If the file is invalid, no adapter, or for another model; names the first mismatch. Unknown contents are errors,
+    /// too.
     pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Adapter, AdapterError> {
         Adapter::from_gguf(&Gguf::open(path)?, model)
     }
 
-    /// The adapter in a file that lies in memory.
+    /// Loads the adapter in a file that is in memory.
     ///
     /// # Errors
     /// As [`Adapter::open`].
@@ -48,7 +48,7 @@ impl Adapter {
         Adapter::from_gguf(&Gguf::from_bytes(bytes)?, model)
     }
 
-    /// The adapter in a GGUF file.
+    /// Loads the adapter in a GGUF file.
     ///
     /// # Errors
     /// As [`Adapter::open`].
@@ -64,7 +64,7 @@ impl Adapter {
         if found != expected {
             return Err(AdapterError::Architecture { found: found.to_owned(), expected: expected.to_owned() });
         }
-        // An adapter that is only active behind certain tokens.
+        // Present in adapters that are active only after certain tokens.
         let key = "adapter.alora.invocation_tokens";
         if metadata.get(key).is_some() {
             return Err(AdapterError::Unsupported { key });
@@ -93,8 +93,8 @@ impl Adapter {
         if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
     }
 
-    /// Saves the adapter, in full precision. The file appears under its name when it is complete on
-    /// disk, and replaces one that is there.
+    /// Saves the adapter, in full precision. The file gets its name only when it is complete on disk, and then replaces
+    /// an older one.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -107,7 +107,7 @@ impl Adapter {
     /// The file that [`Adapter::save`] writes.
     ///
     /// # Errors
-    /// If the adapter does not fit a GGUF file.
+    /// If the adapter exceeds the limits of a GGUF file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, AdapterError> {
         Ok(self.writer().to_bytes()?)
     }
@@ -141,7 +141,7 @@ impl Adapter {
     }
 }
 
-/// Dimensions of `lora_a` and `lora_b`, fastest first.
+/// Dimensions of `lora_a` and `lora_b`, in ggml's order (row length first).
 fn dims(site: &Site, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
     let a = if site.is_embedding() { [rank, site.n_in, n_expert] } else { [site.n_in, rank, n_expert] };
     let b = [rank, site.n_out, n_expert];
@@ -149,7 +149,7 @@ fn dims(site: &Site, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
     [a, b].map(|dims| dims[..n_dims].iter().map(|&n| n as u64).collect())
 }
 
-/// The terms of the sites of one tensor.
+/// Reads the terms of one tensor's sites.
 fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<Vec<Term>, AdapterError> {
     let site = &sites[0];
     let max = max_rank(site);
@@ -174,7 +174,7 @@ fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<
     Ok(of_a.zip(of_b).map(term).collect())
 }
 
-/// All values of a tensor.
+/// Reads all values of a tensor.
 fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, AdapterError> {
     let mut values = vec![0.0; t.n_elems() as usize];
     dequantize_row(t.dtype, gguf.data(t), &mut values)
@@ -185,7 +185,7 @@ fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, AdapterError> {
     }
 }
 
-/// The columns of a matrix of `n_rows` rows, one after the other.
+/// Transposes a matrix of `n_rows` rows.
 fn transpose(x: &[f32], n_rows: usize) -> Vec<f32> {
     let n_cols = x.len() / n_rows;
     (0..x.len()).map(|i| x[i % n_rows * n_cols + i / n_rows]).collect()

@@ -5,8 +5,8 @@ use crate::error::AdapterError;
 use crate::model::Site;
 use std::sync::Arc;
 
-/// The gradient of a loss by the values of an [`Adapter`]: `dL/dA` and `dL/dB` of each of its terms, in
-/// the form of the term.
+/// Gradient of a loss with respect to the values of an [`Adapter`]: `dL/dA` and `dL/dB` of each of its terms, stored
+/// like the term.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     sites: Arc<[Site]>,
@@ -19,8 +19,8 @@ impl Gradients {
         Gradients::for_terms(adapter, |_| true)
     }
 
-    /// Zeros for the terms of the sites that `targets` picks; the others are constants. Whatever lies
-    /// below the lowest of them in the model is not differentiated, and costs nothing.
+    /// Zeros for the terms of the sites that `targets` selects; the others are constants. Layers below the lowest
+    /// selected site are not differentiated, and cost nothing.
     pub fn for_terms(adapter: &Adapter, targets: impl Fn(&Site) -> bool) -> Gradients {
         let sites = Arc::clone(adapter.sites());
         let zeros = |term: &Term| Term::new(term.rank(), vec![0.0; term.a().len()], vec![0.0; term.b().len()]);
@@ -29,12 +29,12 @@ impl Gradients {
         Gradients { sites, terms }
     }
 
-    /// Sets all to zero.
+    /// Sets all gradients to zero.
     pub fn clear(&mut self) {
         self.scale(0.0);
     }
 
-    /// Multiplies all by `factor`.
+    /// Multiplies all gradients by `factor`.
     pub fn scale(&mut self, factor: f32) {
         for term in self.terms.iter_mut().flatten() {
             let (a, b) = term.parts_mut();
@@ -42,13 +42,13 @@ impl Gradients {
         }
     }
 
-    /// The Euclidean norm of all together.
+    /// Euclidean norm of all gradients together.
     pub fn norm(&self) -> f64 {
         let values = self.terms().flat_map(|(_, term)| term.a().iter().chain(term.b()));
         values.map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
     }
 
-    /// The matrices of the model, in the order of [`Gradients::term`].
+    /// Sites of the model; [`Gradients::term`] uses their indices.
     pub fn sites(&self) -> &Arc<[Site]> {
         &self.sites
     }
@@ -58,20 +58,20 @@ impl Gradients {
         self.terms.get(site)?.as_ref()
     }
 
-    /// The same, to add to it.
+    /// The gradient of a site's term, mutable.
     pub fn term_mut(&mut self, site: usize) -> Option<&mut Term> {
         self.terms.get_mut(site)?.as_mut()
     }
 
-    /// All of them, with the index of their site.
+    /// All gradients, with the index of their site.
     pub fn terms(&self) -> impl Iterator<Item = (usize, &Term)> {
         self.terms.iter().enumerate().filter_map(|(i, term)| Some((i, term.as_ref()?)))
     }
 
-    /// Whether every term is one of `adapter`, with its shape.
+    /// Checks that every gradient is that of a term of `adapter`, with its shape.
     ///
     /// # Errors
-    /// The first that is not.
+    /// If one is not; names the first.
     pub fn check(&self, adapter: &Adapter) -> Result<(), AdapterError> {
         let same = Arc::ptr_eq(&self.sites, adapter.sites()) || self.sites == *adapter.sites();
         let fits = |i: usize, term: &Term| same && adapter.term(i).is_some_and(|t| t.rank() == term.rank());

@@ -1,4 +1,4 @@
-//! Adapters folded into the weights they change.
+//! Merging adapters into weights.
 
 use super::adapter::{Adapter, Attached, Term};
 use super::file::sites_by_tensor;
@@ -11,20 +11,19 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Values to convert between two calls of the progress function.
+/// Number of values converted between two calls of the progress function.
 const SLAB: usize = 1 << 22;
 
-/// The model's file with `W + scale·ΔW` of all `adapters` in place of the weights `W` they change,
-/// ready to be written. Each keeps its type (what is quantised is quantised again), or takes `dtype`;
-/// all else is copied. A head that shares the embedding table becomes a tensor of its own if one of the
-/// two changes.
+/// Prepares a copy of the model's file, with weights `W + scale·ΔW` of all `adapters`. Changed tensors keep their type
+/// (quantised ones are quantised again), or take `dtype`; everything else is copied. A head that shares the embedding
+/// table becomes a tensor of its own if one of the two changes.
 ///
-/// While the file is written, `progress` hears the values done, of [`Model::n_params`] or a few more,
-/// and returns whether to go on.
+/// While the file is written, `progress` is called with the number of values done, out of [`Model::n_params`] or
+/// slightly more, and returns whether to continue.
 ///
 /// # Errors
-/// If an adapter is for another model, or there is no quantiser for a type. When it is written, also if
-/// a weight is not finite.
+/// If an adapter is for another model, or there is no quantiser for a type. Writing also fails if a weight is not
+/// finite.
 pub fn merge<'a>(
     model: &'a Model,
     adapters: &[(Arc<Adapter>, f32)],
@@ -80,11 +79,11 @@ pub fn merge<'a>(
 struct Job<'a> {
     model: &'a Model,
     name: String,
-    /// What it is made of.
+    /// Tensor from which it is made.
     from: &'a TensorInfo,
     to: DType,
     sites: Range<usize>,
-    /// None if they do not change it.
+    /// `None` if the tensor does not change.
     adapters: Option<Arc<[Attached]>>,
 }
 
@@ -124,7 +123,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Adds what the adapters add to row `r` of the tensor.
+    /// Adds the adapters' change of row `r` of the tensor.
     fn change(&self, adapters: &[Attached], r: usize, values: &mut [f32]) {
         let sites = &self.model.sites()[self.sites.clone()];
         // The rows of the embedding table are its inputs.
@@ -138,7 +137,7 @@ impl Job<'_> {
     }
 }
 
-/// The columns and rows whose outer products make up the change of a tensor.
+/// Pairs of column and row whose outer products add up to the change of a tensor.
 fn rank_ones<'t>(site: &Site, term: &'t Term) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
     let is_embedding = site.is_embedding();
     let pairs = term.a().chunks_exact(site.n_in).zip(term.b().chunks_exact(site.n_out));

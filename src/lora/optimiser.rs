@@ -1,44 +1,44 @@
-//! What turns gradients into better adapters. Plain arithmetic on the terms.
+//! Optimisers: they train adapters by gradients, with plain arithmetic on the terms.
 
 use super::{Adapter, Gradients, Term};
 
-/// Changes an adapter by a gradient.
+/// Updates an adapter from gradients.
 pub trait Optimiser {
-    /// One step against `gradients`, which must belong to `adapter`: terms without a gradient stay.
+    /// Takes one step against `gradients`, which must belong to `adapter`; terms without a gradient stay unchanged.
     fn step(&mut self, adapter: &mut Adapter, gradients: &Gradients);
 }
 
-/// Gradient descent for learning while running: preconditioned, clipped and decayed.
+/// Gradient descent for learning during use: preconditioned, clipped and decayed.
 ///
 /// * Preconditioned: `dA` by `(BᵀB)⁻¹` and `dB` by `(AAᵀ)⁻¹`, each up to a damping, so that a step
 ///   does not depend on how `B·A` is split into its factors (arXiv 2402.02347); then divided by the
 ///   gradient's root mean square over the steps so far of the same matrix (Krause et al., arXiv
 ///   1904.08378), so that one rate serves all matrices and models.
 /// * Clipped: no step moves a matrix by more than [`Sgd::clip`] of its norm.
-/// * Decayed toward zero, which is the model as it was trained.
+/// * Decayed toward zero, which is the original model.
 ///
 /// Steps that would make a value infinite or NaN leave their term as it is.
 #[derive(Clone, Debug)]
 pub struct Sgd {
-    /// Length of a step of `ΔW`, relative to `‖W‖`, of a gradient as large as those before.
+    /// Length of a step of `ΔW`, relative to `‖W‖`, for a gradient as large as the previous ones.
     pub rate: f32,
     /// Longest step, relative to `‖W‖`.
     pub clip: f32,
-    /// Share of the adapter that one step forgets.
+    /// Fraction of the adapter that one step forgets.
     pub decay: f32,
     /// `‖W‖` of each site, or NaN.
     norms: Vec<f32>,
-    /// Sum of squares of the preconditioned gradients' lengths, and their number, by site.
+    /// Sum of squared lengths of the preconditioned gradients, and their number, by site.
     seen: Vec<(f64, u32)>,
 }
 
-/// Diagonal added to Gram matrices, relative to their mean diagonal, and the least of it.
+/// Diagonal added to Gram matrices, relative to their mean diagonal, and its lower bound.
 const DAMPING: (f64, f64) = (1e-2, 1e-8);
 
 impl Sgd {
-    /// A rate of 0.01, steps of at most 0.05, no decay: on the shipped model, chunks of 128 tokens of foreign
-    /// text are learnt about equally well at a third and at three times that rate. `norms` are the norms of the matrices, as
-    /// [`Model::site_norms`](crate::Model::site_norms) estimates them.
+    /// Rate 0.01, steps of at most 0.05, no decay: on the shipped model, chunks of 128 tokens of other text are learnt
+    /// about equally well at a third and at three times that rate. `norms` are the norms of the matrices, as estimated
+    /// by [`Model::site_norms`](crate::Model::site_norms).
     pub fn new(norms: Vec<f32>) -> Sgd {
         let seen = vec![(0.0, 0); norms.len()];
         Sgd { rate: 0.01, clip: 0.05, decay: 0.0, norms, seen }
@@ -53,7 +53,7 @@ impl Optimiser for Sgd {
             let (mut a, mut b) = (gradient.a().to_vec(), gradient.b().to_vec());
             precondition(&mut a, term.b(), term.rank());
             precondition(&mut b, term.a(), term.rank());
-            // Both factors' parts of the first-order change of ΔW.
+            // First-order change of ΔW, the sum of both factors' parts.
             let length = s.abs() * (product_norm(&a, term.b(), term.rank()) + product_norm(term.a(), &b, term.rank()));
             if !(length.is_finite() && length > 0.0 && norm.is_finite()) {
                 continue;
@@ -73,17 +73,16 @@ impl Optimiser for Sgd {
     }
 }
 
-/// Adam (Kingma & Ba, arXiv 1412.6980) with decoupled decay (arXiv 1711.05101), for many steps on the
-/// same text.
+/// Adam (Kingma & Ba, arXiv 1412.6980) with decoupled weight decay (arXiv 1711.05101), for many steps on the same text.
 #[derive(Clone, Debug)]
 pub struct Adam {
-    /// Largest step of a value.
+    /// Learning rate: the largest step of a value.
     pub rate: f32,
-    /// Share of the mean gradient, and of its mean square, that survives a step.
+    /// Fraction of the mean gradient, and of its mean square, that each step keeps.
     pub betas: (f32, f32),
     /// Added to the root of the mean square.
     pub eps: f32,
-    /// Decay of every value, as a share of the rate.
+    /// Weight decay of every value, as a fraction of the rate.
     pub decay: f32,
     steps: i32,
     /// Means of the gradient and of its square, by site.
@@ -91,7 +90,7 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// A rate of 0.003, betas of 0.9 and 0.99, no decay.
+    /// Rate 0.003, betas 0.9 and 0.99, no decay.
     pub fn new() -> Adam {
         Adam { rate: 3e-3, betas: (0.9, 0.99), eps: 1e-8, decay: 0.0, steps: 0, moments: Vec::new() }
     }
@@ -128,7 +127,7 @@ impl Optimiser for Adam {
     }
 }
 
-/// `G ← (F·Fᵀ + damping)⁻¹·G` for `G` and `F` of `rank` rows.
+/// `G ← (F·Fᵀ + damping)⁻¹·G` for `G` and `F` with `rank` rows.
 fn precondition(g: &mut [f32], f: &[f32], rank: usize) {
     let mut gram = gram(f, f, rank);
     let diagonal = (0..rank).map(|i| gram[i * rank + i]).sum::<f64>() / rank as f64;
@@ -156,14 +155,14 @@ fn precondition(g: &mut [f32], f: &[f32], rank: usize) {
     }
 }
 
-/// `X·Yᵀ` of matrices of `rank` rows.
+/// Gram matrix `X·Yᵀ` of matrices with `rank` rows.
 fn gram(x: &[f32], y: &[f32], rank: usize) -> Vec<f64> {
     let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
     let rows = |z: &[f32], i: usize| i * (z.len() / rank)..(i + 1) * (z.len() / rank);
     (0..rank * rank).map(|ij| dot(&x[rows(x, ij / rank)], &y[rows(y, ij % rank)])).collect()
 }
 
-/// The lower triangle `L` with `L·Lᵀ = M`, of a positive definite matrix.
+/// Cholesky factor: the lower triangle `L` with `L·Lᵀ = M`, for a positive definite `M`.
 fn cholesky(mut m: Vec<f64>, n: usize) -> Vec<f64> {
     for i in 0..n {
         for j in 0..=i {
@@ -175,13 +174,13 @@ fn cholesky(mut m: Vec<f64>, n: usize) -> Vec<f64> {
     m
 }
 
-/// `‖Bᵀ·A‖` of matrices of `rank` rows: from their Gram matrices, as `tr((A·Aᵀ)(B·Bᵀ))`.
+/// Frobenius norm `‖Bᵀ·A‖` of matrices with `rank` rows, from their Gram matrices: `tr((A·Aᵀ)(B·Bᵀ))`.
 fn product_norm(a: &[f32], b: &[f32], rank: usize) -> f64 {
     let (a, b) = (gram(a, a, rank), gram(b, b, rank));
     a.iter().zip(&b).map(|(a, b)| a * b).sum::<f64>().max(0.0).sqrt()
 }
 
-/// `‖ΔW‖` of a term, not yet scaled.
+/// Frobenius norm `‖ΔW‖` of a term, not yet scaled.
 pub fn change_norm(term: &Term) -> f64 {
     product_norm(term.a(), term.b(), term.rank())
 }

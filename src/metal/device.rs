@@ -1,7 +1,7 @@
-//! Metal's GPU and its memory.
+//! The system's Metal GPU and its memory.
 //!
-//! A pass is one command buffer with one encoder, whose kernels may overlap between the barriers that the plan asks for.
-//! Memory is shared with the CPU, which waits for a pass before it looks.
+//! A pass is one command buffer with one encoder, whose kernels may overlap between the barriers of the plan. Memory is
+//! shared with the CPU, which waits for the end of a pass before it accesses it.
 
 #![allow(unsafe_code)] // calls of Metal
 
@@ -26,15 +26,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Pipeline = Retained<ProtocolObject<dyn MTLComputePipelineState>>;
 
-/// Bytes that addresses and lengths of aliased memory are multiples of: a page of Apple's CPUs.
+/// Alignment in bytes of addresses and lengths of aliased memory: a page of Apple's CPUs.
 pub const PAGE_BYTES: usize = 16384;
 
-/// A GPU with the library of kernels.
+/// A GPU with its library of kernels.
 pub struct Device {
     device: Retained<ProtocolObject<dyn MTLDevice>>,
     queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
     library: Retained<ProtocolObject<dyn MTLLibrary>>,
-    /// Kernels by full name, compiled for this GPU when first asked for.
+    /// Kernels by full name, compiled for this GPU on first use.
     pipelines: Mutex<HashMap<String, Pipeline>>,
     pages: Arc<Pages>,
 }
@@ -62,21 +62,21 @@ impl Device {
         Ok(Some(Device { device, queue, library, pipelines: Mutex::default(), pages: Arc::default() }))
     }
 
-    /// Bytes of memory that it can use without getting slow.
+    /// Bytes of memory that the GPU can use without slowing down.
     pub fn memory_limit(&self) -> u64 {
         self.device.recommendedMaxWorkingSetSize()
     }
 
-    /// A buffer whose contents are not defined yet.
+    /// Makes an uninitialised buffer.
     fn memory(&self, bytes: usize) -> Result<Buffer, MetalError> {
         let options = MTLResourceOptions::StorageModeShared;
-        // A buffer of no bytes is none.
+        // Metal has no buffers of zero bytes.
         let buffer = self.device.newBufferWithLength_options(bytes.max(16), options);
         let buffer = buffer.ok_or(MetalError::OutOfMemory { bytes })?;
         Ok(Buffer { raw: Raw(buffer), start: 0, len: bytes, file: None })
     }
 
-    /// A buffer that is a part of a file's memory, to be read: nothing is copied. `None` if Metal refuses.
+    /// Makes a read-only buffer that aliases a part of a file's memory, without copying. `None` if Metal refuses.
     fn alias(&self, gguf: &Gguf, bytes: &[u8]) -> Option<Buffer> {
         let start = bytes.as_ptr() as usize % PAGE_BYTES;
         let all = (start + bytes.len()).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
@@ -115,45 +115,45 @@ fn library(device: &ProtocolObject<dyn MTLDevice>) -> Library {
     device.newLibraryWithData_error(&dispatch2::DispatchData::from_static_bytes(BYTES))
 }
 
-/// The library, compiled now: `build.rs` found no compiler.
+/// The library, compiled from source now: `build.rs` found no compiler.
 #[cfg(not(metallib))]
 fn library(device: &ProtocolObject<dyn MTLDevice>) -> Library {
     use objc2_metal::{MTLCompileOptions, MTLLanguageVersion};
     let options = MTLCompileOptions::new();
     options.setLanguageVersion(MTLLanguageVersion::Version3_0);
-    #[allow(deprecated)] // what replaces it is not in macOS 13
+    #[allow(deprecated)] // its replacement is not in macOS 13
     options.setFastMathEnabled(false);
     let source = NSString::from_str(include_str!(concat!(env!("OUT_DIR"), "/ruvllm.metal")));
     device.newLibraryWithSource_options_error(&source, Some(&options))
 }
 
-/// Metal's buffer.
+/// A Metal buffer that can be sent between threads.
 struct Raw(Retained<ProtocolObject<dyn MTLBuffer>>);
 
-// SAFETY: Metal's buffers may be used and released on any thread; what they hold is only reached through `&mut` and `&` of
-// their owners, and by passes, which are waited for.
+// SAFETY: Metal's buffers may be used and released on any thread; their contents are only accessed through `&mut` and
+// `&` of their owners, and by passes, which are waited for.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
 
 impl Raw {
-    /// What it holds, from a byte on.
+    /// Pointer to the byte at offset `start`.
     ///
     /// # Safety
-    /// It holds so many bytes.
+    /// The buffer must have that many bytes.
     unsafe fn at(&self, start: usize) -> NonNull<u8> {
         // SAFETY: as the caller promises.
         unsafe { self.0.contents().cast::<u8>().add(start) }
     }
 }
 
-/// Memory of the GPU, which the CPU shares.
+/// Memory of the GPU, shared with the CPU.
 pub struct Buffer {
     raw: Raw,
-    /// Where it begins in Metal's buffer.
+    /// Offset in Metal's buffer.
     start: usize,
     len: usize,
-    /// What an alias stands for, kept mapped.
+    /// The file that an alias points into, kept mapped.
     file: Option<Gguf>,
 }
 
@@ -161,13 +161,13 @@ impl Buffer {
     /// Writes `bytes` at `offset`.
     ///
     /// # Panics
-    /// If they do not fit, or the buffer is a file's memory.
+    /// If they do not fit, or the buffer aliases a file.
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         let fits = offset <= self.len && bytes.len() <= self.len - offset;
         assert!(fits && self.file.is_none(), "Buffer::write: out of bounds");
         // SAFETY: within the buffer, as was checked.
         let to = unsafe { self.raw.at(offset) };
-        // SAFETY: the same; the buffer is exclusive, and passes are waited for before their borrow of it ends.
+        // SAFETY: as above; the buffer is exclusive, and passes are waited for before their borrow of it ends.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 }
@@ -196,7 +196,7 @@ impl Stage for DeviceStage<'_> {
     }
 
     fn fill(&mut self, buffer: Handle, offset: u64, data: &[u8]) {
-        // Without memory, what reads the buffer says so.
+        // If the buffer could not be allocated, reading it reports the error.
         if let Ok(buffer) = &mut self.buffers[buffer.0 as usize] {
             buffer.write(offset as usize, data);
         }
@@ -225,12 +225,12 @@ impl Stage for DeviceStage<'_> {
     }
 }
 
-/// A page of keys and values.
+/// A page of keys and values in GPU memory.
 struct Page {
     buffer: Arc<Raw>,
     len: usize,
     address: u64,
-    /// Where the device looks it up.
+    /// The device's table of pages.
     pages: Arc<Pages>,
 }
 
@@ -245,17 +245,17 @@ impl fmt::Debug for Page {
 
 impl PageMemory for Page {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the buffer has that many bytes.
         let first = unsafe { self.buffer.at(0) };
-        // SAFETY: the same; no pass writes to a page while someone reads it, for it writes only to pages of the sequences
-        // that it borrows.
+        // SAFETY: as above; no pass writes to a page while it is read here, since passes write only to pages of
+        // sequences that they borrow.
         unsafe { std::slice::from_raw_parts(first.as_ptr(), self.len) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the buffer has that many bytes.
         let first = unsafe { self.buffer.at(0) };
-        // SAFETY: the same; `self` is exclusive, and a pass borrows the sequence that holds it.
+        // SAFETY: as above; `self` is exclusive, and a pass borrows the sequence that holds it.
         unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), self.len) }
     }
 
@@ -283,7 +283,7 @@ impl Gpu for Device {
 
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Buffer, MetalError> {
         let bytes = gguf.data(&gguf.tensors()[index]);
-        // What is not mapped, or is refused, is copied.
+        // Files that are not mapped, or that Metal refuses to alias, are copied.
         if gguf.is_mapped()
             && let Some(buffer) = self.alias(gguf, bytes)
         {
@@ -315,7 +315,7 @@ impl Gpu for Device {
         assert!(bytes.len() <= buffer.len, "Device::read: out of bounds");
         // SAFETY: within the buffer, as was checked.
         let from = unsafe { buffer.raw.at(buffer.start) };
-        // SAFETY: the same; passes are waited for before their borrow of the buffer ends.
+        // SAFETY: as above; passes are waited for before their borrow of the buffer ends.
         unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
         Ok(())
     }
@@ -329,9 +329,9 @@ impl Gpu for Device {
 }
 
 impl Device {
-    /// Runs calls, whose kernels reach `pages` by their addresses, and waits.
+    /// Runs calls, whose kernels access `pages` by their addresses, and waits for them.
     fn submit(&self, calls: &[Call<'_, Buffer>], pages: &mut dyn Iterator<Item = &Raw>) -> Result<(), MetalError> {
-        // Found before anything is encoded, so that an error leaves no encoder behind.
+        // Looked up before anything is encoded, so that an error leaves no encoder behind.
         let pipelines = calls.iter().map(|call| self.pipeline(&call.dispatch.kernel)).collect::<Result<Vec<_>, _>>()?;
         autoreleasepool(|_| {
             let commands = self.queue.commandBuffer().ok_or(MetalError::OutOfMemory { bytes: 0 })?;
@@ -367,8 +367,8 @@ fn encode(
     encoder.setComputePipelineState(pipeline);
     for (index, (buffer, offset)) in call.buffers.iter().enumerate() {
         let offset = buffer.start + *offset as usize;
-        // SAFETY: the buffer is borrowed until the pass has finished, and as long as the table of kernels says: plans see
-        // to it.
+        // SAFETY: the buffer is borrowed until the pass has finished, and has the length in the table of kernels, as
+        // plans ensure.
         unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.raw.0), offset, index) };
     }
     let args = NonNull::from(d.args.as_slice()).cast();

@@ -1,14 +1,14 @@
-//! The table of Metal kernels: what each reads and writes, how large that is for a problem, and how many threads it
-//! takes. The host dispatches from it, and `tests/metal` runs and checks the shaders by it.
+//! Table of the Metal kernels: the buffers that each reads and writes, their sizes for a given problem, and the number
+//! of threads. The host dispatches by this table, and `tests/metal` runs and checks the shaders by it.
 //!
 //! A kernel's last buffer is its arguments, a structure of the same name and fields in its source.
 
 use crate::quant::DType;
 use bytemuck::{Pod, Zeroable};
 
-/// Positions of a page.
+/// Positions per page.
 pub const PAGE_POSITIONS: u32 = 64;
-/// Positions of a split of keys in [`ATTENTION_DECODE`].
+/// Positions per split of keys in [`ATTENTION_DECODE`].
 pub const SPLIT: u32 = 8 * PAGE_POSITIONS;
 /// Most experts of a layer.
 pub const MAX_EXPERTS: u32 = 512;
@@ -17,7 +17,7 @@ pub const SORTED: u32 = 1024;
 /// Threadgroup memory that every Apple GPU has, in bytes.
 pub const THREADGROUP_MEMORY: u32 = 32768;
 
-/// Formats of weights that the kernels read where they lie.
+/// Weight formats that the kernels read without conversion.
 pub const FORMATS: &[DType] = &[
     DType::F32,
     DType::F16,
@@ -33,7 +33,7 @@ pub const FORMATS: &[DType] = &[
     DType::MXFP4,
 ];
 
-/// What a buffer consists of.
+/// Element type of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Element {
@@ -45,7 +45,7 @@ pub enum Element {
     U32,
     /// Rows of weight blocks, `uchar`.
     Weights,
-    /// Position of a row and the beginning of its sequence's page table, two `uint`.
+    /// Position of a row, and index of its sequence's page table in all tables: two `uint`.
     Row,
     /// First row and number of rows, two `uint`.
     Tile,
@@ -54,7 +54,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Its name in the shaders.
+    /// Name of the type in the shaders.
     pub fn msl(self) -> &'static str {
         match self {
             Element::F32 => "float",
@@ -67,7 +67,7 @@ impl Element {
         }
     }
 
-    /// Bytes of one.
+    /// Size of an element in bytes.
     pub fn size(self) -> u64 {
         match self {
             Element::Weights => 1,
@@ -76,7 +76,7 @@ impl Element {
         }
     }
 
-    /// What a buffer's address has to be a multiple of, in bytes.
+    /// Alignment of a buffer's address, in bytes.
     pub fn align(self) -> u64 {
         match self {
             Element::Weights => 4, // Q4_K, Q5_K and IQ4_XS are read as 32-bit words
@@ -99,11 +99,11 @@ pub enum Access {
 pub struct Buffer<A> {
     /// Name of the parameter.
     pub name: &'static str,
-    /// What it consists of.
+    /// Element type.
     pub element: Element,
-    /// What the kernel does with it.
+    /// Access by the kernel.
     pub access: Access,
-    /// Elements, given the arguments.
+    /// Number of elements, given the arguments.
     pub len: fn(&A) -> u64,
 }
 
@@ -121,7 +121,7 @@ const fn changes<A>(name: &'static str, element: Element, len: fn(&A) -> u64) ->
 
 /// Arguments of kernels.
 pub trait Args: Pod {
-    /// The structure's name, here and in the shaders.
+    /// Name of the structure, here and in the shaders.
     const NAME: &'static str;
     /// Names and types (`u32`, `f32`) of its fields in order.
     const FIELDS: &'static [(&'static str, &'static str)];
@@ -172,24 +172,24 @@ args! {
     LoraArgs { n_in: u32, n_out: u32, rank: u32, n_rows: u32, scale: f32 }
 }
 
-/// A kernel, or kernels that differ in the format of their weights and in a number.
+/// A kernel, or a family of kernels that differ in weight format and in a variant number.
 #[derive(Debug)]
 pub struct Kernel<A: 'static> {
     /// Name of the function.
     pub name: &'static str,
     /// Its file in `src/metal_shaders`.
     pub source: &'static str,
-    /// Whether there is one for each of [`FORMATS`].
+    /// Whether there is an instance for each of [`FORMATS`].
     pub per_format: bool,
-    /// The numbers; none if it has no number.
+    /// Variant numbers; empty if there are none.
     pub variants: &'static [u32],
     /// Buffers before the arguments, in order of their indices.
     pub buffers: &'static [Buffer<A>],
     /// Threads per threadgroup.
     pub threads: u32,
-    /// Threadgroup memory in bytes, given the number (0 if there is none).
+    /// Threadgroup memory in bytes, given the variant number (0 if there is none).
     pub threadgroup_bytes: fn(u32) -> u32,
-    /// Threadgroups, given arguments and number.
+    /// Number of threadgroups, given arguments and variant number.
     pub grid: fn(&A, u32) -> [u32; 3],
 }
 
@@ -198,11 +198,11 @@ pub struct Kernel<A: 'static> {
 pub struct Dispatch {
     /// Its full name in the library.
     pub kernel: String,
-    /// Buffers before the arguments: bytes each has to have.
+    /// Required bytes of each buffer before the arguments.
     pub lens: Vec<u64>,
     /// The arguments' bytes.
     pub args: Vec<u8>,
-    /// Threadgroups.
+    /// Number of threadgroups.
     pub grid: [u32; 3],
     /// Threads per threadgroup.
     pub threads: u32,
@@ -210,27 +210,27 @@ pub struct Dispatch {
     pub threadgroup_bytes: u32,
 }
 
-/// What the table says of a kernel, whatever its arguments.
+/// Table entry of a kernel, independent of arguments.
 #[derive(Clone, Debug)]
 pub struct Declaration {
     /// Name of the function.
     pub name: &'static str,
     /// Its file in `src/metal_shaders`.
     pub source: &'static str,
-    /// Full names with their threadgroup memory in bytes.
+    /// Full names of the instances, with their threadgroup memory in bytes.
     pub instances: Vec<(String, u32)>,
     /// Buffers before the arguments.
     pub buffers: Vec<(&'static str, Element, Access)>,
     /// Name of the arguments' structure.
     pub args: &'static str,
-    /// Its fields, names and types.
+    /// Names and types of the structure's fields.
     pub fields: &'static [(&'static str, &'static str)],
     /// Threads per threadgroup.
     pub threads: u32,
 }
 
 impl<A: Args> Kernel<A> {
-    /// Name in the library: `matvec_q4_k_1`. `format` and `variant` are ignored by kernels without.
+    /// Name in the library: `matvec_q4_k_1`. Kernels without formats or variants ignore `format` or `variant`.
     pub fn full_name(&self, format: DType, variant: u32) -> String {
         let mut name = String::from(self.name);
         if self.per_format {
@@ -242,7 +242,7 @@ impl<A: Args> Kernel<A> {
         name
     }
 
-    /// The call for a problem.
+    /// The dispatch for a problem.
     pub fn dispatch(&self, format: DType, variant: u32, args: &A) -> Dispatch {
         Dispatch {
             kernel: self.full_name(format, variant),
@@ -285,7 +285,7 @@ fn outs_of(rows: u32) -> u32 {
     if rows <= 2 { 4 } else { 2 }
 }
 
-/// `y = x·Wᵀ` of up to as many activation rows as its number says (more take several threadgroups).
+/// `y = x·Wᵀ` for up to as many activation rows as the variant number (more take several threadgroups).
 pub static MATVEC: Kernel<MatvecArgs> = Kernel {
     name: "matvec",
     source: "matvec.metal",
@@ -321,7 +321,7 @@ pub static MATVEC_EXPERTS: Kernel<MatvecExpertsArgs> = Kernel {
 /// Activation rows and weight rows of a tile, and bytes of its panels.
 const TILE: (u32, u32, u32) = (32, 64, (32 + 64) * 36 * 4);
 
-/// `y = x·Wᵀ` of many activation rows.
+/// `y = x·Wᵀ` for many activation rows.
 pub static MATMUL: Kernel<MatmulArgs> = Kernel {
     name: "matmul",
     source: "matmul.metal",
@@ -337,7 +337,7 @@ pub static MATMUL: Kernel<MatmulArgs> = Kernel {
     grid: |a, _| [a.n_out.div_ceil(TILE.1), a.n_rows.div_ceil(TILE.0), 1],
 };
 
-/// Products of all experts with the rows that chose them, by the lists of [`EXPERT_ROWS`].
+/// Products of all experts with the rows that chose them, from the lists of [`EXPERT_ROWS`].
 pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     name: "matmul_experts",
     source: "matmul.metal",
@@ -355,7 +355,7 @@ pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     grid: |a, _| [a.n_out.div_ceil(TILE.1), a.n_chosen.div_ceil(TILE.0), a.n_expert],
 };
 
-/// Rows of the embedding table.
+/// Looks up rows of the embedding table.
 pub static EMBED: Kernel<EmbedArgs> = Kernel {
     name: "embed",
     source: "embed.metal",
@@ -371,11 +371,11 @@ pub static EMBED: Kernel<EmbedArgs> = Kernel {
     grid: |a, _| [a.n_embd.div_ceil(16 * 32), a.n_rows, 1],
 };
 
-/// Head widths by which attention kernels differ: those up to the number.
+/// Variant numbers of attention kernels: each takes heads up to this width.
 pub const HEAD_DIMS: &[u32] = &[128, 256, 512];
 
-/// Attention of generated tokens, a split of the keys per threadgroup. `n_splits` is the most that a row of the batch
-/// has, `n_pages` the length of all page tables.
+/// Attention of generated tokens, one split of the keys per threadgroup. `n_splits` is the largest number of splits of
+/// a row in the batch, `n_pages` the length of all page tables.
 pub static ATTENTION_DECODE: Kernel<AttentionArgs> = Kernel {
     name: "attention_decode",
     source: "attention_decode.metal",
@@ -409,12 +409,12 @@ pub static ATTENTION_MERGE: Kernel<AttentionArgs> = Kernel {
     grid: |a, _| [a.n_head, a.n_rows, 1],
 };
 
-/// Rows of a tile of [`ATTENTION_PROMPT`] at most, given its number.
+/// Largest number of rows in a tile of [`ATTENTION_PROMPT`], given its variant number.
 pub fn prompt_tile_rows(variant: u32) -> u32 {
     4096 / variant
 }
 
-/// Attention of prompts, a tile of rows per threadgroup.
+/// Attention of prompts, one tile of rows per threadgroup.
 pub static ATTENTION_PROMPT: Kernel<AttentionArgs> = Kernel {
     name: "attention_prompt",
     source: "attention_prompt.metal",
@@ -518,7 +518,7 @@ pub static LAYER_NORM_ADD: Kernel<NormAddArgs> = Kernel {
     grid: |a, _| [a.n_rows, 1, 1],
 };
 
-/// RMS norm of single heads, in place: a row is a head.
+/// RMS norm of single heads, in place: each row is a head.
 pub static RMS_NORM_HEADS: Kernel<NormArgs> = Kernel {
     name: "rms_norm_heads",
     source: "norm.metal",
@@ -535,7 +535,7 @@ const ROPE_BUFFERS: &[Buffer<RopeArgs>] = &[
     reads("angles", Element::F32x2, |a| product(&[a.n_rows, a.n_dims / 2])),
 ];
 
-/// Rotates pairs of neighbours.
+/// Rotates pairs of adjacent dimensions.
 pub static ROPE_NORM: Kernel<RopeArgs> = Kernel {
     name: "rope_norm",
     source: "rope.metal",
@@ -547,7 +547,7 @@ pub static ROPE_NORM: Kernel<RopeArgs> = Kernel {
     grid: |a, _| [(a.n_head * (a.n_dims / 2)).div_ceil(128), a.n_rows, 1],
 };
 
-/// Rotates pairs half of the rotated dimensions apart.
+/// Rotates pairs that are half of the rotated dimensions apart.
 pub static ROPE_NEOX: Kernel<RopeArgs> = Kernel { name: "rope_neox", ..ROPE_NORM };
 
 const GATE_BUFFERS: &[Buffer<ElementwiseArgs>] =
@@ -599,7 +599,7 @@ pub static ADD_BIAS: Kernel<AddBiasArgs> = Kernel {
     grid: |a, _| [a.n.div_ceil(256), a.n_rows, 1],
 };
 
-/// Adds rows, each times the sigmoid of its gate.
+/// Adds rows, each multiplied by the sigmoid of its gate.
 pub static ADD_GATED: Kernel<AddGatedArgs> = Kernel {
     name: "add_gated",
     source: "elementwise.metal",
@@ -615,7 +615,7 @@ pub static ADD_GATED: Kernel<AddGatedArgs> = Kernel {
     grid: |a, _| [a.n.div_ceil(256), a.n_rows, 1],
 };
 
-/// Scales and caps logits.
+/// Scales and caps logits, see `Finish`.
 pub static FINISH_LOGITS: Kernel<FinishLogitsArgs> = Kernel {
     name: "finish_logits",
     source: "elementwise.metal",
@@ -676,7 +676,7 @@ pub static COMBINE_EXPERTS: Kernel<CombineExpertsArgs> = Kernel {
     grid: |a, _| [a.n.div_ceil(256), a.n_rows, 1],
 };
 
-/// Index of the largest of each row.
+/// Index of the largest value of each row.
 pub static ARGMAX: Kernel<SampleArgs> = Kernel {
     name: "argmax",
     source: "sample.metal",
@@ -703,7 +703,8 @@ pub static SOFTMAX: Kernel<SampleArgs> = Kernel {
     grid: |a, _| [a.n_rows, 1, 1],
 };
 
-/// The `k` largest of each [`SORTED`] values; with `k` at most half of those, [`TOP_K_PAIRS`] then leaves fewer.
+/// The `k` largest of each [`SORTED`] values. If `k` is at most half of that, [`TOP_K_PAIRS`] can then reduce their
+/// number.
 pub static TOP_K: Kernel<TopKArgs> = Kernel {
     name: "top_k",
     source: "sample.metal",
@@ -760,7 +761,7 @@ pub static LORA_B: Kernel<LoraArgs> = Kernel {
     ..LORA_A
 };
 
-/// Every kernel.
+/// Table entries of all kernels.
 pub fn declarations() -> Vec<Declaration> {
     vec![
         MATVEC.declaration(),

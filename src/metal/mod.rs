@@ -1,6 +1,6 @@
-//! The GPU of Apple machines. Shaders lie in `src/metal_shaders`, [`kernels`] says what each takes, [`plan`] which a pass
-//! needs, and [`MetalRunner`] runs passes on any [`Gpu`]: on Apple's systems `device::Device`, in `tests/metal` an emulated
-//! one.
+//! Passes on the GPU of Apple machines. Shaders are in `src/metal_shaders`, [`kernels`] describes their buffers,
+//! [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any [`Gpu`]: `device::Device` on Apple's
+//! systems, an emulated one in `tests/metal`.
 
 pub mod check;
 #[cfg(target_vendor = "apple")]
@@ -19,13 +19,13 @@ use crate::runner::Runner;
 use kernels::Dispatch;
 use std::sync::Arc;
 
-/// What `ruvllm doctor` tells of a GPU.
+/// What `ruvllm doctor` reports about a GPU.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
-    /// Bytes of memory that it can use without getting slow.
+    /// Bytes of memory that it can use without slowing down.
     pub memory_limit: u64,
 }
 
@@ -41,7 +41,7 @@ pub fn device_info() -> Result<Option<DeviceInfo>, MetalError> {
     Ok(None)
 }
 
-/// Runs each case of [`check`] on the system's GPU and hands over its name and what is wrong, if anything is.
+/// Runs each case of [`check`] on the system's GPU and reports its name and result.
 ///
 /// # Errors
 /// [`MetalError::NoDevice`] if the system has none, and as [`device_info`].
@@ -72,59 +72,59 @@ pub(crate) fn open(model: &Model, n_layers: usize) -> Result<Arc<dyn Runner>, Me
     Err(MetalError::NoDevice)
 }
 
-/// A GPU as [`MetalRunner`] needs it. It shares memory with the CPU.
+/// Operations of a GPU that [`MetalRunner`] uses. Memory is shared with the CPU.
 pub trait Gpu: Send + Sync {
-    /// Its memory.
+    /// A buffer in its memory.
     type Buffer: Send + Sync;
 
-    /// Its name as the system prints it.
+    /// Name, as the system gives it.
     fn name(&self) -> String;
 
-    /// A buffer whose contents are not defined yet.
+    /// Makes an uninitialised buffer.
     ///
     /// # Errors
     /// [`MetalError::OutOfMemory`].
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer, MetalError>;
 
-    /// A tensor of a file, to be read: the file's memory itself if that can be.
+    /// Makes a read-only buffer with a tensor of a file: the file's memory itself, if possible.
     ///
     /// # Errors
     /// [`MetalError::OutOfMemory`].
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Self::Buffer, MetalError>;
 
-    /// Memory for a page of keys and values.
+    /// Allocates memory for a page of keys and values.
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
 
-    /// Bytes of a buffer.
+    /// Length of a buffer in bytes.
     fn len(&self, buffer: &Self::Buffer) -> usize;
 
-    /// Writes the beginning of a buffer, which is that long at least.
+    /// Writes to the start of a buffer, which must be long enough.
     ///
     /// # Errors
     /// [`MetalError`] if the GPU is lost.
     fn write(&self, buffer: &mut Self::Buffer, bytes: &[u8]) -> Result<(), MetalError>;
 
-    /// Reads the beginning of a buffer, which is that long at least.
+    /// Reads from the start of a buffer, which must be long enough.
     ///
     /// # Errors
     /// [`MetalError`] if the GPU is lost.
     fn read(&self, buffer: &Self::Buffer, bytes: &mut [u8]) -> Result<(), MetalError>;
 
-    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels reach.
+    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels access.
     ///
     /// # Errors
     /// [`MetalError`] if there is no memory, a kernel cannot be loaded, or the GPU stops.
     fn run(&self, calls: &[Call<'_, Self::Buffer>], pages: &[u64]) -> Result<(), MetalError>;
 }
 
-/// A kernel with its buffers. Only plans make any, so that what they read has been written.
+/// A kernel with its buffers. Only plans make these, which ensures that a kernel reads only what was written.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<'a, B> {
     /// The kernel and its sizes.
     pub dispatch: &'a Dispatch,
-    /// Buffers before the arguments, each from a byte on; what the table says of their lengths holds.
+    /// Buffers before the arguments, with byte offsets; they have the lengths given in the table of kernels.
     pub buffers: Vec<(&'a B, u64)>,
-    /// Whether what comes before has to be finished first. Calls between two such may overlap.
+    /// Whether everything before must be finished first. Calls between two such may overlap.
     pub barrier: bool,
 }

@@ -1,9 +1,9 @@
-//! From a model and the rows of a pass to the kernels of that pass, in order, over named buffers. It calls no GPU: what
-//! runs the commands gives each name a buffer of the size that the table of kernels asks for.
+//! Plans: the kernels of a pass, in order, over named buffers, derived from a model and the rows of the pass. No GPU is
+//! used here: the runner gives each name a buffer of the size in the table of kernels.
 //!
-//! A row's arithmetic depends on its kind alone: products of generated rows are `matvec`, however many there are, and
-//! their attention is `attention_decode`; rows of a prompt take `matmul` and `attention_prompt`, also a single one. The head
-//! takes all rows as generated ones.
+//! A row's arithmetic depends only on its kind: products of generated rows use `matvec`, however many there are, and
+//! their attention `attention_decode`; rows of a prompt use `matmul` and `attention_prompt`, even a single one. The
+//! head computes all rows as generated ones.
 
 use super::kernels::*;
 use crate::error::MetalError;
@@ -15,52 +15,52 @@ use crate::quant::DType;
 use crate::runner::{Batch, BatchSlot};
 use std::ops::Range;
 
-/// Rows of a batch: all, or those with outputs, packed together.
+/// Set of rows of a batch: all, or those with outputs, stored contiguously.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Set {
-    /// All.
+    /// All rows.
     All,
-    /// Those with outputs.
+    /// Rows with outputs.
     Outputs,
 }
 
-/// A buffer of a pass.
+/// Name of a buffer of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Name<'m> {
-    /// A tensor of the file, by its index.
+    /// Tensor of the file, by index.
     Tensor(usize),
-    /// Values that never change: norms, biases. Known by their place in memory.
+    /// Values that never change: norms, biases. Identified by their address.
     Constant(&'m [f32]),
-    /// Written by the host before the pass.
+    /// Input, written by the host before the pass.
     Input(Input),
-    /// What kernels leave to others, or to the host.
+    /// Intermediate result, or output for the host.
     Scratch(Scratch),
-    /// Keys and values of a layer, which kernels reach by the addresses of pages. Bound to no kernel.
+    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a kernel.
     Cache(usize),
 }
 
-/// What the host writes.
+/// Inputs written by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
     /// Tokens of all rows.
     Tokens,
     /// Indices of the rows with outputs.
     OutputRows,
-    /// Position and beginning of the page tables of each row.
+    /// Position of each row, and index of its page table.
     Rows(Set),
-    /// Cosines and sines of a rope.
+    /// Cosines and sines of a rope, by its index.
     Angles(Set, usize),
-    /// Page tables of a group of layers, sequence by sequence.
+    /// Page tables of a group of layers, one sequence after the other.
     Pages(usize),
-    /// Tiles of so many rows, see [`Plan::tiles`].
+    /// Tiles of at most this many rows, see [`Plan::tiles`].
     Tiles(Set, u32),
 }
 
-/// What kernels leave, by llama.cpp's names.
+/// Results of kernels, with llama.cpp's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Scratch {
-    /// The residual stream. The host writes it where the CPU has computed the first layers.
+    /// Residual stream. The host writes it if the CPU has computed the first layers.
     X(Set),
     Normed(Set),
     Q,
@@ -68,11 +68,11 @@ pub enum Scratch {
     K,
     KNormed,
     V,
-    /// Of splits of keys.
+    /// Partial results per split of keys.
     Partial,
     KqvOut,
     AttnOut,
-    /// A branch, normed.
+    /// Output of a branch, after its norm.
     Post,
     Gate,
     Up,
@@ -80,7 +80,7 @@ pub enum Scratch {
     Router,
     Chosen,
     ExpertWeights,
-    /// Rows of each expert: their number, and which.
+    /// Rows of each expert: their number, and their indices.
     ExpertCounts,
     ExpertLists,
     ExpertOut,
@@ -94,24 +94,24 @@ pub enum Scratch {
 pub struct Command<'m> {
     /// The kernel and its sizes.
     pub dispatch: Dispatch,
-    /// Buffers before the arguments, each from a byte on.
+    /// Buffers before the arguments, with byte offsets.
     pub buffers: Vec<(Name<'m>, u64)>,
-    /// Whether what was dispatched before has to be finished. Between two such commands, order does not matter.
+    /// Whether everything dispatched before must be finished. Between two such commands the order is free.
     pub barrier: bool,
 }
 
 /// The kernels of a pass.
 #[derive(Debug)]
 pub struct Plan<'m> {
-    /// In order.
+    /// Commands in order.
     pub commands: Vec<Command<'m>>,
-    /// First row and number of rows of the tiles of [`ATTENTION_PROMPT`], by their input.
+    /// First row and number of rows of each tile of [`ATTENTION_PROMPT`], by input.
     pub tiles: Vec<(Input, Vec<[u32; 2]>)>,
-    /// The rows that the last ones are: those with outputs, which may be all.
+    /// Set of the rows in the results: those with outputs, which may be all.
     pub outputs: Set,
 }
 
-/// Adjacent rows of a set, of one sequence.
+/// Adjacent rows of a set that belong to one sequence.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     first: u32,
@@ -120,7 +120,7 @@ struct Part {
     generated: bool,
 }
 
-/// Some rows of the batch.
+/// Some rows of the batch, with their sequences.
 #[derive(Clone, Debug)]
 struct RowSet {
     set: Set,
@@ -143,7 +143,7 @@ impl RowSet {
         Ok(RowSet { set, n: first, parts })
     }
 
-    /// Runs of rows of one kind.
+    /// Adjacent rows of one kind, joined.
     fn runs(&self) -> Vec<Part> {
         let mut runs = Vec::<Part>::new();
         for &part in &self.parts {
@@ -155,15 +155,15 @@ impl RowSet {
         runs
     }
 
-    /// The parts of a run.
+    /// The parts that make up a run.
     fn parts_of(&self, run: Part) -> impl Iterator<Item = &Part> {
         self.parts.iter().filter(move |part| (run.first..run.first + run.n).contains(&part.first))
     }
 }
 
-/// Head scores that stand for no sink.
+/// Sink scores for heads without sinks.
 static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
-/// Biases of experts where a file has none.
+/// Expert biases for files without them.
 static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
 /// Most query heads of a layer.
 const MAX_HEADS: usize = 1024;
@@ -172,27 +172,27 @@ fn refused(what: String) -> MetalError {
     MetalError::Unsupported { what }
 }
 
-/// A size as kernels take it.
+/// A size as a 32-bit kernel argument.
 fn size(n: usize) -> Result<u32, MetalError> {
     u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
 }
 
-/// Bytes of `n` values of 32 bits.
+/// Bytes of `n` rows of `width` 32-bit values.
 fn bytes(n: u32, width: u32) -> u64 {
     u64::from(n) * u64::from(width) * 4
 }
 
 impl<'m> Plan<'m> {
-    /// The kernels of a pass of `batch` through the layers of `model` from `first_layer` on; with `raw` logits are left
-    /// as the head's products.
+    /// Plans a pass of `batch` through the layers of `model` from `first_layer` on; if `raw`, the logits are the head's
+    /// bare products.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if the model has something that there is no kernel for.
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel.
     pub fn new(model: &'m Model, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
         Planner::new(model, batch)?.pass(first_layer, batch, raw)
     }
 
-    /// The buffers that are neither the file's nor constants, with their sizes in bytes.
+    /// Inputs and intermediate buffers, with their sizes in bytes.
     pub fn sizes(&self) -> Vec<(Name<'m>, u64)> {
         let mut sizes = Vec::<(Name<'m>, u64)>::new();
         for command in &self.commands {
@@ -215,13 +215,13 @@ struct Planner<'m, 'b> {
     h: &'m Hparams,
     batch: &'b Batch<'b>,
     plan: Plan<'m>,
-    /// What commands since the last barrier touch, and whether they write it.
+    /// Buffers used by the commands since the last barrier, and whether they are written.
     touched: Vec<(Name<'m>, Range<u64>, bool)>,
-    /// Pages of all tables together.
+    /// Number of pages in all tables.
     n_pages: u32,
-    /// Rows that are left.
+    /// Rows still being computed.
     rows: RowSet,
-    /// What is not yet added to the residual stream.
+    /// A branch that is not yet added to the residual stream, and its factor.
     pending: Option<(Name<'m>, f32)>,
 }
 
@@ -241,7 +241,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         })
     }
 
-    /// Adds a command; `cache` is the layer whose pages it reaches, and whether it writes to them.
+    /// Adds a command; `cache` is the layer whose pages it accesses, and whether it writes to them.
     fn push<A: Args>(
         &mut self,
         (kernel, format, variant): (&Kernel<A>, DType, u32),
@@ -256,7 +256,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             .zip(kernel.buffers)
             .map(|((&(name, offset), len), buffer)| (name, offset..offset + len, buffer.access != Access::Read))
             .collect();
-        // Nobody writes weights.
+        // Weights are never written, so they need no barriers.
         touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Scratch(_)));
         touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
         let barrier = touches.iter().any(|(name, range, written)| {
@@ -271,7 +271,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.plan.commands.push(Command { dispatch, buffers: buffers.to_vec(), barrier });
     }
 
-    /// [`Planner::push`] of a kernel without format, number and pages.
+    /// [`Planner::push`] for a kernel without format, variant and pages.
     fn plain<A: Args>(&mut self, kernel: &Kernel<A>, args: &A, buffers: &[Name<'m>]) {
         let buffers: Vec<_> = buffers.iter().map(|&name| (name, 0)).collect();
         self.push((kernel, DType::F32, 0), args, &buffers, None);
@@ -281,13 +281,13 @@ impl<'m, 'b> Planner<'m, 'b> {
         size(self.h.n_embd)
     }
 
-    /// The residual stream of the rows that are left.
+    /// Residual stream of the rows still being computed.
     fn x(&self) -> Name<'m> {
         Left(Scratch::X(self.rows.set))
     }
 
     fn pass(mut self, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
-        // What is added to a model, a layer or its weights has to be computed or refused here: nothing is left out by `..`.
+        // Every field of the model, the layers and their weights is named: a new one must be computed or refused here.
         let &Hparams {
             arch: _,
             n_vocab,
@@ -306,7 +306,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             final_softcap: _,
             own_head: _,
             head_bias: _,
-            pooling: _, // behind the model
+            pooling: _, // after the model
             dense: _,
             ropes: _,
             layers: _,
@@ -356,7 +356,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             }
         }
         let normed = self.enter(output_norm.as_ref())?;
-        // As generated rows, whose kernels are the faster ones for few: of a prompt few have logits.
+        // As generated rows, whose kernels are faster for few rows: few rows of a prompt have logits.
         self.rows.parts.iter_mut().for_each(|part| part.generated = true);
         self.linear(output, normed, Left(Scratch::Logits))?;
         let finish = self.h.logit_finish();
@@ -368,7 +368,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(self.plan)
     }
 
-    /// A matrix, and the format of its kernels.
+    /// Buffer of a matrix, and the format of its kernels.
     fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), MetalError> {
         let (tensor, first_byte) = w.place();
         if !FORMATS.contains(&w.dtype) {
@@ -378,7 +378,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
     }
 
-    /// `y = x·Wᵀ` of the rows that are left.
+    /// `y = x·Wᵀ` for the current rows.
     fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
         let (matrix, format) = self.weight(w)?;
         let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
@@ -397,7 +397,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// `y = x·Wᵀ + b`.
+    /// `y = x·Wᵀ + b` for the current rows.
     fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
         self.product(&linear.w, x, y)?;
         if let Some(b) = &linear.b {
@@ -420,7 +420,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Adds what is pending to the residual stream; returns what comes next reads: the stream, normed if there is a norm.
+    /// Adds the pending branch to the residual stream; returns the input of the next branch: the stream, after its norm
+    /// if there is one.
     fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
         let (x, normed) = (self.x(), Left(Scratch::Normed(self.rows.set)));
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
@@ -446,7 +447,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(normed)
     }
 
-    /// Leaves a branch, normed if there is a norm, to be added to the residual stream.
+    /// Stores a branch, after its norm if there is one, as pending.
     fn leave(&mut self, branch: Scratch, norm: Option<&'m Norm>, scale: f32) -> Result<(), MetalError> {
         let branch = match norm {
             Some(norm) => {
@@ -459,7 +460,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Copies the rows with outputs.
+    /// Copies the rows that have outputs.
     fn gather(&mut self, from: Name<'m>, to: Scratch, n_outputs: u32) -> Result<(), MetalError> {
         let n_embd = self.n_embd()?;
         let args = EmbedArgs {
@@ -473,7 +474,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// A layer; `outputs` are given to the last one, of whose other rows only keys and values are computed.
+    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of other rows.
     fn layer(
         &mut self,
         i: usize,
@@ -529,7 +530,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.leave(Scratch::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
     }
 
-    /// Norm and rotation of heads; returns where they are then.
+    /// Norm and rotation of heads; returns the buffer with the result.
     fn heads(
         &mut self,
         spec: &AttnSpec,
@@ -564,7 +565,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(x)
     }
 
-    /// Puts keys and values of all rows into the pages.
+    /// Appends keys and values of all rows to the pages.
     fn keys_values(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
         self.linear(&w.wk, normed, Left(Scratch::K))?;
         self.linear(&w.wv, normed, Left(Scratch::V))?;
@@ -589,7 +590,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Attention of the rows that are left, whose keys and values lie in the pages; leaves its output.
+    /// Attention of the current rows, whose keys and values are in the pages; stores its output.
     fn attention(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
         let AttnSpec {
             n_head,
@@ -633,7 +634,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             head_dim_v: size(head_dim_v)?,
             key_offset: size(place.keys)?,
             value_offset: size(place.values)?,
-            // A window that no position can fill is none.
+            // A window too large for 32 bits has no effect.
             window: window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
             n_pages: self.n_pages,
             n_splits: 0,
@@ -667,7 +668,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.linear(&w.wo, out, Left(Scratch::AttnOut))
     }
 
-    /// Tiles of the rows that are a prompt's, and how many there are.
+    /// Tiles of the rows of prompts, and their number.
     fn tiles(&mut self, rows: &RowSet, tile_rows: u32) -> Option<(Name<'m>, u32)> {
         let input = Input::Tiles(rows.set, tile_rows);
         let known = self.plan.tiles.iter().position(|(other, _)| *other == input);
@@ -684,7 +685,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         (n > 0).then_some((Name::Input(input), n))
     }
 
-    /// Activation of `n` values in [`Scratch::Gate`] and [`Scratch::Up`]; returns where it is then.
+    /// Activation of `n` values in [`Scratch::Gate`] and [`Scratch::Up`]; returns the buffer with the result.
     fn activate(&mut self, activation: Activation, n: usize) -> Result<Name<'m>, MetalError> {
         let args = ElementwiseArgs { n: size(n)? };
         let (gate, up) = (Left(Scratch::Gate), Left(Scratch::Up));
@@ -784,7 +785,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// The runs of rows for products of experts; those of prompts have lists of the rows of each expert.
+    /// Runs of rows for products of experts; runs of prompts have lists of the rows of each expert.
     fn expert_runs(&mut self, n_used: u32, n_expert: u32) -> Vec<ExpertRun> {
         let (mut counts, mut lists) = (0, 0);
         let mut runs = Vec::new();
@@ -805,7 +806,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         runs
     }
 
-    /// `y = x·Wᵀ` of each choice of an expert; a row of `x` has so many choices.
+    /// `y = x·Wᵀ` for each choice of an expert; a row of `x` has `choices_per_row` choices.
     fn expert_product(
         &mut self,
         runs: &[ExpertRun],
@@ -832,13 +833,13 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 }
 
-/// Rows of one kind for products of experts.
+/// Rows of one kind, for products of experts.
 #[derive(Clone, Copy, Debug)]
 struct ExpertRun {
     run: Part,
     n_used: u32,
     n_expert: u32,
-    /// Where the lists begin, in bytes.
+    /// Byte offsets of the lists.
     counts: u64,
     lists: u64,
 }

@@ -1,4 +1,4 @@
-//! Runs plans: gives their names buffers, fills inputs, reads results.
+//! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
 use super::plan::{Input, Name, Plan, Scratch, Set};
 use super::{Call, Gpu};
@@ -14,15 +14,15 @@ pub struct MetalRunner<G: Gpu> {
     gpu: G,
     model: Model,
     first_layer: usize,
-    /// Weights, then buffers of passes, which grow.
+    /// Weights, and buffers of passes, which grow on demand.
     buffers: Mutex<HashMap<Key, G::Buffer>>,
 }
 
-/// A [`Name`] that outlives its plan.
+/// A [`Name`] without the plan's lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Tensor(usize),
-    /// Address and length of the values, which the model or the program keeps where they are.
+    /// Address and length of the values, which the model or the program keeps in place.
     Constant(usize, usize),
     Input(Input),
     Scratch(Scratch),
@@ -41,15 +41,15 @@ impl Key {
 }
 
 impl<G: Gpu> MetalRunner<G> {
-    /// A runner for the last `n_layers` layers of `model`, or all if it has not so many. Their weights are where the GPU
-    /// reaches them when this returns.
+    /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their weights are
+    /// accessible to the GPU.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if there is no kernel for something in the model; if there is no memory.
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel; [`MetalError::OutOfMemory`].
     pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
         let h = model.hparams();
         let first_layer = h.n_layer.saturating_sub(n_layers);
-        // What a pass of one token names is what any pass names of the model.
+        // A pass of one token uses the same parts of the model as any other pass.
         let places = vec![PagePlace::default(); h.attention().count()];
         let slot = BatchSlot { rows: 0..1, outputs: 0..1, pos: 0, generated: true, tables: &[] };
         let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
@@ -117,7 +117,7 @@ impl<G: Gpu> MetalRunner<G> {
         Ok(())
     }
 
-    /// What the host writes into a buffer of the plan; nothing if kernels do.
+    /// Data that the host writes to a buffer of the plan; `None` if kernels write it.
     fn input(&self, plan: &Plan<'_>, batch: &Batch<'_>, name: Name<'_>) -> Option<Vec<u8>> {
         let rows_of = |slot: &BatchSlot<'_>, set: Set| match set {
             Set::All => slot.rows.clone(),

@@ -1,4 +1,4 @@
-// What attention of prompts and of generated tokens share.
+// Shared by the attention of prompts and of generated tokens.
 #pragma once
 #include "pages.h"
 
@@ -18,8 +18,8 @@ struct AttentionArgs {
     float softcap;
 };
 
-// Positions that a split of keys has. Splits begin at multiples, wherever a sequence ends.
+// Positions per split of the keys. Splits begin at multiples of this, wherever a sequence ends.
 constant constexpr uint SPLIT = 8 * PAGE_POSITIONS;
 
-// First position that a row at `pos` sees: all, or the last `window` if that is not 0.
+// First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
 inline uint first_seen(uint pos, uint window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }

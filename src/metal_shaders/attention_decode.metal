@@ -1,10 +1,10 @@
 // Attention of generated tokens. A threadgroup of four simdgroups takes one row, up to G query heads of one key/value
-// head, and one split of the keys; a second kernel merges the splits in their order. Within a page, eight lanes share
-// the products of a key, and each simdgroup sums a quarter of the values.
+// head, and one split of the keys; a second kernel merges the splits in order. Within a page, eight lanes share the
+// products of a key, and each simdgroup sums a quarter of the values.
 #include "attention.h"
 
-// Writes of each head and split the sum of weighted values, the largest score and the sum of weights:
-// `partial` is `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the widest head, 128, 256 or 512.
+// Writes for each head and split the weighted sum of values, the largest score and the sum of weights: `partial` is
+// `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256 or 512.
 template <uint D>
 kernel void attention_decode(device const float* q [[buffer(0)]],
                              device const Row* rows [[buffer(1)]],
@@ -37,13 +37,13 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Of heads simdgroup, simdgroup + 4, ...
+    // For heads simdgroup, simdgroup + 4, ...
     float largest[MINE], total[MINE];
     for (uint i = 0; i < MINE; i++) {
         largest[i] = MASKED;
         total[i] = 0.0f;
     }
-    // Columns 4 * (lane + 32 * w) of a head, keys of this simdgroup.
+    // Columns 4 * (lane + 32 * w) of a head, summed over this simdgroup's keys.
     float4 sums[G][WIDE] = {};
 
     for (uint page = start / PAGE_POSITIONS; page * PAGE_POSITIONS < stop; page++) {
@@ -107,7 +107,7 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
         threadgroup_barrier(mem_flags::mem_threadgroup); // scores are read
     }
 
-    // The four simdgroups' sums, one after the other.
+    // Adds the four simdgroups' sums, one after the other.
     for (uint s = 0; s < 4; s++) {
         if (s == simdgroup) {
             for (uint g = 0; g < G; g++) {
@@ -134,7 +134,7 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
     }
 }
 
-// `out`, `(n_rows, n_head, head_dim_v)`, from the splits. A sink is a score without a value that takes part in the
+// Merges the splits to `out`, `(n_rows, n_head, head_dim_v)`. A sink is a score without a value that takes part in the
 // softmax; a head without one has -1e30.
 kernel void attention_merge(device const float* partial [[buffer(0)]],
                             device const Row* rows [[buffer(1)]],

@@ -1,16 +1,16 @@
 // Attention of prompts. A threadgroup of four simdgroups takes one query head of up to ROWS rows of one sequence, and
-// the keys a page at a time, all in 8 x 8 matrices. Eight rows belong to SHARE simdgroups, which share their keys and
-// the columns of their outputs. What a row sees does not change the order of its sums.
+// the keys a page at a time, all as 8 x 8 matrices. SHARE simdgroups work on the same eight rows, and divide their keys
+// and the columns of their outputs. The order of a row's sums does not depend on what it sees.
 #include "attention.h"
 
-// Rows first .. first + n of a batch, which are of one sequence.
+// Rows first .. first + n of a batch, all of one sequence.
 struct Tile {
     uint first;
     uint n;
 };
 
 // `q` is `(n_rows, n_head, head_dim)`, `out` `(n_rows, n_head, head_dim_v)`; sinks as in `attention_merge`. `D` is the
-// widest head, 128, 256 or 512.
+// largest head width, 128, 256 or 512.
 template <uint D>
 kernel void attention_prompt(device const float* q [[buffer(0)]],
                              device const Row* rows [[buffer(1)]],
@@ -46,7 +46,7 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
     for (uint i = t; i < ROWS * 8; i += 128) factors[i] = 0.0f;
 
     const uint block = simdgroup / SHARE * 8, share = simdgroup % SHARE;
-    // Rows simdgroup * KEY_TILES + i, the same in all lanes.
+    // For rows simdgroup * KEY_TILES + i, the same in all lanes.
     float largest[KEY_TILES], total[KEY_TILES];
     for (uint i = 0; i < KEY_TILES; i++) {
         largest[i] = MASKED;
@@ -61,7 +61,7 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
         device const half* data = pages[table + page].data;
         device const half* keys = data + p.key_offset + kv_head * PAGE_POSITIONS * p.head_dim;
         device const half* values = data + p.value_offset + kv_head * PAGE_POSITIONS * p.head_dim_v;
-        // Tiles of eight keys: all filled, then perhaps one filled in part, which is completed with zeros in `tail`.
+        // Tiles of eight keys: full ones, then possibly a partial one, which is completed with zeros in `tail`.
         const uint filled = min(stop - page * PAGE_POSITIONS, PAGE_POSITIONS), whole = filled / 8, rest = filled % 8;
         for (uint i = t; rest != 0 && i < 8 * p.head_dim; i += 128) {
             tail[i] = i < rest * p.head_dim ? keys[whole * 8 * p.head_dim + i] : half(0.0f);

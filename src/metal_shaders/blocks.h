@@ -1,5 +1,5 @@
-// Weight formats as the GGUF file has them; src/quant says what their bytes mean. A part is 16 consecutive weights of
-// a row. Each format is a type with one function, `part`, that reads one as 4 x 4 floats in order.
+// Weight formats, laid out as in the GGUF file; src/quant describes their bytes. A part is 16 consecutive weights of a
+// row. Each format is a type with one function, `part`, which reads a part as 4 x 4 floats in order.
 #pragma once
 #include "common.h"
 
@@ -17,7 +17,7 @@ inline float4 widen4(device const bfloat_bits* x) {
     return as_type<float4>(uint4(ushort4(*(device const packed_ushort4*)x)) << 16);
 }
 
-// Values 16 * part .. + 16 of a row of n; zeros behind its end.
+// Values 16 * part .. + 16 of a row of n values; zeros after its end.
 template <typename T>
 inline float4x4 values(device const T* row, uint part, uint n) {
     device const T* x = row + 16 * part;
@@ -34,7 +34,7 @@ inline float dot16(float4x4 a, float4x4 b) {
     return dot(a[0], b[0]) + dot(a[1], b[1]) + dot(a[2], b[2]) + dot(a[3], b[3]);
 }
 
-// 16 bytes at an address that is a multiple of 1, 2 or 4.
+// Loads 16 bytes from an address that is a multiple of 1, 2 or 4.
 inline uint4 load_1(device const uchar* p) {
     device const packed_uchar4* b = (device const packed_uchar4*)p;
     return uint4(as_type<uint>(uchar4(b[0])), as_type<uint>(uchar4(b[1])), as_type<uint>(uchar4(b[2])),
@@ -58,13 +58,13 @@ inline float4x4 affine(uint4 q, float scale, float offset) {
                     float4(as_type<uchar4>(q.z)) * scale + offset, float4(as_type<uchar4>(q.w)) * scale + offset);
 }
 
-// Eight six-bit scales and minima in 12 bytes, of Q4_K and Q5_K: those of sub-block s.
+// Scale and minimum of sub-block s in Q4_K and Q5_K, from eight six-bit pairs in 12 bytes.
 inline float2 scale_min(device const uchar* b, uint s) {
     if (s < 4) return float2(b[s] & 63, b[s + 4] & 63);
     return float2((b[s + 4] & 15) | (b[s - 4] >> 6 << 4), (b[s + 4] >> 4) | (b[s] >> 6 << 4));
 }
 
-// `scale * table[q]` of 16 bytes below 16.
+// `scale * table[q]` for 4 or 16 bytes, all below 16.
 inline float4 looked_up(constant float* table, uint bytes, float scale) {
     const uchar4 q = as_type<uchar4>(bytes);
     return scale * float4(table[q.x], table[q.y], table[q.z], table[q.w]);
@@ -125,7 +125,7 @@ struct q5_0 {
         device const uchar* block = row + part / 2 * 22;
         const float d = scale(block);
         const uint high = ((device const ushort*)(block + 2))[part % 2];
-        // The product puts bit k of a nibble into byte k.
+        // The multiplication moves bit k of a nibble to byte k.
         const uint4 four = (uint4(high, high >> 4, high >> 8, high >> 12) & 15u) * 0x00204081u & 0x01010101u;
         return affine(nibbles(load_2(block + 6), part % 2) | (four << 4), d, -16.0f * d);
     }
@@ -192,7 +192,7 @@ struct mxfp4 {
     static float4x4 part(device const uchar* row, uint part, uint) {
         device const uchar* block = row + part / 2 * 17;
         const uint e = block[0];
-        // 2^(e - 128), whose two least exponents are below the normal range.
+        // 2^(e - 128); for the two smallest exponents it is denormal.
         const float d = as_type<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
         return looked_up(mxfp4_values, nibbles(load_1(block + 1), part % 2), d);
     }

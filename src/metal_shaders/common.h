@@ -1,17 +1,18 @@
-// What all kernels share. The library is compiled without fast math, so that sums keep the order written here.
+// Definitions shared by all kernels. The library is compiled without fast math, so that sums keep the order written
+// here.
 #pragma once
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
 
-// Compiles `function<...>` as a kernel that the host knows by `name`.
+// Compiles `function<...>` as a kernel with the name `name` for the host.
 #define INSTANTIATE(name, function, ...) \
     template [[host_name(name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
 
 // Threadgroup memory that every Apple GPU has, in bytes.
 constant constexpr uint THREADGROUP_MEMORY = 32768;
 
-// Stands for minus infinity: finite, and `exp(MASKED - x)` is 0 for every score x.
+// Used as minus infinity: finite, and `exp(MASKED - x)` is 0 for every score x.
 constant constexpr float MASKED = -1e30f;
 
 // `x / (1 + exp(-t))`, with an exponential that cannot overflow.

@@ -1,4 +1,4 @@
-// One value per thread.
+// Element-wise kernels, one thread per value.
 #include "common.h"
 
 struct ElementwiseArgs {
@@ -72,7 +72,7 @@ struct AddGatedArgs {
     uint n_rows;
 };
 
-// `y[r] += x[r] / (1 + exp(-gate[r]))`: a shared expert.
+// Adds a shared expert's output: `y[r] += x[r] / (1 + exp(-gate[r]))`.
 kernel void add_gated(device float* y [[buffer(0)]],
                       device const float* x [[buffer(1)]],
                       device const float* gate [[buffer(2)]],

@@ -1,4 +1,4 @@
-// Rows of the embedding table.
+// Looks up rows of the embedding table.
 #include "blocks.h"
 
 struct EmbedArgs {
@@ -9,7 +9,7 @@ struct EmbedArgs {
     float scale;
 };
 
-// `x[i] = scale * W[tokens[i]]`, a thread per part. A token that does not exist yields zeros.
+// `x[i] = scale * W[tokens[i]]`, one thread per part. A token that does not exist yields zeros.
 template <typename F>
 kernel void embed(device const uchar* w [[buffer(0)]],
                   device const uint* tokens [[buffer(1)]],

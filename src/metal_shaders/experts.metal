@@ -1,10 +1,11 @@
-// Mixtures of experts: which experts a row takes, which rows an expert gets, and the weighted sum of their outputs.
+// Mixtures of experts: selection of a row's experts, lists of an expert's rows, and the weighted sum of the experts'
+// outputs.
 #include "common.h"
 
 // Most experts of a layer.
 constant constexpr uint MAX_EXPERTS = 512;
 
-// Least sum that weights are divided by: the smallest normal f16.
+// Lower bound of the sum that divides weights: the smallest normal f16.
 constant constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
 
 struct RouteArgs {
@@ -21,8 +22,8 @@ constant constexpr uint SOFTMAX = 0;        // over all experts
 constant constexpr uint SOFTMAX_CHOSEN = 1; // over the chosen ones
 constant constexpr uint SIGMOID = 2;
 
-// Chooses the experts with the `n_used` largest probabilities plus bias, the lower index first among equals, a
-// simdgroup per row. Weights come without the bias.
+// Chooses the experts with the `n_used` largest sums of probability and bias, the lower index first among equals; one
+// simdgroup per row. Weights do not include the bias.
 kernel void route(device const float* router [[buffer(0)]],
                   device const float* bias [[buffer(1)]],
                   device uint* chosen [[buffer(2)]],
@@ -78,7 +79,7 @@ struct ExpertRowsArgs {
     uint n_expert;
 };
 
-// The choices of each expert in order, a simdgroup per expert: `counts[e]` of them in `lists[e]`,
+// Lists the choices of each expert in order, one simdgroup per expert: `counts[e]` of them in `lists[e]`,
 // `(n_expert, n_chosen)`.
 kernel void expert_rows(device const uint* chosen [[buffer(0)]],
                         device uint* counts [[buffer(1)]],

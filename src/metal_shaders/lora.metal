@@ -9,7 +9,7 @@ struct LoraArgs {
     float scale;
 };
 
-// `t[i][r] = A[r] x[i]` with A as `(rank, n_in)`, a simdgroup per value.
+// `t[i][r] = A[r] x[i]` with A as `(rank, n_in)`, one simdgroup per value.
 kernel void lora_a(device const float* a [[buffer(0)]],
                    device const float* x [[buffer(1)]],
                    device float* t [[buffer(2)]],

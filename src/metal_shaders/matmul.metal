@@ -1,18 +1,19 @@
-// Products of weights with many activation rows: a threadgroup of four simdgroups makes a tile of 32 activation rows by
-// 64 weight rows. 32 columns at a time are expanded to floats in threadgroup memory and multiplied as 8 x 8 matrices.
+// Products of weights with many activation rows: a threadgroup of four simdgroups computes a tile of 32 activation rows
+// by 64 weight rows. 32 columns at a time are expanded to floats in threadgroup memory and multiplied as 8 x 8
+// matrices.
 #include "blocks.h"
 
 constant constexpr uint TILE_ROWS = 32, TILE_OUTS = 64, TILE_COLUMNS = 32;
-// Floats from a row of a panel to the next: off the banks' period.
+// Floats between rows of a panel, padded to avoid bank conflicts.
 constant constexpr uint PANEL_STRIDE = TILE_COLUMNS + 4;
-// The tile itself takes the panels' place at the end.
+// At the end, the tile is stored in place of the panels.
 constant constexpr uint TILE_STRIDE = TILE_OUTS + 4;
 constant constexpr uint TILE_FLOATS = (TILE_ROWS + TILE_OUTS) * PANEL_STRIDE;
 static_assert(TILE_FLOATS >= TILE_ROWS * TILE_STRIDE, "the tile fits into the panels");
 static_assert(TILE_FLOATS * sizeof(float) <= THREADGROUP_MEMORY, "threadgroup memory");
 
-// Leaves a tile in `memory`, rows TILE_STRIDE apart. Thread t expands parts of weight row t / 2 of the tile, at `w`,
-// and of activation row t / 4, at `x`; without one (`has_w`, `has_x`) it writes zeros.
+// Computes a tile and leaves it in `memory`, rows TILE_STRIDE apart. Thread t expands parts of weight row t / 2 of the
+// tile, at `w`, and of activation row t / 4, at `x`; for missing rows (`has_w`, `has_x`) it writes zeros.
 template <typename F>
 inline void tile_product(threadgroup float* memory,
                          device const uchar* w,

@@ -9,7 +9,7 @@ struct MatvecArgs {
     uint row_bytes;
 };
 
-// Weight rows per simdgroup when there are `rows` activation rows: as many as registers hold.
+// Weight rows per simdgroup for `rows` activation rows: as many as fit the registers.
 constexpr uint outs_of(uint rows) { return rows <= 2 ? 4 : 2; }
 
 // `y[i][o] = sum over k of W[o][k] x[i][k]` for four simdgroups' weight rows and `ROWS` activation rows.
@@ -54,7 +54,7 @@ struct MatvecExpertsArgs {
 };
 
 // One product per chosen expert: `y[c] = W[chosen[c]] x[c / choices_per_row]`, in the order of `matvec`. The weights of
-// all experts lie one after another. An expert that does not exist yields zeros.
+// all experts are contiguous. An expert that does not exist yields zeros.
 template <typename F>
 kernel void matvec_experts(device const uchar* w [[buffer(0)]],
                            device const float* x [[buffer(1)]],

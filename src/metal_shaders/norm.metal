@@ -1,4 +1,4 @@
-// Norms: a threadgroup of 256 per row. `_add` first adds a branch to the residual stream and leaves the sum there.
+// Norms, one threadgroup of 256 per row. `_add` first adds a branch to the residual stream and stores the sum there.
 #include "common.h"
 
 struct NormArgs {
@@ -100,7 +100,7 @@ kernel void layer_norm_add(device float* x [[buffer(0)]],
     for (uint i = t; i < p.n; i += 256) y[at + i] = (x[at + i] - norm.x) * norm.y * w[i] + b[i];
 }
 
-// Norms of single query or key heads, in place: `n_rows` heads of `n` values, a simdgroup each.
+// Norms of single query or key heads, in place: `n_rows` heads of `n` values, one simdgroup each.
 kernel void rms_norm_heads(device float* x [[buffer(0)]],
                            device const float* w [[buffer(1)]],
                            constant NormArgs& p [[buffer(2)]],

@@ -11,7 +11,7 @@ struct AppendArgs {
     uint value_offset;
 };
 
-// `keys` is `(n_rows, n_head_kv, head_dim)`, `values` likewise; both are rounded to f16. Offsets of the layer within a
+// `keys` is `(n_rows, n_head_kv, head_dim)`, `values` likewise; both are rounded to f16. The layer's offsets within a
 // page are in values.
 kernel void append(device const float* keys [[buffer(0)]],
                    device const float* values [[buffer(1)]],

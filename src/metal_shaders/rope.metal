@@ -1,4 +1,4 @@
-// Rotary positions, in place. The host computes cosines and sines of a pass's rows; a thread turns one pair.
+// Rotary positions, in place. The host computes cosines and sines of a pass's rows; a thread rotates one pair.
 #include "common.h"
 
 struct RopeArgs {
@@ -15,7 +15,7 @@ inline void rotate_pair(device float* x, uint first, uint second, float2 angle) 
     x[second] = a * angle.y + b * angle.x;
 }
 
-// Pairs of neighbours.
+// Pairs of adjacent dimensions.
 kernel void rope_norm(device float* x [[buffer(0)]],
                       device const float2* angles [[buffer(1)]],
                       constant RopeArgs& p [[buffer(2)]],
@@ -27,7 +27,7 @@ kernel void rope_norm(device float* x [[buffer(0)]],
     rotate_pair(at, 2 * pair, 2 * pair + 1, angles[ulong(group.y) * n + pair]);
 }
 
-// Pairs half of the rotated dimensions apart.
+// Pairs that are half of the rotated dimensions apart.
 kernel void rope_neox(device float* x [[buffer(0)]],
                       device const float2* angles [[buffer(1)]],
                       constant RopeArgs& p [[buffer(2)]],

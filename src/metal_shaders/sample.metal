@@ -1,4 +1,4 @@
-// What a sampler asks of logits, so that only a few of them go to the CPU.
+// Reductions of logits for sampling, so that only a few values go to the CPU.
 #include "common.h"
 
 struct SampleArgs {
@@ -6,7 +6,7 @@ struct SampleArgs {
     uint n_rows;
 };
 
-// Index of the largest of each row, the lowest among equals; not-a-number is never chosen.
+// Index of the largest value of each row, the lowest among equals; NaN is never chosen.
 kernel void argmax(device const float* x [[buffer(0)]],
                    device uint* index [[buffer(1)]],
                    constant SampleArgs& p [[buffer(2)]],
@@ -70,7 +70,7 @@ kernel void softmax(device float* x [[buffer(0)]],
     for (uint i = t; i < p.n; i += 256) at[i] /= sum;
 }
 
-// Pairs that a threadgroup sorts.
+// Number of pairs that a threadgroup sorts.
 constant constexpr uint SORTED = 1024;
 static_assert(2 * SORTED * sizeof(uint) <= THREADGROUP_MEMORY, "threadgroup memory");
 
@@ -80,7 +80,7 @@ struct TopKArgs {
     uint k;
 };
 
-// Sorts SORTED pairs by falling value, then rising index (bitonic sort).
+// Sorts SORTED pairs by descending value, then ascending index (bitonic sort).
 inline void sort_pairs(threadgroup float* values, threadgroup uint* indices, uint t) {
     for (uint size = 2; size <= SORTED; size *= 2) {
         for (uint distance = size / 2; distance > 0; distance /= 2) {
@@ -125,7 +125,7 @@ kernel void top_k(device const float* x [[buffer(0)]],
     }
 }
 
-// The same of pairs, as an earlier pass left them.
+// The k largest pairs of each 1024 pairs that an earlier pass wrote.
 kernel void top_k_pairs(device const float* x [[buffer(0)]],
                         device const uint* x_indices [[buffer(1)]],
                         device float* top_values [[buffer(2)]],

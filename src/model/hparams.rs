@@ -33,46 +33,46 @@ pub struct Hparams {
     pub n_embd: usize,
     /// Number of layers.
     pub n_layer: usize,
-    /// Multi-token heads behind them, which are not run.
+    /// Layers of multi-token prediction after those; they are not run.
     pub n_mtp: usize,
     /// Kind of normalisation.
     pub norm: NormKind,
-    /// Its epsilon.
+    /// Epsilon of all norms.
     pub norm_eps: f32,
     /// Factor on embeddings.
     pub embd_scale: f32,
-    /// Whether tokens have a type, whose embedding is added; that of the first one.
+    /// Whether embeddings of token types are added; every token has the first type.
     pub token_types: bool,
     /// Whether the last layer is followed by a norm.
     pub final_norm: bool,
     /// Whether embeddings have a norm.
     pub embd_norm: bool,
-    /// Whether positions have embeddings, which are added to those of tokens: then there are no more positions than
-    /// `n_ctx_train`.
+    /// Whether embeddings of positions are added to those of tokens: then no position may reach `n_ctx_train`.
     pub learned_positions: bool,
     /// Factor on logits.
     pub logit_scale: f32,
     /// Soft cap `c` of logits: `c·tanh(x/c)`.
     pub final_softcap: Option<f32>,
-    /// Whether the head is a matrix of its own always. Otherwise the embedding table serves where there is none.
+    /// Whether the head must be a matrix of its own. Otherwise the embedding table replaces it where the file has none.
     pub own_head: bool,
-    /// Whether the head has a bias always. Otherwise it is up to the file.
+    /// Whether the head must have a bias. Otherwise that is up to the file.
     pub head_bias: bool,
-    /// How vectors of texts are made, if the file says.
+    /// How vectors of texts are pooled from hidden states, if the file says.
     pub pooling: Option<Pooling>,
-    /// Widths of input and output of the matrices that such vectors are multiplied by.
+    /// Input and output widths of the matrices by which such vectors are then multiplied.
     pub dense: Vec<(usize, usize)>,
-    /// Rotary position embeddings, as many as layers tell apart.
+    /// Rotary position embeddings; layers refer to them by [`RopeId`].
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// Which keys and values each layer reads, counted among those that are kept; 0 of layers without attention.
+    /// For each layer, the index of the keys and values that it reads, among the layers that keep some; 0 for layers
+    /// without attention.
     pub kv_layers: Vec<usize>,
-    /// Width of the vectors that each layer has for a token, if they have some (Gemma 3n, 4).
+    /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma 3n, 4).
     pub per_layer_embd: Option<usize>,
 }
 
-/// From the head's product to the logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
+/// Turns products of the head into logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Finish {
     pub(crate) scale: f32,
@@ -80,19 +80,19 @@ pub(crate) struct Finish {
 }
 
 impl Finish {
-    /// The logit of a product.
+    /// The logit for a product `raw`.
     pub(crate) fn logit(self, raw: f32) -> f32 {
         let x = self.scale * raw;
         if self.cap > 0.0 { self.cap * (x / self.cap).tanh() } else { x }
     }
 
-    /// Derivative of [`Finish::logit`], from its value.
+    /// Derivative of [`Finish::logit`], given its result.
     pub(crate) fn slope(self, logit: f32) -> f32 {
         let x = if self.cap > 0.0 { logit / self.cap } else { 0.0 };
         self.scale * (1.0 - x * x)
     }
 
-    /// All of a row, in place.
+    /// Turns a whole row of products into logits, in place.
     pub(crate) fn row(self, logits: &mut [f32]) {
         if self.scale != 1.0 {
             logits.iter_mut().for_each(|x| *x *= self.scale);
@@ -103,15 +103,15 @@ impl Finish {
     }
 }
 
-/// From the hidden states of a text's tokens to its vector.
+/// How the vector of a text is made from the hidden states of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pooling {
     /// Their mean.
     Mean,
-    /// The first.
+    /// The first token's.
     Cls,
-    /// The last.
+    /// The last token's.
     Last,
 }
 
@@ -128,7 +128,7 @@ pub enum NormKind {
     LayerPlain,
 }
 
-/// Order of the pairs that are rotated.
+/// Order of the pairs of dimensions that are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeOrder {
     /// Neighbours: `(0, 1), (2, 3), …`
@@ -158,33 +158,33 @@ pub enum RopeScaling {
         /// Whether these bounds are rounded to whole dimensions.
         truncate: bool,
     },
-    /// Factors per dimension from the file, one set for short and one for long contexts
-    /// (arXiv 2402.13753). Phi 3 files have the factors without saying so; they count all the same.
+    /// Factors per dimension from the file, one set for short and one for long contexts (arXiv 2402.13753). Phi 3 files
+    /// have the factors without naming this scaling; they are used all the same.
     Long,
 }
 
 /// Rotary position embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
-    /// Which dimensions make a pair.
+    /// Which dimensions form a pair.
     pub order: RopeOrder,
     /// Dimensions rotated; the rest of the head stays.
     pub n_dims: usize,
     /// Base of the frequencies.
     pub theta: f32,
-    /// Stretching.
+    /// Scaling beyond the trained context.
     pub scaling: RopeScaling,
     /// Context the frequencies were trained for.
     pub n_ctx_orig: usize,
     /// Factor on the rotated values.
     pub attn_factor: f32,
-    /// Whether the file's divisors (`rope_freqs.weight`) count.
+    /// Whether the divisors in the file (`rope_freqs.weight`) apply.
     pub factors: bool,
-    /// Whether YaRN has a factor of its own besides, `1 + ln(factor)/10`.
+    /// Whether YaRN multiplies rotated values by `1 + ln(factor)/10` in addition.
     pub yarn_magnitude: bool,
 }
 
-/// Place of a rope in [`Hparams::ropes`].
+/// Index of a rope in [`Hparams::ropes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeId(usize);
 
@@ -214,7 +214,7 @@ pub enum Unknown {
     Report,
 }
 
-/// Unknown metadata keys and tensors of a file, as far as they are not refused.
+/// Unknown metadata keys and tensors of a file, if they are not refused.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownNames {
     pub(crate) policy: Unknown,
@@ -222,7 +222,7 @@ pub(crate) struct UnknownNames {
 }
 
 impl UnknownNames {
-    /// Notes what is called `name`, or returns `error`.
+    /// Records the unknown `name`, or returns `error`.
     pub(crate) fn found(&mut self, name: &str, error: ModelError) -> Result<(), ModelError> {
         match self.policy {
             Unknown::Refuse => Err(error),
@@ -234,11 +234,11 @@ impl UnknownNames {
     }
 }
 
-/// Metadata of one architecture: keys are given without their prefix. Remembers which were asked for, so that
-/// none is ignored.
+/// Metadata of one architecture: keys are given without their prefix. Remembers which were read, so that none is
+/// ignored unnoticed.
 pub(crate) struct Keys<'a> {
     pub(crate) arch: &'a str,
-    /// Number of layers, without those of multi-token heads, which are not run.
+    /// Number of layers, without those of multi-token prediction, which are not run.
     pub(crate) n_layer: usize,
     n_mtp: usize,
     n_vocab: usize,
@@ -247,7 +247,7 @@ pub(crate) struct Keys<'a> {
     asked: RefCell<BTreeSet<String>>,
 }
 
-/// Keys that logits do not depend on, and sizes that the shapes of tensors repeat.
+/// Keys that do not affect logits, and sizes that the shapes of tensors repeat.
 const HARMLESS: &[&str] = &[
     "attention.layer_norm_epsilon", // one of the two is read: `finish`
     "attention.layer_norm_rms_epsilon",
@@ -259,7 +259,7 @@ const HARMLESS: &[&str] = &[
     "vocab_size",
 ];
 
-/// Keys that change what is computed, and the values that say what is computed here anyway.
+/// Keys that would change the computation, with the values for which it is the one implemented here.
 const FIXED: &[(&str, &[f64])] = &[
     ("attention.causal", &[1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -305,7 +305,7 @@ impl<'a> Keys<'a> {
         self.has(&format!("blk.{i}.{part}"))
     }
 
-    /// One number for each layer under a name without the architecture.
+    /// Array of one number per layer; `name` is the full key, without the architecture.
     pub(crate) fn numbers(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let values = self.metadata.f32s(name)?;
         self.one_per_layer(name, values.len())?;
@@ -323,7 +323,7 @@ impl<'a> Keys<'a> {
         self.tensors.iter().any(is_it)
     }
 
-    /// Its name in the file; it counts as asked for.
+    /// Full key in the file; counts it as read.
     fn name(&self, key: &str) -> String {
         let name = format!("{}.{key}", self.arch);
         self.asked.borrow_mut().insert(name.clone());
@@ -351,12 +351,12 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Counts a key as asked for.
+    /// Counts a key as read.
     pub(crate) fn ignore(&self, key: &str) {
         self.name(key);
     }
 
-    /// Refuses or reports the keys of the architecture that nobody asked for, but for those that change nothing.
+    /// Refuses or reports the architecture's keys that nothing has read, except the harmless ones.
     fn none_ignored(&self, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let asked = self.asked.take();
         for (name, _) in self.metadata.iter().filter(|(name, _)| !asked.contains(*name)) {
@@ -403,7 +403,7 @@ impl<'a> Keys<'a> {
         Ok(Some(first.into()))
     }
 
-    /// A count of every layer, refused outside `range`: one number for all, or an array.
+    /// Counts per layer, refused outside `range`: one number for all, or an array.
     pub(crate) fn opt_counts(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>, ModelError> {
         let name = self.name(key);
         let values: Vec<u64> = match self.metadata.get(&name) {
@@ -518,8 +518,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The sliding window of every layer: `default` positions unless the file says, none if it says 0. Every
-    /// `pattern`-th layer sees everything, or none does if that is 0, unless the file names another pattern.
+    /// Sliding window of every layer: `default` positions unless the file says otherwise; 0 in the file means none.
+    /// Every `pattern`-th layer sees everything, or no layer does if that is 0, unless the file gives another pattern.
     fn windows(&self, default: Option<usize>, pattern: usize) -> Result<Vec<Option<usize>>, ModelError> {
         let size = self.uniform_u64(&self.name("attention.sliding_window"))?;
         let size = size.map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX))).filter(|&n| n > 0);
@@ -552,12 +552,13 @@ impl<'a> Keys<'a> {
         Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused })).collect())
     }
 
-    /// A mixture of experts after `n_dense` dense layers, unless the file says otherwise about it: `silu(gate)·up`,
-    /// the weights of the chosen experts divided by their sum if `normalise`, the shared expert without a gate.
+    /// Feed-forward layers: `n_dense` dense ones, then mixtures of experts, unless the file says otherwise:
+    /// `silu(gate)·up`, the weights of the chosen experts divided by their sum if `normalise`, the shared expert
+    /// without a gate.
     pub(crate) fn mixture(&self, n_dense: usize, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
         let n_expert = self.count("expert_count", MAX_EXPERT)?;
         let n_used = self.count("expert_used_count", n_expert)?;
-        // That of dense layers, if there are some.
+        // The width of dense layers, if there are any.
         self.ignore("feed_forward_length");
         let n_ff = match self.opt_count("expert_feed_forward_length", 1 << 20)? {
             Some(n) => n,
@@ -588,7 +589,7 @@ impl<'a> Keys<'a> {
             bias: self.has_part("exp_probs_b.bias") || self.has_part("exp_probs_b"),
             groups: self.expert_groups(n_expert, n_used)?,
             normalise: self.opt_bool("expert_weights_norm")?.unwrap_or(normalise),
-            // Files say 0 where there is none.
+            // 0 in a file means no factor.
             scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
             routes_early: false,
             weighs_inputs: false,
@@ -626,7 +627,7 @@ impl<'a> Keys<'a> {
 
     fn pooling(&self) -> Result<Option<Pooling>, ModelError> {
         match self.opt_u64("pooling_type")? {
-            // 0 is none: vectors of all tokens.
+            // 0 means no pooling: one vector per token.
             None | Some(0) => Ok(None),
             Some(1) => Ok(Some(Pooling::Mean)),
             Some(2) => Ok(Some(Pooling::Cls)),
@@ -649,15 +650,15 @@ impl<'a> Keys<'a> {
 }
 
 impl Hparams {
-    /// The hyper-parameters of a file, from its header alone.
+    /// Hyper-parameters of a file, from its header alone.
     ///
     /// # Errors
-    /// If its architecture is not supported or a parameter makes no sense.
+    /// If its architecture is not supported or a parameter is invalid.
     pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
         Hparams::of_with(metadata, tensors, &mut UnknownNames::default())
     }
 
-    /// As [`Hparams::of`]; `unknown` says what happens to keys that this build does not know.
+    /// As [`Hparams::of`]; `unknown` decides what happens to keys that this build does not know.
     pub(crate) fn of_with(
         metadata: &Metadata,
         tensors: &[TensorInfo],
@@ -696,12 +697,12 @@ impl Hparams {
         Ok(hparams)
     }
 
-    /// From the head's product to the logits.
+    /// How the head's products become logits.
     pub(crate) fn logit_finish(&self) -> Finish {
         Finish { scale: self.logit_scale, cap: self.final_softcap.unwrap_or(0.0) }
     }
 
-    /// A llama with the sizes of the file, which families vary.
+    /// A plain llama with the sizes of the file, which families then modify.
     pub(crate) fn llama(keys: &Keys<'_>, norm: NormKind, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
         Hparams::hybrid(keys, norm, ffn, vec![Has::Attention; keys.n_layer])
     }
@@ -811,7 +812,7 @@ impl Hparams {
         })
     }
 
-    /// The attention of every layer that has one, to vary.
+    /// The attention of every layer that has one, to modify.
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttnSpec> {
         self.layers.iter_mut().filter_map(LayerSpec::attention_mut)
     }
@@ -826,7 +827,7 @@ impl Hparams {
         self.layers.iter().filter_map(LayerSpec::recurrent)
     }
 
-    /// What there is that only the forward pass on the CPU computes.
+    /// Names a feature of the model that only the CPU's forward pass implements, if it has one.
     pub(crate) fn forward_only(&self) -> Option<&'static str> {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
@@ -881,12 +882,12 @@ impl Hparams {
         self.layers.iter().filter_map(|layer| layer.ffn.moe())
     }
 
-    /// A rope by its name in a layer.
+    /// The rope that a layer refers to.
     pub fn rope(&self, id: RopeId) -> &Rope {
         &self.ropes[id.0]
     }
 
-    /// Sets where norms are, in all layers.
+    /// Sets the placement of norms in all layers.
     pub(crate) fn set_norms(&mut self, norms: Norms) {
         self.layers.iter_mut().for_each(|layer| layer.norms = norms);
     }
@@ -896,8 +897,8 @@ impl Hparams {
         self.layers.iter_mut().for_each(|layer| layer.biases = biases);
     }
 
-    /// Gives layers their sliding windows: `default` positions unless the file says, none if it says 0. Every
-    /// `pattern`-th layer sees everything, or none does if that is 0, unless the file names another pattern.
+    /// Sets the layers' sliding windows: `default` positions unless the file says otherwise; 0 in the file means none.
+    /// Every `pattern`-th layer sees everything, or no layer does if that is 0, unless the file gives another pattern.
     pub(crate) fn set_windows(
         &mut self,
         keys: &Keys<'_>,
@@ -912,9 +913,9 @@ impl Hparams {
         Ok(())
     }
 
-    /// Takes the file's bound of queries, keys and values, if it has one.
+    /// Sets the bound on queries, keys and values, if the file has one.
     pub(crate) fn set_clip(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
-        // Files say 0 where there is none.
+        // 0 in a file means no bound.
         let clip = keys.number("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
         self.attention_mut().for_each(|attn| attn.clip = clip);
         Ok(())
@@ -933,7 +934,7 @@ impl Hparams {
         Ok(())
     }
 
-    /// Takes the file's temperature of attention, if it has one; `default` are scale and length, if it does not say.
+    /// Sets the attention temperature, if the file has one; `default` is scale and length if the file lacks them.
     pub(crate) fn set_temperature(
         &mut self,
         keys: &Keys<'_>,
@@ -947,7 +948,7 @@ impl Hparams {
         Ok(())
     }
 
-    /// Makes attention latent, by the sizes and the tensors of the file.
+    /// Makes attention latent (MLA), with the sizes and tensors of the file.
     pub(crate) fn set_latent(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
         let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
         let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
@@ -983,8 +984,8 @@ impl Hparams {
         Ok(())
     }
 
-    /// Lets the last `n` layers read the keys and values of the last layer before them that has a window, or none, as
-    /// they do.
+    /// Makes each of the last `n` layers read the keys and values of the last layer before them of its kind, with a
+    /// window or without.
     pub(crate) fn share_kv(&mut self, n: usize) -> Result<(), ModelError> {
         let windows: Vec<bool> = self.attention().map(|attn| attn.window.is_some()).collect();
         let own = self.n_layer.saturating_sub(n);
@@ -998,7 +999,7 @@ impl Hparams {
         Ok(())
     }
 
-    /// Gives attention sinks to the layers that have the tensor.
+    /// Adds attention sinks to the layers that have the tensor.
     pub(crate) fn set_sinks(&mut self, keys: &Keys<'_>) {
         for (i, layer) in self.layers.iter_mut().enumerate() {
             if let Some(attn) = layer.attention_mut() {
@@ -1007,12 +1008,12 @@ impl Hparams {
         }
     }
 
-    /// Rotates nothing in layers without a window.
+    /// Removes the rope from layers without a window.
     pub(crate) fn rotate_in_windows_alone(&mut self) {
         self.attention_mut().filter(|attn| attn.window.is_none()).for_each(|attn| attn.rope = None);
     }
 
-    /// Gives layers with a window a rope of their own: of base `theta`, and never scaled.
+    /// Gives layers with a window a rope of their own, with base `theta` and no scaling.
     pub(crate) fn set_window_rope(&mut self, theta: f32) {
         let id = RopeId(self.ropes.len());
         self.ropes.push(Rope { theta, scaling: RopeScaling::None, attn_factor: 1.0, ..self.ropes[0] });
@@ -1021,7 +1022,7 @@ impl Hparams {
 }
 
 impl Rope {
-    /// That of a file, for heads of `head_dim`.
+    /// Rope of a file, for heads of `head_dim`.
     fn of(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
         let n_dims = keys.opt_count("rope.dimension_count", MAX_HEAD_DIM)?.unwrap_or(head_dim);
         if n_dims % 2 != 0 || n_dims > head_dim {
@@ -1033,7 +1034,7 @@ impl Rope {
         let factor = keys.positive("rope.scaling.factor")?.or(linear);
         let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
         let beta_slow = keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
-        // No converter writes this key. Hugging Face's configuration of gpt-oss says no.
+        // No converter writes this key; Hugging Face's configuration of gpt-oss sets it to false.
         let truncate = keys.opt_bool("rope.scaling.yarn_truncate")?.unwrap_or(keys.arch != "gpt-oss");
         let scaling = match (keys.opt_str("rope.scaling.type")?, factor) {
             (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
@@ -1056,13 +1057,13 @@ impl Rope {
             n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
             attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
             factors: true,
-            // YaRN's factor on rotated values is left out where a multiplier of its logarithm is given: those models
-            // divide it by itself.
+            // Models with a multiplier of YaRN's logarithm (DeepSeek) divide the factor on rotated values by itself, so
+            // it is omitted.
             yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0),
         })
     }
 
-    /// Frequencies of the pairs, and the factor on cosines and sines. `factors` divides each frequency.
+    /// Frequencies of the pairs, and the factor on cosines and sines; `factors` are divisors of the frequencies.
     pub(crate) fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
         let Rope { theta, scaling, .. } = *self;
         let n = self.n_dims as f32;
@@ -1073,7 +1074,7 @@ impl Rope {
             RopeScaling::None | RopeScaling::Long => (pairs.map(|i| divide(i, base(i))).collect(), self.attn_factor),
             RopeScaling::Linear { factor } => (pairs.map(|i| divide(i, base(i) / factor)).collect(), self.attn_factor),
             RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate } => {
-                // The pair that turns `beta` times over the original context.
+                // Index of the pair that makes `beta` turns over the original context.
                 let pair = |beta: f32| {
                     n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln() / (2.0 * theta.ln())
                 };

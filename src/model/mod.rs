@@ -1,4 +1,4 @@
-//! A model: hyper-parameters, weights and tokenizer of one GGUF file, judged as a whole when opened.
+//! A model: hyper-parameters, weights and tokenizer of one GGUF file, validated as a whole when opened.
 //!
 //! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
@@ -39,22 +39,22 @@ pub enum Residence {
     /// From the mapped file: memory is shared with other processes that map it.
     #[default]
     Mapped,
-    /// From the map at first. After [`DECODES`] decoded tokens a copy in huge pages is made in the background, if
-    /// that leaves as much memory again to others. Decoding then reads about a fifth faster, and the process holds
-    /// the weights twice.
+    /// From the map at first. After [`DECODES`] decoded tokens a copy in huge pages is made in the background, if that
+    /// leaves the same amount of memory free for other processes. Decoding then reads about a fifth faster, and the
+    /// process holds the weights twice.
     Background,
     /// From such a copy, made when the model is opened.
     Copied,
 }
 
-/// What computes a model.
+/// Device that computes a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Device {
     /// The CPU.
     #[default]
     Cpu,
-    /// The GPU of an Apple machine. Without one, an engine ends in
+    /// The GPU of an Apple machine. Without one, making an engine fails with
     /// [`MetalError::NoDevice`](crate::MetalError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
@@ -63,8 +63,8 @@ pub enum Device {
     },
 }
 
-/// Tokens a model decodes before [`Residence::Background`] begins to copy: a process that only
-/// looks at a prompt does without.
+/// Tokens a model decodes before [`Residence::Background`] begins to copy, so that a process that only reads a prompt
+/// does not copy.
 pub const DECODES: u32 = 16;
 
 /// A stage of opening a model.
@@ -77,10 +77,10 @@ pub enum OpenStage {
     Copy,
 }
 
-/// Hears how far opening is, as a share from 0 to 1 of the stage; `false` cancels.
+/// Callback for the progress of opening, as a share from 0 to 1 of the stage; returning `false` cancels.
 type Progress<'p> = Box<dyn FnMut(OpenStage, f32) -> bool + 'p>;
 
-/// How a model is opened.
+/// Options for opening a model.
 ///
 /// ```
 /// use ruvllm::model::{OpenOptions, Residence};
@@ -116,40 +116,41 @@ impl fmt::Debug for OpenOptions<'_> {
 }
 
 impl<'p> OpenOptions<'p> {
-    /// The defaults: the best level of the CPU, weights from the map, unknown keys and tensors refused.
+    /// Defaults: the best level of the CPU, weights from the map, unknown keys and tensors refused.
     pub fn new() -> OpenOptions<'p> {
         OpenOptions::default()
     }
 
-    /// The instruction-set level to run on. Default: the best one of the CPU.
+    /// Sets the instruction-set level to run on. Default: the best one of the CPU.
     #[must_use]
     pub fn arch(mut self, arch: Arch) -> Self {
         self.arch = Some(arch);
         self
     }
 
-    /// Where weights are read from. Default [`Residence::Mapped`].
+    /// Sets where weights are read from. Default [`Residence::Mapped`].
     #[must_use]
     pub fn residence(mut self, residence: Residence) -> Self {
         self.residence = residence;
         self
     }
 
-    /// What to do with what is not known. Default [`Unknown::Refuse`].
+    /// Sets what happens to unknown metadata keys and tensors. Default [`Unknown::Refuse`].
     #[must_use]
     pub fn unknown(mut self, unknown: Unknown) -> Self {
         self.unknown = unknown;
         self
     }
 
-    /// What computes the model. Default [`Device::Cpu`]. Engines judge whether it can.
+    /// Sets the device that computes the model. Default [`Device::Cpu`]. Whether it can is checked when an engine is
+    /// made.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// Gives a metadata key another value than the file does, or one that it lacks (`--override-kv`).
+    /// Replaces or adds the value of a metadata key (`--override-kv`).
     #[must_use]
     pub fn override_kv(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         let (key, value) = (key.into(), value.into());
@@ -158,7 +159,7 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Calls `progress` with the share of a stage that is done, 0 to 1; `false` cancels.
+    /// Calls `progress` with the share of a stage that is done, 0 to 1; returning `false` cancels.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(OpenStage, f32) -> bool + 'p) -> Self {
         self.progress = Some(Box::new(progress));
@@ -168,8 +169,9 @@ impl<'p> OpenOptions<'p> {
     /// Opens the model in a GGUF file.
     ///
     /// # Errors
-    /// If the file is unsound, or holds something this build cannot run: a model that opens can run.
-    /// [`ModelError::Cancelled`] if `progress` says so, [`ModelError::NoRoom`] if there is no memory for a copy.
+    /// If the file is invalid, or contains something this build cannot run: a model that opens can run.
+    /// [`ModelError::Cancelled`] if `progress` returns `false`, [`ModelError::NoRoom`] if there is no memory for a
+    /// copy.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Model, ModelError> {
         self.open_gguf(Gguf::open(path)?)
     }
@@ -236,7 +238,7 @@ struct Inner {
     unknown: Vec<String>,
     decoded: AtomicU32,
     fingerprint: OnceLock<u64>,
-    /// What sessions share unless they have an engine of their own. `exec` knows its type.
+    /// State that sessions without an engine of their own share; only `exec` knows its type.
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
@@ -264,16 +266,15 @@ impl Model {
         OpenOptions::new().open_gguf(gguf)
     }
 
-    /// Does now what [`Residence::Background`] does sooner or later, so that measurements see the same
-    /// all along.
+    /// Does now what [`Residence::Background`] would do later, so that measurements see the same memory throughout.
     pub fn settle(&self) {
         if self.0.residence == Residence::Background && self.gguf().worth_residence() {
-            // Without room for a copy the map serves as well.
+            // If there is no memory for a copy, the map is used.
             let _ = self.gguf().make_resident(&mut |_| true);
         }
     }
 
-    /// Counts a single token.
+    /// Counts one decoded token.
     pub(crate) fn decoded(&self) {
         let Inner { gguf, residence, decoded, .. } = &*self.0;
         if *residence == Residence::Background
@@ -285,12 +286,12 @@ impl Model {
         }
     }
 
-    /// Whether both are handles of one opened model.
+    /// Whether both are handles of the same opened model.
     pub(crate) fn same(&self, other: &Model) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What the sessions of this model share, made by the first that can.
+    /// State that the sessions of this model share, made by the first caller that succeeds.
     pub(crate) fn shared<T: Any + Send + Sync, E>(
         &self,
         make: impl FnOnce() -> Result<Arc<T>, E>,
@@ -339,19 +340,19 @@ impl Model {
         self.gguf().metadata().opt_str("tokenizer.chat_template").ok().flatten()
     }
 
-    /// Number of weights.
+    /// Number of parameters.
     pub fn n_params(&self) -> u64 {
         self.gguf().tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
     }
 
-    /// Tells models apart: a hash of the metadata, the tensor table and samples of the weights. Not meant
-    /// to withstand forgery.
+    /// Hash that tells models apart: of the metadata, the tensor table and samples of the weights. Not secure against
+    /// forgery.
     pub fn fingerprint(&self) -> u64 {
         *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
-    /// The tensors that passes multiply by: not those of multi-token heads, which are not run, nor tables, of which a row is
-    /// read.
+    /// Tensors that passes multiply by: without multi-token prediction layers, which are not run, and tables, from
+    /// which only rows are read.
     fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
         let n_layer = self.hparams().n_layer;
         let is_run = move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
@@ -362,8 +363,8 @@ impl Model {
             .filter(|t| !["position_embd.weight", "per_layer_token_embd.weight"].contains(&&*t.name))
     }
 
-    /// Bytes of weights that one token has to read: of experts those used, of the embedding table
-    /// nothing unless it serves as the head, too.
+    /// Bytes of weights that are read per token: only the experts used; the embedding table only if it serves as the
+    /// head, too.
     pub fn bytes_per_token(&self) -> u64 {
         let tied = self.gguf().tensor("output.weight").is_none();
         let bytes = |t: &TensorInfo| match self.experts_of(t) {
@@ -374,8 +375,8 @@ impl Model {
         self.multiplied().map(bytes).sum()
     }
 
-    /// [`Model::bytes_per_token`] of a pass over `rows` tokens: of experts those that so many tokens use on average, if
-    /// all are used alike.
+    /// [`Model::bytes_per_token`] for a pass over `rows` tokens: the experts are those that so many tokens use on
+    /// average, if all are chosen equally often.
     pub fn bytes_per_pass(&self, rows: usize) -> u64 {
         let more = |t: &TensorInfo| match self.experts_of(t) {
             Some(x) => {
@@ -388,8 +389,8 @@ impl Model {
         self.bytes_per_token() + self.multiplied().map(more).sum::<u64>()
     }
 
-    /// Operations that a generated token takes with `depth` tokens before it: a multiplication and an addition for
-    /// every weight it meets, the head's included, and for every key and value.
+    /// Operations for a generated token with `depth` tokens before it: a multiplication and an addition for every
+    /// weight used, the head's included, and for every key and value.
     pub fn flops_per_row(&self, depth: usize) -> u64 {
         let h = self.hparams();
         let tied = self.gguf().tensor("output.weight").is_none();
@@ -402,9 +403,8 @@ impl Model {
         2 * (self.multiplied().map(weights).sum::<u64>() + (attention * depth) as u64)
     }
 
-    /// Operations that a token of a prompt takes with `depth` tokens before it: a multiplication and an
-    /// addition for every weight it meets, and for every key and value. The last layer makes no more than a key
-    /// and a value of it.
+    /// Operations for a token of a prompt with `depth` tokens before it: a multiplication and an addition for every
+    /// weight used, and for every key and value. The last layer computes only the token's key and value.
     pub fn flops_per_token(&self, depth: usize) -> u64 {
         let h = self.hparams();
         let weights = |t: &TensorInfo| match self.experts_of(t) {
@@ -421,13 +421,13 @@ impl Model {
         2 * (layers + (attention * depth + last_layer) as u64)
     }
 
-    /// The mixture that a tensor holds all experts of.
+    /// The mixture to which a tensor of stacked experts belongs.
     fn experts_of(&self, t: &TensorInfo) -> Option<&MoeSpec> {
         let (layer, part) = weights::in_layer(&t.name)?;
         self.hparams().layers.get(layer)?.ffn.moe().filter(|_| part.contains("_exps."))
     }
 
-    /// The type of most weights in its layers.
+    /// The type that holds most of the layers' weights.
     pub fn main_type(&self) -> DType {
         let mut n_elems = BTreeMap::<DType, u64>::new();
         for t in self.gguf().tensors().iter().filter(|t| t.name.starts_with("blk.")) {
@@ -436,7 +436,7 @@ impl Model {
         n_elems.into_iter().max_by_key(|&(_, n)| n).map_or(DType::F32, |(dtype, _)| dtype)
     }
 
-    /// The matrices that adapters can change; an adapter counts them in this order.
+    /// Matrices that adapters can change; adapters index them in this order.
     pub fn sites(&self) -> &Arc<[Site]> {
         &self.weights().sites
     }

@@ -1,5 +1,5 @@
-//! What a layer computes: the executor reads nothing else about it. A family turns metadata into specifications,
-//! weights are bound by them.
+//! Specification of a layer: all that the executor knows about it. Families build specifications from metadata, and
+//! weights are bound according to them.
 
 use super::hparams::RopeId;
 
@@ -7,21 +7,21 @@ use super::hparams::RopeId;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LayerSpec {
-    /// What mixes tokens.
+    /// Token mixer.
     pub mixer: Mixer,
-    /// What follows it.
+    /// Feed-forward layer.
     pub ffn: FfnSpec,
     /// Where norms are.
     pub norms: Norms,
     /// The matrices that have a bias.
     pub biases: Biases,
-    /// Factor on what mixer and feed-forward layer add to the residual stream.
+    /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual stream.
     pub residual_scale: f32,
-    /// Whether the file has a factor on the residual stream behind the layer.
+    /// Whether the file has a factor on the residual stream after the layer.
     pub output_scale: bool,
 }
 
-/// What mixes tokens.
+/// Token mixer: the part of a layer in which tokens see each other.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Mixer {
@@ -200,9 +200,9 @@ pub struct AttnSpec {
     pub softcap: Option<f32>,
     /// Positions seen, the current one included; `None`: all.
     pub window: Option<usize>,
-    /// Whether tokens see no later ones. Otherwise they see all of the text, or half a window on each side.
+    /// Whether tokens see only earlier ones. Otherwise they see the whole text, or half a window on each side.
     pub causal: bool,
-    /// Whether the window is a chunk instead: positions from the last multiple of its size on.
+    /// Whether positions are cut into chunks of the window's size instead: a token sees its chunk from the start.
     pub chunked: bool,
     /// How queries and keys are rotated; `None`: not at all.
     pub rope: Option<RopeId>,
@@ -214,40 +214,40 @@ pub struct AttnSpec {
     pub value_scale: f32,
     /// Whether each head of values has a norm, without weights.
     pub value_norm: bool,
-    /// Whether values are products with the matrix of keys, which then have their norm and rotation.
+    /// Whether the value matrix is the key matrix: values are keys before their norm and rotation.
     pub keys_as_values: bool,
     /// Whether keys and values are those of another layer, see [`Hparams::kv_layers`](super::Hparams::kv_layers).
     pub shares_kv: bool,
-    /// ALiBi instead of a rope: a key `n` positions back has `n·slope` taken from its score (arXiv 2108.12409); this is
+    /// ALiBi instead of a rope: a key `n` positions back has its score reduced by `n·slope` (arXiv 2108.12409); this is
     /// the base-2 logarithm of the last head's slope, negated.
     pub alibi: Option<f32>,
-    /// Whether each head has a score that no key has, and that takes part in the softmax (arXiv 2309.17453).
+    /// Whether each head has an attention sink: an extra score, of no key, in the softmax (arXiv 2309.17453).
     pub sinks: bool,
     /// Factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
     /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
     pub gated: bool,
-    /// Whether that product is with the matrix of queries: of each head the queries, then its part of the gate.
+    /// Whether the gate is part of the query matrix: for each head its queries, then its part of the gate.
     pub gate_in_q: bool,
-    /// Latent attention, which the other sizes follow from.
+    /// Latent attention, from which the other sizes follow.
     pub latent: Option<LatentSpec>,
 }
 
-/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are products with one short vector, its
-/// latent, but for the rotated part of keys, which all heads share. It comes last in queries and keys.
+/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are computed from one short vector, its
+/// latent, except for the rotated part of keys, which all heads share. That part comes last in queries and keys.
 ///
-/// In the absorbed form the products are with queries and outputs instead: the key of the one key/value head is the
-/// latent and the rotated part, the value the latent.
+/// In the absorbed form, queries and outputs are multiplied by those matrices instead: there is one key/value head,
+/// whose key is the latent and the rotated part, and whose value is the latent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LatentSpec {
-    /// Width of what queries are products with; `None`: of the layer's input.
+    /// Width of the low-rank vector from which queries are computed; `None`: they are computed from the layer's input.
     pub q_rank: Option<usize>,
     /// Width of the latent.
     pub kv_rank: usize,
-    /// Width of a head's part that is not rotated.
+    /// Width of a head's part without rotation.
     pub n_plain: usize,
-    /// And of that which is.
+    /// Width of a head's rotated part.
     pub n_rot: usize,
     /// Width of a head's values.
     pub head_dim_v: usize,
@@ -256,7 +256,7 @@ pub struct LatentSpec {
 }
 
 impl LatentSpec {
-    /// Width of a head of queries as they come from their matrix.
+    /// Width of a query head as computed by its matrix.
     pub fn head_dim(&self) -> usize {
         self.n_plain + self.n_rot
     }
@@ -273,12 +273,12 @@ impl AttnSpec {
         self.n_head * self.head_dim
     }
 
-    /// Width of its keys.
+    /// Width of the keys of a token.
     pub fn n_k(&self) -> usize {
         self.n_head_kv * self.head_dim
     }
 
-    /// Width of its values.
+    /// Width of the values of a token.
     pub fn n_v(&self) -> usize {
         self.n_head_kv * self.head_dim_v
     }
@@ -288,13 +288,13 @@ impl AttnSpec {
         self.n_head * self.head_dim_v
     }
 
-    /// Width of what the output matrix is multiplied with.
+    /// Width of the output matrix's input.
     pub fn n_mixed(&self) -> usize {
         self.n_head * self.latent.map_or(self.head_dim_v, |latent| latent.head_dim_v)
     }
 
-    /// What [`AttnSpec::alibi`] takes from scores per position, for a head; 0 without. Where heads are no power of two,
-    /// those beyond the largest one take every other slope of twice as many.
+    /// ALiBi slope of a head; 0 without ALiBi. If the number of heads is no power of two, those beyond the largest
+    /// power take every other slope of a model with twice as many.
     pub fn slope(&self, head: usize) -> f32 {
         let Some(max_bias) = self.alibi else { return 0.0 };
         let n = 1 << self.n_head.ilog2();
@@ -303,34 +303,34 @@ impl AttnSpec {
     }
 }
 
-/// `1 + scale·ln(1 + ⌊(position + offset) / length⌋)`.
+/// Temperature of attention: a factor `1 + scale·ln(1 + ⌊(position + offset) / length⌋)` on queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Temperature {
-    /// Of the logarithm.
+    /// Factor on the logarithm.
     pub scale: f32,
-    /// Positions over which it stays the same.
+    /// Positions per step of the temperature.
     pub length: usize,
     /// Added to positions.
     pub offset: usize,
 }
 
 impl Temperature {
-    /// At a position.
+    /// The factor at a position.
     pub fn at(self, position: usize) -> f32 {
         1.0 + self.scale * (1.0 + ((position + self.offset) / self.length) as f32).ln()
     }
 }
 
-/// What the weights of a q/k norm span.
+/// Placement and span of the norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QkNorm {
-    /// Each head by itself.
+    /// Each head separately.
     PerHead,
-    /// Each head by itself, after it was rotated.
+    /// Each head separately, after rotation.
     PerHeadRotated,
-    /// The same, without weights.
+    /// Each head separately, after rotation, without weights.
     PlainRotated,
     /// All heads together.
     Full,
@@ -349,7 +349,7 @@ pub enum FfnSpec {
 }
 
 impl FfnSpec {
-    /// Width of the widest inner layer.
+    /// Width of the widest hidden layer.
     pub fn n_ff(&self) -> usize {
         match self {
             FfnSpec::Dense(ffn) => ffn.n_ff,
@@ -365,7 +365,7 @@ impl FfnSpec {
         }
     }
 
-    /// The mixture, if it is one.
+    /// The mixture of experts, if it is one.
     pub fn moe(&self) -> Option<&MoeSpec> {
         match self {
             FfnSpec::Moe(moe) => Some(moe),
@@ -374,11 +374,11 @@ impl FfnSpec {
     }
 }
 
-/// `down(act(x))`.
+/// Dense feed-forward layer: `down(act(x))`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DenseSpec {
-    /// Width of the inner layer.
+    /// Width of the hidden layer.
     pub n_ff: usize,
     /// `act`.
     pub activation: Activation,
@@ -390,35 +390,35 @@ pub struct DenseSpec {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MoeSpec {
-    /// Experts.
+    /// Number of experts.
     pub n_expert: usize,
     /// Experts each token uses.
     pub n_used: usize,
-    /// Width of the inner layer of one expert.
+    /// Width of the hidden layer of one expert.
     pub n_ff: usize,
     /// Activation of the experts.
     pub activation: Activation,
-    /// From the router's outputs to weights.
+    /// How the router's outputs become weights of experts.
     pub gating: Gating,
-    /// Whether the file has a bias per expert that is added to the scores for the choice alone.
+    /// Whether the file has a bias per expert that is added to the scores for the selection only.
     pub bias: bool,
-    /// Limits the choice to some groups of experts.
+    /// Restricts the selection to some groups of experts.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of the used experts are divided by their sum.
     pub normalise: bool,
-    /// Factor on these weights.
+    /// Factor on the weights of the used experts.
     pub scale: f32,
-    /// Whether the router reads the layer's input instead of the experts'.
+    /// Whether the router reads the layer's input instead of the experts' input.
     pub routes_early: bool,
     /// Whether the weights of the used experts are factors on their inputs instead of their outputs.
     pub weighs_inputs: bool,
-    /// Whether gate and up of an expert are one matrix, the gate first.
+    /// Whether gate and up of an expert are one matrix, gate rows first.
     pub fused: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
 
-/// From a router's outputs to the weights of experts.
+/// How a router's outputs become weights of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gating {
@@ -428,16 +428,16 @@ pub enum Gating {
     SoftmaxAfterTopK,
     /// Sigmoid of each.
     Sigmoid,
-    /// For each pick a softmax over the experts that are left and not far below it (arXiv 2409.12136).
+    /// For each pick, a softmax over the experts that are left and whose scores are close to it (arXiv 2409.12136).
     SparseMixer,
 }
 
-/// Experts in groups of equal size. A group's score is the sum of the two best of its experts; experts of the best
-/// groups alone can be chosen (arXiv 2412.19437).
+/// Experts in groups of equal size. A group's score is the sum of its two best experts' scores; only experts of the
+/// best groups can be chosen (arXiv 2412.19437).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExpertGroups {
-    /// Groups.
+    /// Number of groups.
     pub n_group: usize,
     /// Groups that a token chooses from.
     pub n_used: usize,
@@ -447,13 +447,13 @@ pub struct ExpertGroups {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedSpec {
-    /// Width of its inner layer.
+    /// Width of its hidden layer.
     pub n_ff: usize,
     /// Whether its output is multiplied by the sigmoid of a product with the input.
     pub gated: bool,
 }
 
-/// Inner part of a feed-forward layer, of the products `gate` and `up` with its input.
+/// Activation of a feed-forward layer, from the products `gate` and `up` with its input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Activation {
@@ -469,20 +469,20 @@ pub enum Activation {
     GeGluErf,
     /// `max(gate, 0)·up`.
     ReGlu,
-    /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` the `up` within ±7 (gpt-oss).
+    /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7 (gpt-oss).
     SwiGluOai,
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
-    /// `up²·alpha_p + up·beta` of positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` of others; there is no
-    /// gate (arXiv 2411.13010).
+    /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` for others; there is
+    /// no gate (arXiv 2411.13010).
     Xielu {
         /// Curvature above 0.
         alpha_p: f32,
-        /// And below.
+        /// Curvature below 0.
         alpha_n: f32,
         /// Slope at 0.
         beta: f32,
-        /// Largest exponent, below 0.
+        /// Upper bound of the exponent, below 0.
         eps: f32,
     },
 }
@@ -497,28 +497,28 @@ impl Activation {
     }
 }
 
-/// Norms of mixer and feed-forward layer.
+/// Placement of the norms of mixer and feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Norms {
-    /// Of their inputs.
+    /// On the inputs of both.
     Before,
-    /// Of the feed-forward layer's input alone.
+    /// On the feed-forward layer's input only.
     BeforeFfn,
-    /// Of the residual stream itself, after each was added to it (BERT style).
+    /// On the residual stream, after each output was added to it (BERT style).
     Residual,
-    /// Of their outputs.
+    /// On the outputs of both.
     After,
-    /// Of both.
+    /// On inputs and outputs of both.
     Both,
-    /// Of the one input that they share: both are added to the same residual stream (GPT-J style).
+    /// One norm on the input that both share: their outputs are added to the same residual stream (GPT-J style).
     Shared,
-    /// Of both inputs, which are the same residual stream (GPT-NeoX style).
+    /// A norm each on the input that both share, the same residual stream (GPT-NeoX style).
     Parallel,
 }
 
-/// The matrices of a layer that have a bias in every file. Other biases are up to the file, but the same in all
-/// layers of equal specifications.
+/// Matrices of a layer that have a bias in every file. Other biases are up to the file, but must be the same in all
+/// layers with equal specifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Biases {
@@ -526,9 +526,9 @@ pub enum Biases {
     Optional,
     /// Those of queries, keys and values.
     Qkv,
-    /// All, but for the matrices of a mixture.
+    /// All, except the matrices of a mixture.
     All,
-    /// All, those of a mixture, too.
+    /// All, including those of a mixture.
     Everywhere,
 }
 
@@ -538,7 +538,7 @@ mod tests {
     use crate::gguf::Gguf;
     use crate::model::Model;
 
-    /// Hugging Face's `build_alibi_tensor` for 6 heads: those of 4, then every other one of 8.
+    /// Hugging Face's `build_alibi_tensor` for 6 heads: the slopes of 4 heads, then every other one of 8.
     #[test]
     fn slopes_of_heads_that_are_no_power_of_two() -> Result<(), Box<dyn std::error::Error>> {
         let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");

@@ -1,4 +1,4 @@
-//! A model's weights, bound by name with their shapes checked; the bytes stay in the file.
+//! A model's weights, bound by name with shapes checked; the bytes stay in the file.
 
 mod recurrent;
 
@@ -18,24 +18,23 @@ pub(crate) use recurrent::{Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, Sh
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Site {
-    /// Its tensor in the file. A head that shares the embedding table is called `output.weight` all the
-    /// same.
+    /// Name of its tensor in the file; a head that shares the embedding table is called `output.weight`, too.
     pub tensor: Arc<str>,
-    /// Which matrix of the tensor, if that holds one per expert.
+    /// Index of the matrix in the tensor, if that holds one per expert.
     pub expert: Option<usize>,
-    /// Width of its input; for the embedding table, whose inputs are tokens, their number.
+    /// Input width; for the embedding table, whose inputs are tokens, the number of tokens.
     pub n_in: usize,
-    /// Width of its output.
+    /// Output width.
     pub n_out: usize,
 }
 
 impl Site {
-    /// Its layer, if it is in one.
+    /// Index of its layer, if it is in one.
     pub fn layer(&self) -> Option<usize> {
         in_layer(&self.tensor).map(|(layer, _)| layer)
     }
 
-    /// What it is in its layer or in the model: `attn_q`, `ffn_down_exps`, `output`, `token_embd`, …
+    /// Name without layer and suffix: `attn_q`, `ffn_down_exps`, `output`, `token_embd`, …
     pub fn part(&self) -> &str {
         self.tensor.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default()
     }
@@ -46,18 +45,18 @@ impl Site {
     }
 }
 
-/// Divisor of the frequencies of pairs that are not rotated.
+/// Divisor that marks the frequencies of pairs that are not rotated.
 const UNROTATED: f32 = 1e30;
 
 const TOKEN_EMBD: &str = "token_embd.weight";
 
-/// Layer and rest of a tensor's name, if it is in one.
+/// Splits a tensor's name into layer and rest, if it is in a layer.
 pub(super) fn in_layer(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
-/// A matrix `W: (n_out, n_in)` of a file, stored row by row.
+/// Matrix `W: (n_out, n_in)` of a file, stored row by row.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
     pub(crate) dtype: DType,
@@ -73,7 +72,7 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// Its rows, as they lie in the file.
+    /// Bytes of its rows, as stored in the file.
     pub(crate) fn data<'g>(&self, gguf: &'g Gguf) -> &'g [u8] {
         &gguf.data(&gguf.tensors()[self.tensor])[self.bytes.clone()]
     }
@@ -89,7 +88,7 @@ impl Weight {
         self.bytes.len() / self.n_out
     }
 
-    /// The rows `rows` as a matrix of their own.
+    /// Some rows as a matrix of their own.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Weight {
         let row = self.row_bytes();
         let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
@@ -103,7 +102,7 @@ impl Weight {
     }
 }
 
-/// `W·x + b`.
+/// Matrix with a bias: `W·x + b`.
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
     pub(crate) w: Weight,
@@ -122,7 +121,7 @@ impl Linear {
     }
 }
 
-/// What is added to a product. Parts share their values.
+/// Bias of a product. Parts of a matrix share the values.
 #[derive(Clone, Debug)]
 pub(crate) struct Bias {
     values: Arc<[f32]>,
@@ -164,17 +163,17 @@ pub(crate) struct Ffn {
     pub(crate) down: Linear,
 }
 
-/// Mixture of experts: a router, the experts, and one that every token uses.
+/// Mixture of experts: a router, the experts, and a shared one that every token uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Moe {
     pub(crate) spec: MoeSpec,
     pub(crate) router: Linear,
-    /// Added to the experts' scores for the choice alone.
+    /// Bias added to the experts' scores for the selection only.
     pub(crate) bias: Option<Vec<f32>>,
-    /// The matrices of all, one after the other; `up` holds the gates, too, if they are fused.
+    /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are fused.
     pub(crate) stacked: Ffn,
     pub(crate) shared: Option<Ffn>,
-    /// Its product with the input says how much of the shared expert is added.
+    /// Gate of the shared expert, whose output is multiplied by the sigmoid of this matrix's product.
     pub(crate) shared_gate: Option<Weight>,
 }
 
@@ -193,7 +192,7 @@ impl Moe {
     }
 }
 
-/// What follows attention in a layer.
+/// Feed-forward part of a layer.
 #[derive(Clone, Debug)]
 pub(crate) enum FeedForward {
     Dense(Box<Ffn>),
@@ -205,33 +204,33 @@ pub(crate) enum FeedForward {
 #[derive(Clone, Debug)]
 pub(crate) struct Attn {
     pub(crate) wq: Linear,
-    /// Of a layer that reads another's keys and values, these are the other's.
+    /// In a layer that reads another's keys and values, these are the other's.
     pub(crate) wk: Linear,
     pub(crate) wv: Linear,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
     pub(crate) wo: Linear,
-    /// A score for each head that no key has.
+    /// Attention sinks: a score per head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// The sigmoid of its product is multiplied with the output of all heads.
+    /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's product.
     pub(crate) gate: Option<Linear>,
-    /// Of latent attention, whose `wk` computes the latent and the rotated part of keys. `wv` holds the matrices of all
-    /// heads from the latent: to keys and values, or, absorbed, to values alone.
+    /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds the matrices of all
+    /// heads from the latent to keys and values or, in the absorbed form, to values only.
     pub(crate) latent: Option<Box<Latent>>,
 }
 
-/// What latent attention has besides.
+/// Weights of latent attention besides those in [`Attn`].
 #[derive(Clone, Debug)]
 pub(crate) struct Latent {
-    /// What `wq` is multiplied with, and its norm; without, it is the layer's input.
+    /// Low-rank matrix before `wq`, and its norm; if absent, `wq` reads the layer's input.
     pub(crate) q_a: Option<(Linear, Vec<f32>)>,
     /// Norm of the latent.
     pub(crate) kv_norm: Vec<f32>,
-    /// From a head's queries to the latent, one matrix for each head, in the absorbed form.
+    /// From a head's queries to the latent, one matrix per head, in the absorbed form.
     pub(crate) k_b: Option<Weight>,
 }
 
-/// One layer; an absent norm does nothing.
+/// Weights of one layer; an absent norm is skipped.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     pub(crate) attn_norm: Option<Norm>,
@@ -242,21 +241,21 @@ pub(crate) struct Layer {
     pub(crate) ffn: FeedForward,
     pub(crate) post_ffn_norm: Option<Norm>,
     pub(crate) per_layer: Option<PerLayer>,
-    /// Factor on the residual stream behind the layer.
+    /// Factor on the residual stream after the layer.
     pub(crate) output_scale: Option<f32>,
 }
 
-/// What makes the vectors that layers have for tokens: `(norm(proj·x) + table)/√2` of the embeddings `x`.
+/// Weights that compute each layer's vector per token: `(norm(proj·x) + table)/√2` from the embeddings `x`.
 #[derive(Clone, Debug)]
 pub(crate) struct PerLayerInputs {
-    /// `(n_layer·n)` for each token.
+    /// Embeddings per token, `n_layer·n` values.
     pub(crate) table: Weight,
     pub(crate) proj: Weight,
-    /// Of the `n` values of a layer.
+    /// Norm of the `n` values of a layer.
     pub(crate) norm: Vec<f32>,
 }
 
-/// How a layer adds them: `norm(proj·(gelu(gate·x)·vector))`.
+/// Weights that add such a vector in a layer: `norm(proj·(gelu(gate·x)·vector))`.
 #[derive(Clone, Debug)]
 pub(crate) struct PerLayer {
     pub(crate) gate: Linear,
@@ -268,25 +267,25 @@ pub(crate) struct PerLayer {
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
-    /// What all layers have for each token.
+    /// Weights for the vectors of all layers per token.
     pub(crate) per_layer: Option<PerLayerInputs>,
-    /// A row for each position, added to embeddings.
+    /// Embedding of each position, added to those of tokens.
     pub(crate) position_embd: Option<Weight>,
-    /// Added to all embeddings.
+    /// Embedding of the first token type, added to all embeddings.
     pub(crate) token_types: Option<Vec<f32>>,
     pub(crate) embd_norm: Option<Norm>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Option<Norm>,
     pub(crate) output: Linear,
-    /// What pooled vectors are multiplied by, one after the other.
+    /// Matrices applied to pooled vectors, in this order.
     pub(crate) dense: Vec<Weight>,
-    /// Divisors of the rope frequencies for every context length.
+    /// Divisors of the rope frequencies, for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
-    /// Divisors for contexts up to the original one, and beyond it.
+    /// Divisors of the rope frequencies for contexts up to the original length, and for longer ones.
     pub(crate) rope_factors_short_long: Option<(Vec<f32>, Vec<f32>)>,
     /// Every combination of format and row length among the matrices.
     pub(crate) shapes: Vec<(DType, usize)>,
-    /// What adapters can change.
+    /// Matrices that adapters can change.
     pub(crate) sites: Arc<[Site]>,
 }
 
@@ -303,7 +302,7 @@ impl<'a> Binder<'a> {
         self.gguf.tensor(name).is_some()
     }
 
-    /// A tensor of this shape, and its index.
+    /// Finds a tensor and checks its shape; returns its index, too.
     fn shaped(&self, name: &str, expected: &[usize]) -> Result<Option<(usize, &'a TensorInfo)>, ModelError> {
         let Some(index) = self.gguf.header().position(name) else { return Ok(None) };
         let tensor = &self.gguf.tensors()[index];
@@ -316,7 +315,7 @@ impl<'a> Binder<'a> {
         Ok(Some((index, tensor)))
     }
 
-    /// A matrix, `n_matrices` of them one after the other.
+    /// Binds a matrix, or `n_matrices` of them one after the other.
     fn opt_weight(
         &self,
         name: &str,
@@ -350,7 +349,7 @@ impl<'a> Binder<'a> {
         }))
     }
 
-    /// The index of the first of `n_matrices` new sites.
+    /// Registers `n_matrices` new sites; returns the index of the first.
     fn site(&self, tensor: &str, n_in: usize, n_out: usize, n_matrices: usize) -> usize {
         let mut sites = self.sites.borrow_mut();
         let first = sites.len();
@@ -364,7 +363,7 @@ impl<'a> Binder<'a> {
         first
     }
 
-    /// A matrix that no adapter changes: rows that are looked up, or what comes behind the model.
+    /// Binds a matrix that no adapter changes: rows that are looked up, or layers after the model.
     fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
         let n_sites = self.sites.borrow().len();
         let table = self.weight(name, n, n_rows, 1)?;
@@ -390,7 +389,7 @@ impl<'a> Binder<'a> {
         Ok(table)
     }
 
-    /// The values of a tensor that is no matrix of the model.
+    /// Values of a tensor that is not a matrix of the model.
     fn values(&self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
         let Some((_, tensor)) = self.shaped(name, dims)? else { return Ok(None) };
         if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -409,7 +408,7 @@ impl<'a> Binder<'a> {
         self.opt_vector(name, n)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
-    /// A matrix, and its bias, which must be there if it is `biased`.
+    /// Binds a matrix and its bias, which must be there if `biased`.
     fn linear(&self, name: &str, n_in: usize, n_out: usize, biased: bool) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, 1)?;
         let b = self.opt_vector(&format!("{name}.bias"), n_out)?;
@@ -419,7 +418,7 @@ impl<'a> Binder<'a> {
         Ok(Linear { w, b: b.map(Bias::new) })
     }
 
-    /// `n` matrices one after the other, and their biases, which must be there if they are `biased`.
+    /// Binds `n` stacked matrices and their biases, which must be there if `biased`.
     fn stack(&self, name: &str, n_in: usize, n_out: usize, n: usize, biased: bool) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, n)?;
         let bias = format!("{name}.bias");
@@ -447,7 +446,7 @@ impl<'a> Binder<'a> {
         Ok(Norm { w, b })
     }
 
-    /// Divisors of rope frequencies; with some of no sensible size, angles would not be numbers.
+    /// Divisors of rope frequencies, refused where their size would make angles NaN or infinite.
     fn rope_factors(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let factors = self.opt_vector(name, n)?;
         match factors.iter().flatten().enumerate().find(|(_, x)| !(1e-6..=1e6).contains(*x) && **x != UNROTATED) {
@@ -458,13 +457,13 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// Refuses or reports tensors that nobody asked for.
+    /// Refuses or reports tensors that were not used.
     fn none_ignored(&self, h: &Hparams, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let used = self.used.borrow();
-        // Tables that other engines once stored and that follow from the hyper-parameters.
+        // Tables that other engines once stored; they follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            // Multi-token heads come behind the layers.
+            // Layers of multi-token prediction follow the others.
             if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i)) {
                 unknown.names.push(t.name.clone());
                 continue;
@@ -475,7 +474,8 @@ impl<'a> Binder<'a> {
         Ok(())
     }
 
-    /// Refuses layers of equal specifications that are not alike: what some have and others lack was lost.
+    /// Refuses differences between layers of equal specifications: a tensor that only some of them have suggests that
+    /// others lost it.
     fn uniform(&self, layers: &[LayerSpec]) -> Result<(), ModelError> {
         let mut parts = vec![BTreeSet::new(); layers.len()];
         for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
@@ -495,8 +495,8 @@ impl<'a> Binder<'a> {
 }
 
 impl Weights {
-    /// Binds every tensor that `h` asks for; `unknown` says what happens to others, `progress` hears the share done
-    /// and may stop it.
+    /// Binds every tensor that `h` requires; `unknown` decides what happens to others, `progress` is told the share
+    /// done and may cancel.
     pub(crate) fn bind(
         gguf: &Gguf,
         h: &Hparams,
@@ -579,7 +579,7 @@ impl Weights {
 }
 
 impl Weights {
-    /// Estimated from some rows, evenly spaced.
+    /// Frobenius norm, estimated from some rows, evenly spaced.
     pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
         const ROWS: usize = 64;
         let tensor = gguf.tensor(&site.tensor).unwrap_or(&gguf.tensors()[self.token_embd.tensor]);
@@ -604,8 +604,8 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
     let norm = |part: &str, is_there: bool, places: &[Norms]| {
         (is_there && places.contains(&spec.norms)).then(|| b.norm(&name(part), h)).transpose()
     };
-    // Some files call the norm before the feed-forward layer after what comes before it. Falcon's norm of both branches
-    // is that of the feed-forward layer where attention has one of its own.
+    // Some files name the norm before the feed-forward layer after the attention that precedes it. In Falcon files the
+    // norm that both branches share is the feed-forward layer's, if attention has one of its own.
     let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
     let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
     match spec.norms {
@@ -764,7 +764,7 @@ fn feed_forward(
     let activation = x.activation;
     let biased = spec.biases == Biases::Everywhere;
     let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, x.n_expert, biased);
-    // Other mixtures' biases are not known to be added.
+    // For other mixtures it is not known whether biases are added.
     let router = if biased {
         b.linear(&name("ffn_gate_inp"), n_embd, x.n_expert, true)?
     } else {

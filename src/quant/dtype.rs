@@ -1,5 +1,5 @@
-//! The element types of GGUF tensors and the size of their blocks: all that is needed to judge a
-//! tensor's extent. Sizes are those of ggml's block structures.
+//! Element types of GGUF tensors and the size of their blocks: enough to compute a tensor's length. Sizes are those of
+//! ggml's block structures.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every type, in the order of their numbers.
+    /// Every type, in the order of the numbers.
     pub const ALL: &'static [DType] = &[
         DType::F32,
         DType::F16,
@@ -79,8 +79,7 @@ impl DType {
         DType::MXFP4,
     ];
 
-    /// The type a file means by `id`; `None` for types that were removed from GGUF or that this
-    /// build does not know.
+    /// The type numbered `id` in files; `None` for types that were removed from GGUF or that this build does not know.
     pub fn from_ggml(id: u32) -> Option<DType> {
         DType::ALL.iter().copied().find(|dtype| *dtype as u32 == id)
     }
@@ -115,7 +114,7 @@ impl DType {
     }
 }
 
-/// The name as the field prints it: `Q4_K`.
+/// The usual name: `Q4_K`.
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{self:?}"))

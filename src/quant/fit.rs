@@ -1,15 +1,14 @@
 //! How the quantisers choose scales: weighted least squares over a handful of candidate grids.
 //!
-//! For fixed integer codes the best scale (and minimum) of a block is a closed formula, and for a
-//! fixed scale the best codes are a rounding. Neither says which codes to start from, so a row of
-//! slightly stretched and shrunk grids is tried and the best one kept; the idea, the weights and
-//! the span of the row are those of ggml's K-quants. On top of that the scales of a super-block
-//! are settled together: after rounding them to their few bits, neighbours are tried and the two
-//! f16 factors are fitted once more to the codes that came out.
+//! For fixed integer codes the best scale (and minimum) of a block is a closed formula, and for a fixed scale the best
+//! codes are a rounding. Neither says which codes to start from, so a series of slightly stretched and shrunk grids is
+//! tried and the best one kept; the idea, the weights and the range of the series are those of ggml's K-quants. In
+//! addition, the scales of a super-block are chosen together: after they are rounded to their few bits, neighbours are
+//! tried and the two f16 factors are fitted once more to the resulting codes.
 
 use super::{IQ4_VALUES, f16_value, to_f16};
 
-/// Blocks whose values are all smaller are zero: the smallest f16 scale is 6·10⁻⁸.
+/// Blocks whose values are all smaller become zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;
 
 /// How often the f16 factors of a super-block are fitted again.
@@ -27,7 +26,7 @@ pub(super) fn round(x: f32) -> f32 {
 #[inline]
 fn code(x: f32, inverse: f32, min: f32, lo: f32, hi: f32) -> f32 {
     let q = (x - min) * inverse;
-    // Comparisons that are single instructions on vectors, as `f32::clamp` is not.
+    // Comparisons, unlike `f32::clamp`, are single instructions on vectors.
     let q = if q > lo { q } else { lo };
     round(if q < hi { q } else { hi })
 }
@@ -99,7 +98,7 @@ pub(super) fn iq4<const N: usize>(x: &[f32; N], w: &[f32; N]) -> f32 {
         return 0.0;
     }
     let (mut best, mut best_gain) = (0.0, f32::NEG_INFINITY);
-    // The table is lopsided: the extreme value may be meant for either end.
+    // The table is asymmetric: the extreme value may belong at either end.
     for end in [IQ4_VALUES[0], IQ4_VALUES[15]] {
         for step in -7..=7 {
             let inverse = (end as f32 + step as f32) / extreme;
@@ -157,7 +156,7 @@ pub(super) fn affine<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32, min_lim
     best
 }
 
-/// A super-block on the grids `d · sc[s] · q`, stored as they are here.
+/// Super-block on the grids `d · sc[s] · q`, its fields as they are stored.
 pub(super) struct SymmetricSuper {
     pub(super) d: [u8; 2],
     pub(super) sc: [i8; 16],
@@ -199,7 +198,7 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
         let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
         let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
         let (next, next_error) = settle(to_f16(xa / aa));
-        // Also ends here if `aa` is 0: no error is less than that of a NaN scale.
+        // Also stops if `aa` is 0: the error of a NaN scale is NaN.
         if next_error >= best_error || next_error.is_nan() {
             break;
         }
@@ -208,7 +207,7 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
     best
 }
 
-/// A super-block on the grids `d · sc[s] · q − dmin · m[s]`, of `S` sub-blocks.
+/// Super-block on the grids `d · sc[s] · q − dmin · m[s]`, with `S` sub-blocks.
 pub(super) struct AffineSuper<const S: usize> {
     pub(super) d: [u8; 2],
     pub(super) dmin: [u8; 2],

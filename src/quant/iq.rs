@@ -1,5 +1,5 @@
-//! The IQ formats. IQ4 looks 4-bit values up in a fixed non-linear table; the others store the
-//! index of a group of 4 or 8 magnitudes in a fixed grid (a codebook), with the signs apart.
+//! The IQ formats. IQ4 looks up 4-bit values in a fixed non-linear table; the others store the index of a group of 4 or
+//! 8 magnitudes in a fixed grid (a codebook), and the signs separately.
 //!
 //! Signs of a group of eight take eight bits, or seven where the format stores only groups with
 //! an even number of negative values (`even_signs`).

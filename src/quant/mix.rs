@@ -1,9 +1,8 @@
-//! Which type each tensor gets when a model is quantised: the mixes of `llama-quantize`, whose
-//! users know `Q4_K_M` by its size and quality, so the same names choose the same types here.
+//! Types of the tensors of a quantised model: the mixes of `llama-quantize`, whose users know `Q4_K_M` by its size and
+//! quality, so the same names choose the same types here.
 //!
-//! Tensors that hurt most get more bits: the output matrix, and in the `_M` mixes the value
-//! projections and `ffn_down` of the first, the last and every third layer. (llama.cpp's
-//! exceptions for Falcon are left out, as that family is.)
+//! The tensors whose errors matter most get more bits: the output matrix, and in the `_M` mixes the value projections
+//! and `ffn_down` of the first, the last and every third layer. llama.cpp's exceptions for Falcon are left out.
 
 use super::DType;
 
@@ -33,7 +32,7 @@ pub enum FileType {
     BF16 = 32,
 }
 
-/// What the choice of tensor types depends on beside the tensor.
+/// Properties of a model, beside the tensor itself, that decide a tensor's type.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelShape {
     /// Number of layers (blocks).
@@ -44,7 +43,7 @@ pub struct ModelShape {
     pub n_head_kv: usize,
     /// Experts per layer; 0 if the model is dense.
     pub n_expert: usize,
-    /// The file has no `output.weight`: the token embedding serves as output matrix too.
+    /// Whether the file has no `output.weight`: the token embedding is the output matrix, too.
     pub tied_embeddings: bool,
 }
 
@@ -87,7 +86,7 @@ impl FileType {
         FileType::ALL.iter().copied().find(|&t| t as u32 == id)
     }
 
-    /// The type that tensors have unless there is a reason for another.
+    /// The type of tensors that no rule of the mix singles out.
     pub fn base(self) -> DType {
         match self {
             FileType::F32 => DType::F32,
@@ -119,7 +118,7 @@ impl FileType {
         Some(fallback(self.mixed_type(name, dims[0], model), dims[0]))
     }
 
-    /// The choice of the mix, regardless of whether rows are whole blocks.
+    /// The type that the mix chooses, before checking that rows are whole blocks.
     fn mixed_type(self, name: &str, row: u64, model: &ModelShape) -> DType {
         use FileType::*;
         let base = self.base();
@@ -191,9 +190,9 @@ impl std::fmt::Display for FileType {
     }
 }
 
-/// Whether a tensor is one of those whose type a mix chooses.
+/// Whether the mix chooses this tensor's type.
 fn is_quantized(name: &str, dims: &[u64]) -> bool {
-    // Small or delicate ones; positions are looked up, not multiplied.
+    // Small or sensitive tensors; embeddings of positions are looked up, not multiplied.
     const KEPT: &[&str] = &[
         "_norm.weight",
         "ffn_gate_inp.weight",
@@ -226,7 +225,7 @@ fn is_quantized(name: &str, dims: &[u64]) -> bool {
     n_dims >= 2 && name.ends_with("weight") && !KEPT.iter().any(|kept| name.contains(kept))
 }
 
-/// `N` of `blk.N.…`.
+/// The layer number `N` in `blk.N.…`.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
@@ -237,7 +236,7 @@ fn use_more_bits(layer: usize, n_layer: usize) -> bool {
     layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2
 }
 
-/// `dtype`, or where a row is not whole blocks of it, the next larger type of which it is.
+/// `dtype`, or the next larger type of whose blocks a row is a multiple.
 fn fallback(dtype: DType, row: u64) -> DType {
     let fits = |dtype: DType| row.is_multiple_of(dtype.block().0);
     let legacy = match dtype {

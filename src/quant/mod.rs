@@ -1,9 +1,8 @@
 //! Storage formats of weights: block layouts, and their conversion from and to `f32`.
 //!
-//! One file per family of formats, one line per format in [`FORMATS`]. A format is a block
-//! structure of bytes, so that blocks are read in place from a memory-mapped file wherever they
-//! lie; `dequantize` is written in the plainest way and is the definition that every kernel is
-//! tested against. Layouts follow ggml, which defines them.
+//! One file per family of formats, one line per format in [`FORMATS`]. A format is a block structure of bytes, so that
+//! blocks can be read in place at any address of a memory-mapped file; `dequantize` is written in the plainest way and
+//! is the definition that every kernel is tested against. Layouts are ggml's.
 //!
 //! Any bytes may be dequantised: a damaged file yields odd values (infinities and NaN included, as
 //! the f16 scales can hold them), never a panic.
@@ -43,7 +42,7 @@ pub type QuantizeFn = fn(x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8
 /// How a format stores its values, and how to convert them.
 #[derive(Debug)]
 pub struct Format {
-    /// The type this describes.
+    /// The type described here.
     pub dtype: DType,
     /// Its name as printed and typed (`Q4_K`).
     pub name: &'static str,
@@ -57,9 +56,8 @@ pub struct Format {
     /// squared error of each value of the row (`importance.len() == x.len()`). Panics on other
     /// lengths.
     ///
-    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to
-    /// hold, saturate there, so that a finite block comes out whatever goes in. (F32 and BF16
-    /// have no scale and keep every value.)
+    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to hold, saturate there, so
+    /// that the block is finite for any input. (F32 and BF16 have no scale and keep every value.)
     pub quantize: Option<QuantizeFn>,
 }
 
@@ -70,7 +68,7 @@ impl Format {
         blocks.flatten()?.checked_mul(self.block_bytes)
     }
 
-    /// A format of blocks that is only read.
+    /// A block format that is only read.
     const fn blocks<B: Block>(dtype: DType, name: &'static str) -> Format {
         Format {
             dtype,
@@ -82,7 +80,7 @@ impl Format {
         }
     }
 
-    /// A format of blocks that is read and written.
+    /// A block format that is read and written.
     const fn packed<B: Pack>(dtype: DType, name: &'static str) -> Format {
         Format { quantize: Some(quantize_blocks::<B>), ..Format::blocks::<B>(dtype, name) }
     }
@@ -139,13 +137,12 @@ pub static FORMATS: &[Format] = &[
 ];
 
 impl DType {
-    /// How values of this type are stored; `None` for the types that are no weights (integers,
-    /// F64).
+    /// The format of this type; `None` for types that are not used for weights (integers, F64).
     pub fn format(self) -> Option<&'static Format> {
         FORMATS.iter().find(|f| f.dtype == self)
     }
 
-    /// The format of a type that is known to be one of weights.
+    /// The format of a type that is known to be used for weights.
     ///
     /// # Panics
     /// On a type without a [`format`](DType::format).
@@ -157,7 +154,7 @@ impl DType {
 /// Expands a row of whole blocks.
 ///
 /// # Errors
-/// [`QuantError`] if the type has no values to expand or a length does not fit.
+/// [`QuantError`] if the type is not used for weights or a length does not fit.
 pub fn dequantize_row(dtype: DType, blocks: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     let format = row_format(dtype, blocks.len(), out.len())?;
     (format.dequantize)(blocks, out);
@@ -182,7 +179,7 @@ pub fn quantize_row(dtype: DType, x: &[f32], importance: Option<&[f32]>, blocks:
     Ok(())
 }
 
-/// The format of `dtype`, if `bytes` are the blocks of `values`.
+/// The format of `dtype`, if `bytes` is the length of `values` values.
 fn row_format(dtype: DType, bytes: usize, values: usize) -> Result<&'static Format, QuantError> {
     let format = dtype.format().ok_or_else(|| QuantError::NotAWeight { dtype: dtype.to_string() })?;
     let fits = values.is_multiple_of(format.block_elems)
@@ -212,8 +209,8 @@ trait Block: Pod {
 
 /// A block that can be written.
 trait Pack: Block {
-    /// Chooses the block that keeps `Σ weight·error²` small. Values are finite and at most 65504
-    /// in magnitude, weights finite and not negative.
+    /// Chooses the block with a small `Σ weight·error²`. Values are finite and at most 65504 in magnitude, weights
+    /// finite and not negative.
     fn pack(x: &Self::Values, weights: &Self::Values) -> Self;
 }
 
@@ -242,13 +239,13 @@ fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, bytes: &mut [
     }
 }
 
-/// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of
-/// `x²`. Errors of large weights do more harm, which is why ggml weighs them so too.
+/// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of `x²`. Errors of large
+/// values do more harm; ggml weighs them in the same way.
 fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
     let x = x.as_ref();
     let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
     let per_square = if mean_square > f32::MIN_POSITIVE { 1.0 / mean_square } else { 0.0 };
-    // Relative to the largest, so that no sum overflows; useless importances count as none.
+    // Relative to the largest, so that no sum overflows; unusable importances are ignored.
     let largest = importance.map_or(0.0, |i| i.as_ref().iter().fold(0.0, |m: f32, &i| m.max(i)));
     let importance = importance.filter(|_| largest > 0.0 && largest.is_finite());
 
@@ -272,7 +269,7 @@ fn to_f16(x: f32) -> [u8; 2] {
     f16::from_f32(x).to_le_bytes()
 }
 
-/// `x` brought into the range of [`Format::quantize`].
+/// `x` clamped to the range of [`Format::quantize`]; NaN becomes 0.
 #[inline]
 fn storable(x: f32) -> f32 {
     const MAX: f32 = 65504.0;

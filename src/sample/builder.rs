@@ -1,4 +1,4 @@
-//! The parameters of a sampler and what values they may have.
+//! The parameters of a sampler and their valid ranges.
 
 use super::candidates::Candidates;
 use super::dry::Dry;
@@ -15,13 +15,13 @@ pub enum Mirostat {
     Off,
     /// The paper's algorithm, with its estimate of Zipf's exponent.
     V1,
-    /// The simplification that cuts by surprise directly.
+    /// The simplification that truncates by surprise directly.
     V2,
 }
 
 /// Parameters of a [`Sampler`], starting from llama.cpp's defaults.
 ///
-/// Nothing is clamped: [`build`](Self::build) refuses values that make no sense.
+/// Nothing is clamped: [`build`](Self::build) refuses invalid values.
 ///
 /// ```
 /// # fn main() -> Result<(), ruvllm::SampleError> {
@@ -82,7 +82,7 @@ impl Default for SamplerBuilder {
 }
 
 impl SamplerBuilder {
-    /// Tokens the three penalties look back at; 0 turns them off, −1 is the whole history.
+    /// Number of last tokens that the three penalties consider; 0 turns them off, −1 means the whole history.
     pub fn repeat_last_n(mut self, n: i32) -> Self {
         self.penalties.last_n = n;
         self
@@ -112,27 +112,27 @@ impl SamplerBuilder {
         self
     }
 
-    /// By what the DRY penalty grows with every repeated token; below 1 turns DRY off.
+    /// Factor by which the DRY penalty grows with every repeated token; below 1 turns DRY off.
     pub fn dry_base(mut self, base: f32) -> Self {
         self.dry.base = base;
         self
     }
 
-    /// Length up to which a repetition costs nothing or just the multiplier.
+    /// Length below which a repetition costs nothing; at this length it costs the multiplier.
     pub fn dry_allowed_length(mut self, n: usize) -> Self {
         self.dry.allowed_length = n;
         self
     }
 
-    /// Tokens DRY looks back at; 0 turns it off, −1 is the whole history.
+    /// Number of last tokens that DRY considers; 0 turns it off, −1 means the whole history.
     pub fn dry_penalty_last_n(mut self, n: i32) -> Self {
         self.dry.last_n = n;
         self
     }
 
-    /// Token sequences across which DRY sees no repetition, none by default, since a sampler
-    /// knows no text; [`breaker_sequences`](super::breaker_sequences) makes them from texts.
-    /// llama.cpp's default breakers are `"\n"`, `":"`, `"\""` and `"*"`.
+    /// Token sequences across which DRY sees no repetition. None by default, since a sampler knows no texts;
+    /// [`breaker_sequences`](super::breaker_sequences) makes them from texts. llama.cpp's default breakers are `"\n"`,
+    /// `":"`, `"\""` and `"*"`.
     pub fn dry_sequence_breakers(mut self, sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
         self.dry.breakers = sequences.into_iter().collect();
         self.dry.breakers.sort_unstable();
@@ -140,7 +140,7 @@ impl SamplerBuilder {
         self
     }
 
-    /// Keeps what is within this many standard deviations of the best logit; 0 or less is off.
+    /// Keeps logits within this many standard deviations of the best one; 0 or less is off.
     pub fn top_n_sigma(mut self, n: f32) -> Self {
         self.top_n_sigma = n;
         self
@@ -170,26 +170,26 @@ impl SamplerBuilder {
         self
     }
 
-    /// How often XTC drops the top choices, in `[0, 1]`; 0 is off.
+    /// Probability that XTC drops the top choices, in `[0, 1]`; 0 is off.
     pub fn xtc_probability(mut self, p: f32) -> Self {
         self.xtc_probability = p;
         self
     }
 
-    /// From which probability on a token is a top choice, in `[0, 1]`; above 0.5 XTC is off.
+    /// Smallest probability that makes a token a top choice for XTC, in `[0, 1]`; above 0.5 XTC is off.
     pub fn xtc_threshold(mut self, p: f32) -> Self {
         self.xtc_threshold = p;
         self
     }
 
-    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that
-    /// the filters before it left.
+    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that the filters before it
+    /// have kept.
     pub fn temperature(mut self, t: f32) -> Self {
         self.temperature = t;
         self
     }
 
-    /// Lets the temperature vary by this much up and down with the entropy; 0 is off.
+    /// Range of the dynamic temperature, which follows the entropy up and down by this much; 0 is off.
     pub fn dynatemp_range(mut self, range: f32) -> Self {
         self.dynatemp_range = range;
         self
@@ -226,26 +226,25 @@ impl SamplerBuilder {
         self
     }
 
-    /// The filters to run and their order, by name, separated by `;`, for example
-    /// `"top_k;temperature"`. A filter that is left out does not run, whatever its parameters;
-    /// without `temperature` that includes a temperature of 0. An empty list draws from the
-    /// softmax of the logits.
+    /// The filters to run and their order, by name, separated by `;`, for example `"top_k;temperature"`. A filter that
+    /// is left out does not run, whatever its parameters; without `temperature`, a temperature of 0 has no effect
+    /// either. An empty list draws from the softmax of the logits.
     pub fn samplers(mut self, names: impl Into<String>) -> Self {
         self.samplers = Some(names.into());
         self
     }
 
-    /// Makes every run repeat exactly. Without it a seed comes from the operating system.
+    /// Seed, which makes runs repeat exactly. Without it one comes from the operating system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// The sampler.
+    /// Builds the sampler.
     ///
     /// # Errors
-    /// [`SampleError::Parameter`] names the first parameter whose value makes no sense;
-    /// [`SampleError::UnknownSampler`] a name in [`samplers`](Self::samplers) that is no filter.
+    /// [`SampleError::Parameter`] names the first parameter with an invalid value; [`SampleError::UnknownSampler`] a
+    /// name in [`samplers`](Self::samplers) that is no filter.
     pub fn build(self) -> Result<Sampler, SampleError> {
         let probability = |v: f32| (0.0..=1.0).contains(&v);
         let at_least_0 = |v: f32| v.is_finite() && v >= 0.0;
@@ -306,7 +305,7 @@ impl SamplerBuilder {
         })
     }
 
-    /// Whether `chain` takes the token with the best logit, whatever the others are.
+    /// Whether `chain` always takes the token with the best logit.
     pub(super) fn is_argmax(&self, chain: &[Filter]) -> bool {
         self.temperature == 0.0
             && self.dynatemp_range == 0.0
@@ -320,7 +319,7 @@ impl SamplerBuilder {
             })
     }
 
-    /// A bias that is NaN or +∞, where there is one.
+    /// A bias that is NaN or +∞, if there is one.
     fn worst_bias(&self) -> f32 {
         let mut values = self.logit_bias.iter().map(|&(_, v)| v);
         values.find(|&v| v.is_nan() || v == f32::INFINITY).unwrap_or(0.0)

@@ -1,5 +1,5 @@
-//! The tokens that may still be chosen, and the three operations every filter is made of:
-//! softmax, an ordered prefix, and dropping.
+//! The tokens that may still be chosen, and the three operations of which every filter consists: softmax, an ordered
+//! prefix, and dropping.
 
 use std::cmp::Ordering;
 
@@ -50,12 +50,12 @@ impl Candidates {
         }
     }
 
-    /// The candidates, in no particular order.
+    /// The candidates, in unspecified order.
     pub(super) fn as_slice(&self) -> &[Candidate] {
         &self.items
     }
 
-    /// How many candidates are left.
+    /// Number of candidates left.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -65,7 +65,7 @@ impl Candidates {
         self.items.is_empty()
     }
 
-    /// The best candidate; of equals the one with the smallest id.
+    /// The best candidate; among equals the one with the smallest id.
     pub(super) fn best(&self) -> Option<Candidate> {
         if self.sorted {
             return self.items.first().copied();
@@ -73,14 +73,14 @@ impl Candidates {
         self.items.iter().copied().min_by(Candidate::best_first)
     }
 
-    /// Changes logits one by one.
+    /// Calls `f` on every candidate, to change its logit.
     pub(super) fn update(&mut self, mut f: impl FnMut(&mut Candidate)) {
         self.items.iter_mut().for_each(&mut f);
         self.sorted = false;
     }
 
-    /// `logit /= t` with `t > 0`, which keeps the order. Where that would be infinite, only distances from the best
-    /// are divided, which gives the same probabilities.
+    /// `logit /= t` with `t > 0`, which keeps the order. If that would overflow, the logits are made relative to the
+    /// best one first, which gives the same probabilities.
     pub(super) fn divide(&mut self, t: f32) {
         if self.items.iter().any(|c| (c.logit / t).is_infinite())
             && let Some(best) = self.best().filter(|best| best.logit.is_finite())
@@ -90,7 +90,7 @@ impl Candidates {
         self.items.iter_mut().for_each(|c| c.logit /= t);
     }
 
-    /// Keeps the candidates of which `keep` holds, in their order.
+    /// Keeps the candidates for which `keep` holds, in their order.
     pub(super) fn retain(&mut self, keep: impl FnMut(&Candidate) -> bool) {
         self.items.retain(keep);
     }
@@ -107,8 +107,8 @@ impl Candidates {
 
     /// `p_i = exp(l_i − l_max) / Σ_j exp(l_j − l_max)`, summed in f64.
     ///
-    /// Candidates at the maximum weigh exactly 1, which also gives infinite logits a meaning:
-    /// they share all of the probability.
+    /// Candidates at the maximum weigh exactly 1, so that infinite logits are defined, too: they share all of the
+    /// probability.
     pub(super) fn softmax(&mut self) {
         let Some(best) = self.best() else { return };
         let mut sum = 0.0f64;
@@ -136,10 +136,11 @@ impl Candidates {
     }
 
     /// Keeps the `k` best (all when there are fewer), sorted.
+    /// Keeps the `k` best (all if there are fewer), sorted.
     ///
-    /// One pass: what beats the k-th best so far is appended to a small front buffer, which is
-    /// cut back to `k` whenever it has doubled. On a vocabulary this is little more than a
-    /// comparison per token, where a full sort is `n log n`.
+    /// One pass: every candidate better than the k-th best so far is appended to a small front buffer, which is cut
+    /// back to `k` whenever it has doubled. For a whole vocabulary this is little more than a comparison per token,
+    /// where a full sort is `n log n`.
     pub(super) fn keep_best(&mut self, k: usize) {
         if k < self.items.len() && !self.sorted {
             let limit = (2 * k).max(64).min(self.items.len());
@@ -170,10 +171,10 @@ impl Candidates {
         self.items.drain(..n);
     }
 
-    /// Keeps the shortest prefix in `order` whose probabilities reach the target: `reached` is
-    /// asked with the running sum after each candidate. Needs [`Self::softmax`].
+    /// Keeps the shortest prefix in `order` whose probabilities reach the target: `reached` is called with the running
+    /// sum after each candidate. Needs [`Self::softmax`].
     ///
-    /// Only as much is sorted as the answer needs.
+    /// Sorts only as many candidates as necessary.
     pub(super) fn keep_mass(
         &mut self,
         order: impl Fn(&Candidate, &Candidate) -> Ordering,
@@ -225,7 +226,7 @@ impl Candidates {
     }
 }
 
-/// A number per token id, cheap to clear: what the filters that look at the history count in.
+/// A number per token id, cheap to clear: counts for filters that look at the history.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TokenTable {
     values: Vec<u32>,
@@ -233,7 +234,7 @@ pub(super) struct TokenTable {
 }
 
 impl TokenTable {
-    /// All zero, for ids below `n_vocab`.
+    /// Sets all numbers to zero, for ids below `n_vocab`.
     pub(super) fn clear(&mut self, n_vocab: usize) {
         for id in self.touched.drain(..) {
             self.values[id as usize] = 0;
@@ -246,7 +247,7 @@ impl TokenTable {
         self.values[id as usize]
     }
 
-    /// Changes the number of a token; ids outside the vocabulary are ignored.
+    /// Updates the number of a token; ids outside the vocabulary are ignored.
     pub(super) fn update(&mut self, id: u32, f: impl Fn(u32) -> u32) {
         if let Some(v) = self.values.get_mut(id as usize) {
             if *v == 0 {

@@ -17,9 +17,9 @@ pub(super) struct Dry {
     pub(super) base: f32,
     /// Repetitions shorter than this are free.
     pub(super) allowed_length: usize,
-    /// Tokens looked back at: 0 is off, −1 the whole history.
+    /// Number of last tokens considered: 0 is off, −1 means the whole history.
     pub(super) last_n: i32,
-    /// Token sequences across which nothing counts as a repetition, sorted: a vocabulary has thousands.
+    /// Token sequences across which nothing counts as a repetition, sorted, as a vocabulary has thousands of them.
     pub(super) breakers: Vec<Vec<u32>>,
     z: Vec<usize>,
     longest: TokenTable,
@@ -40,12 +40,12 @@ impl Default for Dry {
 }
 
 impl Dry {
-    /// Let `n(t)` be the length of the longest suffix of the history that also occurs earlier,
-    /// there followed by `t`, and that contains no breaker. Where `n(t) ≥ allowed_length`:
+    /// Let `n(t)` be the length of the longest suffix of the history that also occurs earlier, followed there by `t`,
+    /// and that contains no breaker. Where `n(t) ≥ allowed_length`:
     ///
     /// `l_t ← l_t − multiplier · base^(n(t) − allowed_length)`
     ///
-    /// A token that is a breaker by itself is never penalised. Linear in the history.
+    /// A token that is a breaker itself is never penalised. Takes linear time in the history.
     pub(super) fn apply(&mut self, candidates: &mut Candidates, history: &[u32], n_vocab: usize) {
         if self.multiplier == 0.0 || self.base < 1.0 {
             return;
@@ -78,13 +78,13 @@ impl Dry {
             let n = longest.at(c.id);
             if n > 0 && breakers.binary_search_by(|b| b[..].cmp(&[c.id])).is_err() {
                 let penalty = multiplier * base.powf(f64::from(n) - allowed);
-                // Bounded, because ∞ − ∞ is not a number.
+                // Bounded, because ∞ − ∞ would be NaN.
                 c.logit -= penalty.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
             }
         });
     }
 
-    /// How many tokens follow the last breaker.
+    /// Number of tokens after the last breaker.
     fn tokens_since_breaker(&self, history: &[u32]) -> usize {
         for i in 0..history.len() {
             let tail = &history[history.len() - 1 - i..];
@@ -107,7 +107,7 @@ fn common_suffixes(tokens: &[u32], z: &mut Vec<usize>) {
     let at = |i: usize| tokens[n - 1 - i];
     z.clear();
     z.resize(n, 0);
-    // The match that reaches furthest back covers `left..right`.
+    // `left..right` is the match that reaches furthest back.
     let (mut left, mut right) = (0, 0);
     for k in 1..n {
         let mut len = if k < right { z[k - left].min(right - k) } else { 0 };
@@ -121,19 +121,18 @@ fn common_suffixes(tokens: &[u32], z: &mut Vec<usize>) {
     }
 }
 
-/// Longest tail of a breaker that is matched, in tokens. Bounds the scan; llama.cpp's value.
+/// Longest rest of a breaker after its first token, in tokens. Bounds the scan; llama.cpp's value.
 const MAX_TAIL: usize = 20;
 
-/// The token sequences by which a sequence breaker, a text, can appear in a history; the input
-/// of [`dry_sequence_breakers`](super::SamplerBuilder::dry_sequence_breakers).
+/// The token sequences in which a sequence breaker, a text, can appear in a history; the input of
+/// [`dry_sequence_breakers`](super::SamplerBuilder::dry_sequence_breakers).
 ///
-/// A breaker rarely is one token: `":"` is part of `"):"` as well, and `"\n"` may be the end of
-/// one token or the beginning of the next. So each token of the vocabulary whose text contains
-/// `breaker` is a sequence by itself, and each token that ends in a beginning of `breaker` is
-/// one together with the tokens of what is missing.
+/// A breaker is rarely a single token: `":"` is also part of `"):"`, and `"\n"` may be the end of one token or the
+/// beginning of the next. So each token of the vocabulary whose text contains `breaker` is a sequence by itself, and
+/// each token that ends in a prefix of `breaker` is one together with the tokens of the missing rest.
 ///
-/// `pieces` are the vocabulary's (id, text) pairs and `encode` tokenises without adding special
-/// tokens. An empty breaker has no sequences.
+/// `pieces` are the vocabulary's (id, text) pairs and `encode` tokenises without adding special tokens. An empty
+/// breaker has no sequences.
 pub fn breaker_sequences<'a>(
     breaker: &[u8],
     pieces: impl IntoIterator<Item = (u32, &'a [u8])>,
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition in the documentation of [`Dry::apply`], word by word.
+    /// The definition in the documentation of [`Dry::apply`], literally.
     fn brute_force(dry: &Dry, history: &[u32], token: u32) -> f64 {
         if dry.breakers.iter().any(|b| b[..] == [token]) {
             return 0.0;

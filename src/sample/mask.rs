@@ -1,49 +1,49 @@
-//! What may come next: a restriction of the vocabulary that follows the text.
+//! Masks: restrictions of the vocabulary that follow the text.
 
 use std::fmt::Debug;
 
 use crate::MaskError;
 
-/// Which tokens may come next, token after token; a grammar is one.
+/// Restricts which tokens may come next, token after token; a grammar is one example.
 ///
-/// A [`Sampler`](super::Sampler) that has one drops what the mask forbids before any filter runs, and tells it each
-/// token it chose.
+/// A [`Sampler`](super::Sampler) with a mask drops forbidden tokens before any filter runs, and passes each chosen
+/// token to the mask.
 pub trait TokenMask: Debug + Send + Sync {
-    /// The tokens that may come next: token `t` is bit `t % 32` of word `t / 32`. A token behind the last word may
-    /// not.
+    /// The tokens that may come next: token `t` is bit `t % 32` of word `t / 32`. Tokens after the last word are
+    /// forbidden.
     ///
     /// # Errors
     /// [`MaskError`]; a mask that allows nothing is [`MaskError::NothingAllowed`].
     fn mask(&mut self) -> Result<&[u32], MaskError>;
 
-    /// Whether `token` may come next: its bit in [`mask`](Self::mask), mostly for less work.
+    /// Whether `token` may come next: its bit in [`mask`](Self::mask), usually computed with less work.
     ///
     /// # Errors
     /// As [`mask`](Self::mask).
     fn allows(&mut self, token: u32) -> Result<bool, MaskError>;
 
-    /// The tokens that come next whatever is chosen: the text that must come, as `encode` cuts a text inside a text. None
-    /// where there is a choice. They are not accepted yet, and the mask may allow other cuts of the same text.
+    /// The tokens of the text that must come next, as `encode` tokenises a text inside a text; empty if there is a
+    /// choice. They are not accepted yet, and the mask may allow other tokenisations of the same text.
     fn forced(&mut self, _encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Takes the next token.
+    /// Accepts the next token.
     ///
     /// # Errors
-    /// [`MaskError::Refused`] when the mask does not allow it; nothing has changed then.
+    /// [`MaskError::Refused`] if the mask does not allow it; the state is then unchanged.
     fn accept(&mut self, token: u32) -> Result<(), MaskError>;
 
-    /// Takes the last `n` tokens back.
+    /// Takes back the last `n` tokens.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`] when fewer were accepted; nothing has changed then.
+    /// [`MaskError::Rollback`] if fewer were accepted; the state is then unchanged.
     fn rollback(&mut self, n: usize) -> Result<(), MaskError>;
 
-    /// Takes all tokens back.
+    /// Takes back all tokens.
     fn reset(&mut self);
 
-    /// A mask in the same state that goes its own way.
+    /// A clone of the mask in its current state.
     fn boxed_clone(&self) -> Box<dyn TokenMask>;
 }
 
@@ -53,7 +53,7 @@ impl Clone for Box<dyn TokenMask> {
     }
 }
 
-/// Bit `token` of a mask.
+/// Bit of `token` in a mask.
 pub(super) fn is_set(words: &[u32], token: u32) -> bool {
     words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }

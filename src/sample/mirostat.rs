@@ -4,10 +4,10 @@
 
 use super::candidates::Candidates;
 
-/// The version 1 estimate of Zipf's exponent looks at this many candidates, as in the paper.
+/// Number of candidates from which version 1 estimates Zipf's exponent, as in the paper.
 const M: usize = 100;
 
-/// The controller. `mu` is the largest surprise, in bits, that is let through.
+/// The controller. `mu` is the largest surprise, in bits, of a token that is kept.
 #[derive(Debug, Clone)]
 pub(super) struct Mirostat {
     /// Target surprise, bits.
@@ -23,7 +23,7 @@ impl Mirostat {
         Self { tau, eta, mu: 2.0 * tau }
     }
 
-    /// Back to the start.
+    /// Resets to the initial state.
     pub(super) fn reset(&mut self) {
         self.mu = 2.0 * self.tau;
     }
@@ -41,7 +41,7 @@ impl Mirostat {
         for (i, pair) in best.windows(2).enumerate() {
             let t = ((i + 2) as f64 / (i + 1) as f64).ln();
             let b = (f64::from(pair[0].p) / f64::from(pair[1].p)).ln();
-            // Zero probabilities say nothing about the slope.
+            // Zero probabilities do not determine the slope.
             if b.is_finite() {
                 sum_tb += t * b;
                 sum_tt += t * t;

@@ -15,12 +15,12 @@
 //! | `xtc` | [`xtc_probability`], [`xtc_threshold`] | 0, 0.1: off |
 //! | `temperature` | [`temperature`], [`dynatemp_range`], [`dynatemp_exponent`] | 0.8, 0, 1 |
 //!
-//! [`logit_bias`] comes before all of them, and so does a [`TokenMask`], such as a grammar: what it forbids is no
-//! candidate. [`mirostat`] replaces the chain, as it does in llama.cpp: only bias, mask and temperature act besides it.
+//! [`logit_bias`] comes before all of them, and so does a [`TokenMask`], such as a grammar: the tokens it forbids are
+//! no candidates. [`mirostat`] replaces the chain, as in llama.cpp: only bias, mask and temperature remain.
 //!
-//! The choice depends on nothing but the parameters, the seed, and the logits and histories of
-//! the calls since the sampler was built or [reset](Sampler::reset). Tokens masked by one filter
-//! are gone for the next; they count neither as candidates nor in an entropy.
+//! The choice depends only on the parameters, the seed, and the logits and histories of the calls since the sampler was
+//! built or [reset](Sampler::reset). Tokens dropped by one filter are gone for the next; they count neither as
+//! candidates nor in an entropy.
 //!
 //! Each filter is a small file with its formula and source; a new one is a file, a builder method
 //! and a line in the `FILTERS` table. Read `candidates.rs` first.
@@ -70,7 +70,7 @@ pub use mask::TokenMask;
 use crate::SampleError;
 use rng::Rng;
 
-/// A step of the chain.
+/// A filter of the chain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Filter {
     Penalties,
@@ -97,7 +97,7 @@ const FILTERS: [(&str, &[&str], Filter); 9] = [
     ("temperature", &["temp"], Filter::Temperature),
 ];
 
-/// A token and what the model thought of it; see [`Sampler::sample_with_logprobs`].
+/// A chosen token with the model's log-probabilities; see [`Sampler::sample_with_logprobs`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The chosen token.
@@ -108,9 +108,9 @@ pub struct Sampled {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Chooses tokens. See the [module](self) for what it does; [`Sampler::builder`] makes one.
+/// Chooses tokens, as the [module documentation](self) describes; [`Sampler::builder`] makes one.
 ///
-/// A sampler is a value: clone it to try two continuations with the same luck.
+/// A sampler is a value: a clone draws the same random numbers.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerBuilder,
@@ -124,22 +124,22 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Parameters with llama.cpp's defaults.
+    /// A builder with llama.cpp's defaults.
     pub fn builder() -> SamplerBuilder {
         SamplerBuilder::default()
     }
 
-    /// The seed in use: the one given, or the one drawn when none was.
+    /// The seed in use, given or drawn at random.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Restricts the tokens from now on; `None` lifts the restriction.
+    /// Restricts the tokens from now on; `None` removes the restriction.
     pub fn set_mask(&mut self, mask: Option<Box<dyn TokenMask>>) {
         self.mask = mask;
     }
 
-    /// The restriction, to ask it for tokens that it forces or whether the text is complete.
+    /// The mask, for instance to ask for tokens that it forces or whether the text is complete.
     pub fn mask_mut(&mut self) -> Option<&mut dyn TokenMask> {
         // Shortens the lifetime of the trait object, which `as_deref_mut` cannot.
         match &mut self.mask {
@@ -148,10 +148,10 @@ impl Sampler {
         }
     }
 
-    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because the text does not keep them.
+    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because they are not kept in the text.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`](crate::MaskError::Rollback) when fewer were sampled since the mask was set or reset.
+    /// [`MaskError::Rollback`](crate::MaskError::Rollback) if fewer were sampled since the mask was set or reset.
     pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
         match &mut self.mask {
             Some(mask) => Ok(mask.rollback(n)?),
@@ -159,8 +159,8 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the [mask](Self::set_mask) forces next, as `encode` ([`Tokenizer::encode_inside`]) cuts their text,
-    /// up to the first that a bias of −∞ forbids; none where there is a choice. The mask has not accepted them yet.
+    /// The tokens that the [mask](Self::set_mask) forces next, tokenised by `encode` ([`Tokenizer::encode_inside`]), up
+    /// to the first that a bias of −∞ forbids; empty if there is a choice. The mask has not accepted them yet.
     ///
     /// They need no logits, so one pass can compute all of them: [`Session::generate`] does that.
     ///
@@ -174,7 +174,7 @@ impl Sampler {
         tokens
     }
 
-    /// Back to the state after [`SamplerBuilder::build`], with the same seed; a mask is at its beginning.
+    /// Resets to the state after [`SamplerBuilder::build`], with the same seed; a mask returns to its beginning.
     pub fn reset(&mut self) {
         if let Some(mask) = &mut self.mask {
             mask.reset();
@@ -185,14 +185,13 @@ impl Sampler {
         }
     }
 
-    /// Chooses the next token from `logits` `(n_vocab)`, with `history` (prompt and text so far,
-    /// oldest first) as what the penalties look at. A [mask](Self::set_mask) has accepted it when this returns.
+    /// Chooses the next token from `logits` `(n_vocab)`; `history` (prompt and text so far, oldest first) is what the
+    /// penalties look at. On return the [mask](Self::set_mask) has accepted the token.
     ///
     /// # Errors
-    /// [`SampleError::NoLogits`] when `logits` is empty, [`SampleError::NoCandidates`] when no token can be
-    /// chosen: every logit is NaN or −∞, or belongs to a token that the mask forbids.
-    /// [`SampleError::BiasOutsideVocabulary`] when a biased token is not in the vocabulary. [`SampleError::Mask`]
-    /// when the mask has no answer.
+    /// [`SampleError::NoLogits`] if `logits` is empty, [`SampleError::NoCandidates`] if no token can be chosen: every
+    /// logit is NaN or −∞, or belongs to a token that the mask forbids. [`SampleError::BiasOutsideVocabulary`] if a
+    /// biased token is not in the vocabulary. [`SampleError::Mask`] if the mask fails.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
         let token = self.choose(logits, history)?;
         if let Some(mask) = &mut self.mask {
@@ -261,9 +260,9 @@ impl Sampler {
     /// [`Self::sample`], and the log-probabilities of the chosen token and of the `n_top` most
     /// probable ones.
     ///
-    /// They are the model's: `ln softmax(logits)` before bias and filters, as the OpenAI API and
-    /// llama.cpp report them, so the chosen token need not be among the top. A chosen token that
-    /// the model gives no probability (only a bias can do that) has −∞.
+    /// They are the model's: `ln softmax(logits)` before bias and filters, as the OpenAI API and llama.cpp report them,
+    /// so the chosen token need not be among the top. If the model gives the chosen token no probability (only a bias
+    /// can cause that), it is −∞.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -277,12 +276,12 @@ impl Sampler {
         Ok(self.logprobs(logits, token, n_top))
     }
 
-    /// The log-probabilities of `token` and of the `n_top` most probable ones, as
-    /// [`Self::sample_with_logprobs`] tells them.
+    /// The log-probabilities of `token` and of the `n_top` most probable ones, as [`Self::sample_with_logprobs`]
+    /// returns them.
     pub(crate) fn logprobs(&mut self, logits: &[f32], token: u32, n_top: usize) -> Sampled {
         let valid = || logits.iter().copied().filter(|l| !l.is_nan());
         let max = valid().fold(f32::NEG_INFINITY, f32::max);
-        // As in the softmax: what is at the maximum weighs 1, even an infinity.
+        // As in the softmax: logits at the maximum weigh 1, even infinite ones.
         let below = |l: f32| {
             if l == max { 0.0 } else { f64::from(l) - f64::from(max) }
         };
@@ -297,8 +296,8 @@ impl Sampler {
     }
 }
 
-/// Draws from the softmax of the candidates, of which there is at least one: walks the running
-/// sum up to a uniform number times the total.
+/// Draws from the softmax of the candidates, at least one: walks the running sum up to a uniform random number times
+/// the total.
 fn draw(candidates: &mut Candidates, rng: &mut Rng) -> Candidate {
     candidates.softmax();
     let items = candidates.as_slice();

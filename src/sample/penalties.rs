@@ -5,7 +5,7 @@ use super::candidates::{Candidates, TokenTable};
 /// Repetition, frequency and presence penalties over the last tokens of the history.
 #[derive(Debug, Clone)]
 pub(super) struct Penalties {
-    /// Tokens looked back at: 0 turns the filter off, −1 is the whole history.
+    /// Number of last tokens considered: 0 turns the filter off, −1 means the whole history.
     pub(super) last_n: i32,
     /// Divisor; 1 is off.
     pub(super) repeat: f32,
@@ -29,7 +29,7 @@ pub(super) fn window(history: &[u32], last_n: i32) -> &[u32] {
 }
 
 impl Penalties {
-    /// Whether they change no logit.
+    /// Whether all penalties are off.
     pub(super) fn is_off(&self) -> bool {
         self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0
     }
@@ -58,7 +58,7 @@ impl Penalties {
             if n > 0 {
                 let l = if c.logit > 0.0 { c.logit / self.repeat } else { c.logit * self.repeat };
                 let penalty = n as f32 * self.frequency + self.presence;
-                // Bounded, because ∞ − ∞ is not a number.
+                // Bounded, because ∞ − ∞ would be NaN.
                 c.logit = l - penalty.clamp(f32::MIN, f32::MAX);
             }
         });

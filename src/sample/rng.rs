@@ -1,6 +1,6 @@
-//! The random numbers: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-//! generators", OOPSLA 2014). One word of state and no bad seeds, passes BigCrush, and the whole
-//! definition fits below, so that a seed means the same text in every version of this crate.
+//! Random numbers: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). One
+//! word of state, no bad seeds, passes BigCrush, and so short that a seed gives the same text in every version of this
+//! crate.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 pub(super) struct Rng(u64);
 
 impl Rng {
-    /// The sequence that belongs to `seed`.
+    /// A generator with this seed.
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -29,8 +29,8 @@ impl Rng {
     }
 }
 
-/// A seed nobody chose. The standard library seeds its hash maps from the operating system's
-/// entropy; hashing nothing with such a key hands that entropy over without another dependency.
+/// A random seed. The standard library seeds its hash maps from the operating system's entropy; hashing nothing with
+/// such a key returns some of it without another dependency.
 pub(super) fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }

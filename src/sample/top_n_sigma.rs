@@ -1,4 +1,4 @@
-//! Top-nσ: keeps what is within `n` standard deviations of the best logit.
+//! Top-nσ: keeps logits within `n` standard deviations of the best one.
 
 use super::candidates::Candidates;
 
@@ -15,7 +15,7 @@ pub(super) fn apply(candidates: &mut Candidates, n: f32) {
     let count = candidates.len() as f64;
     let mean = logits().sum::<f64>() / count;
     let variance = logits().map(|l| (l - mean).powi(2)).sum::<f64>() / count;
-    // Infinite logits have no deviation (NaN): only they are kept then.
+    // With infinite logits the deviation is NaN: only they are kept then.
     let distance = f64::from(n) * variance.sqrt();
     let min = if distance.is_nan() { best.logit } else { (f64::from(best.logit) - distance) as f32 };
     candidates.retain_logit(min);

@@ -2,9 +2,9 @@
 
 use super::candidates::Candidates;
 
-/// Keeps the candidates whose surprise is closest to what is expected: in ascending order of
-/// `|−ln p_i − H|`, with the entropy `H = −Σ p ln p`, the smallest set whose probability exceeds
-/// `p` (Meister et al., "Locally typical sampling", arXiv:2202.00666). `p ≥ 1` is off.
+/// Keeps the candidates whose surprise is closest to the expected one: in ascending order of `|−ln p_i − H|`, with the
+/// entropy `H = −Σ p ln p`, the smallest set whose probability exceeds `p` (Meister et al., "Locally typical sampling",
+/// arXiv:2202.00666). `p ≥ 1` is off.
 pub(super) fn apply(candidates: &mut Candidates, p: f32) {
     if p >= 1.0 {
         return;

@@ -1,8 +1,8 @@
 //! Byte-pair merging, and byte-level BPE on top of it.
 //!
-//! `merge` is the one algorithm of both tokenizer models: join the neighbours of the best rank,
-//! leftmost first, until no two neighbours have a rank. Symbols are a linked list over the text
-//! and the ranks wait in a heap, so a word of a million letters costs n log n.
+//! `merge` is the algorithm of both BPE models: it joins the neighbours of the best rank, leftmost first, until no two
+//! neighbours have a rank. Symbols are a linked list over the text and the ranks are in a heap, so a word of a million
+//! letters takes n log n steps.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -14,7 +14,7 @@ use super::vocab::{Hasher, Index, MAX_ENTRIES, Vocab, byte_text, text};
 use crate::TokenizerError;
 use crate::gguf::StringArray;
 
-/// A stretch of the text that is to become a token.
+/// A range of the text that is to become a token.
 #[derive(Clone, Copy)]
 pub(super) struct Symbol {
     start: u32,
@@ -22,17 +22,17 @@ pub(super) struct Symbol {
     len: u32,
     prev: u32,
     next: u32,
-    /// Rank of joining this symbol with the next one, [`NO_RANK`] when they do not join.
+    /// Rank of joining this symbol with the next one, or [`NO_RANK`].
     rank: u32,
-    /// Hash of the stretch, when the ranks need it.
+    /// Hash of the symbol's text, if the ranks need it.
     pub(super) hash: u64,
 }
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
-/// Neighbours that do not join.
+/// Rank of neighbours that do not join.
 pub(super) const NO_RANK: u32 = u32::MAX;
-/// Longest stretch merged at once; positions are 32-bit. Longer ones are cut.
+/// Longest text merged at once, since positions are 32-bit. Longer ones are cut.
 pub(super) const MAX_TEXT: usize = 1 << 30;
 
 impl Symbol {
@@ -40,7 +40,7 @@ impl Symbol {
         &text[self.start as usize..(self.start + self.len) as usize]
     }
 
-    /// The stretch of this symbol and `next`, which follows it.
+    /// The text of this symbol and `next`, which follows it.
     pub(super) fn with<'a>(&self, next: &Symbol, text: &'a [u8]) -> &'a [u8] {
         &text[self.start as usize..(next.start + next.len) as usize]
     }
@@ -54,7 +54,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Starts over.
+    /// Removes all symbols.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
     }
@@ -67,8 +67,8 @@ impl Scratch {
         self.symbols.push(Symbol { start, len: len as u32, prev, next: i + 1, rank: NO_RANK, hash });
     }
 
-    /// Merges the symbols. `rank` says how early two neighbours join (lower first), `hash` gives
-    /// the hash of a joined symbol. Returns what is left, in order.
+    /// Merges the symbols. `rank` is the rank of joining two neighbours (lower first), `hash` the hash of a joined
+    /// symbol. Returns the remaining symbols, in order.
     pub(super) fn merge(
         &mut self,
         rank: impl Fn(&Symbol, &Symbol) -> u32,
@@ -85,8 +85,8 @@ impl Scratch {
         while let Some(Reverse(entry)) = heap.pop() {
             let (left, entry_rank) = (entry as u32, (entry >> 32) as u32);
             let l = symbols[left as usize];
-            // The symbol or its neighbour has changed since the entry was made. If it changed
-            // back to the same rank, this entry stands for the new pair just as well.
+            // The symbol or its neighbour has changed since the entry was made. If the new pair has the same rank, this
+            // entry is valid for it, too.
             if l.len == 0 || l.rank != entry_rank {
                 continue;
             }
@@ -126,11 +126,11 @@ fn set_rank(
 /// The merges and the pre-tokeniser of a byte-level BPE.
 pub(super) struct Bpe {
     pub(super) pre: &'static PreTokenizer,
-    /// `left right`, in order of rank.
+    /// Merges as `left right`, in order of rank.
     merges: StringArray,
-    /// Finds a merge by the hashes of its sides.
+    /// Finds a merge by the hashes of its two sides.
     index: Index,
-    /// No merge is longer.
+    /// Length of the longest merge.
     longest: usize,
 }
 
@@ -148,15 +148,15 @@ impl Bpe {
                 return Err(TokenizerError::Merge { rank, text });
             };
             let hash = hasher.pair(hasher.text(left), hasher.text(right));
-            // Of two equal merges the first counts.
+            // Of two equal merges the first one counts.
             index.insert(hash, rank, |i| text(&merges, i) == merge);
             longest = longest.max(merge.len());
         }
         Ok(Bpe { pre, merges, index, longest })
     }
 
-    /// Appends the tokens of `text`. A symbol that is no token falls apart into the tokens of its
-    /// bytes; a byte that is none is left out.
+    /// Appends the tokens of `text`. A symbol that is no token is replaced by the tokens of its bytes; a byte without a
+    /// token is left out.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let escaped;
         let chars = if self.pre.raw_utf8 {
@@ -234,14 +234,13 @@ impl Bpe {
     }
 }
 
-/// The two sides of a merge: what stands before and after the first space that has something
-/// before it.
+/// The two sides of a merge: before and after the first space that is not at the start.
 fn sides(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = 1 + merge.get(1..)?.iter().position(|&b| b == b' ')?;
     Some((&merge[..space], &merge[space + 1..]))
 }
 
-/// Length of the character that `text` begins with; a byte that begins none stands alone.
+/// Length of the character at the start of `text`; 1 for a byte that starts no character.
 pub(super) fn char_len(text: &[u8]) -> usize {
     let len = match text[0] {
         0xf0.. => 4,
@@ -252,8 +251,8 @@ pub(super) fn char_len(text: &[u8]) -> usize {
     if text.get(..len).is_some_and(|c| str::from_utf8(c).is_ok()) { len } else { 1 }
 }
 
-/// GPT-2's alphabet: each byte as a printable character, so that vocabularies are text. Printable
-/// Latin-1 stands for itself, the others are U+0100 to U+0143 in order.
+/// GPT-2's alphabet: maps each byte to a printable character, so that vocabularies are text. Printable Latin-1 maps to
+/// itself, the others to U+0100 to U+0143 in order.
 static ALPHABET: [u16; 256] = {
     let mut alphabet = [0; 256];
     let (mut byte, mut next) = (0, 0x100);
@@ -266,7 +265,7 @@ static ALPHABET: [u16; 256] = {
     alphabet
 };
 
-/// The bytes of U+0100 to U+0143 in [`ALPHABET`].
+/// The bytes that U+0100 to U+0143 stand for in [`ALPHABET`].
 static ABOVE_LATIN: [u8; 68] = {
     let mut bytes = [0; 68];
     let mut byte = 0;
@@ -289,7 +288,7 @@ fn push_in_alphabet(byte: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// The byte a character of GPT-2's alphabet stands for.
+/// The byte that a character of GPT-2's alphabet stands for.
 fn byte_in_alphabet(c: char) -> Option<u8> {
     match c as u32 {
         c @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(c as u8),
@@ -298,8 +297,7 @@ fn byte_in_alphabet(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a text in GPT-2's alphabet stands for. What is not in the alphabet stands for
-/// itself.
+/// The bytes that a text in GPT-2's alphabet stands for. Characters outside the alphabet are kept.
 pub(super) fn from_alphabet(text: &[u8]) -> Cow<'_, [u8]> {
     if text.iter().all(u8::is_ascii_graphic) {
         return Cow::Borrowed(text);

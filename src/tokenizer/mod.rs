@@ -1,13 +1,12 @@
 //! Text to tokens and back, from the GGUF file alone.
 //!
-//! Two models cover the supported families: SentencePiece-style BPE (`spm`, `llama`) and
-//! byte-level BPE (`bpe`, `gpt2` and `gemma4`), the latter behind one of the pre-tokenisers of
-//! `split`. Everything that concerns the ids follows llama.cpp exactly, because that is what GGUF
-//! files are tested with: special tokens (`special`), defaults of the flags, the clean-up of
-//! spaces. Nothing is guessed: a tokenizer model or pre-tokeniser that is not known is refused by
-//! name.
+//! Three models cover the supported families: SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2`
+//! and `gemma4`), which is preceded by one of the pre-tokenisers of `split`, and WordPiece (`wpm`, `bert`). Everything
+//! that affects ids follows llama.cpp exactly, because GGUF files are tested with it: special tokens (`special`),
+//! defaults of the flags, the clean-up of spaces. Nothing is guessed: an unknown tokenizer model or pre-tokeniser is
+//! refused by name.
 //!
-//! Not done, like in llama.cpp: Unicode normalisation (Qwen2's own tokenizer applies NFC).
+//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC).
 
 mod bpe;
 mod special;
@@ -46,10 +45,28 @@ pub struct Tokenizer {
     eom: Option<u32>,
     unknown: Option<u32>,
     eog: BTreeSet<u32>,
+    fill_in_the_middle: [Option<u32>; FILL_IN_THE_MIDDLE.len()],
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
     clean_spaces: bool,
+}
+
+/// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind it, `middle`, and then
+/// the model writes what is missing (Bavarian et al., "Efficient training of language models to fill in the middle", 2022).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FillInTheMiddle {
+    /// Before the text in front of the gap.
+    pub prefix: u32,
+    /// Before the text behind the gap.
+    pub suffix: u32,
+    /// Where the missing text begins.
+    pub middle: u32,
+    /// Before the name of a repository.
+    pub repository: Option<u32>,
+    /// Before the name of a file.
+    pub file: Option<u32>,
 }
 
 enum Model {
@@ -58,8 +75,8 @@ enum Model {
     Wpm(Wpm),
 }
 
-/// Texts of tokens that end a turn, most telling first: the end-of-turn token is the first of them
-/// that the vocabulary has, when the file does not name it.
+/// Texts of tokens that end a turn, most specific first: the end-of-turn token is the first of them in the vocabulary,
+/// if the file does not name one.
 const END_OF_TURN: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -74,7 +91,7 @@ const END_OF_TURN: &[&str] = &[
     "<end_of_utterance>",
 ];
 
-/// Further texts of tokens that end the generation.
+/// Texts of other tokens that end the generation.
 const END_OF_GENERATION: &[&str] = &[
     "<|return|>",
     "<|call|>",
@@ -89,10 +106,10 @@ const END_OF_GENERATION: &[&str] = &[
     "[e~[",
 ];
 
-/// Fill-in-the-middle tokens: the keys that name them, the texts that tell them otherwise, and
-/// whether they end the generation.
+/// Fill-in-the-middle tokens: the keys that name them, the texts that identify them otherwise, and whether they end the
+/// generation.
 #[rustfmt::skip]
-const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
+const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
     (&["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"],
      &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"], false),
     (&["tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"],
@@ -105,7 +122,7 @@ const FILL_IN_THE_MIDDLE: &[(&[&str], &[&str], bool)] = &[
 ];
 
 impl Tokenizer {
-    /// The tokenizer of a file, if it has one: files made for benchmarks have none, or say that they have none.
+    /// The tokenizer of a file, if it has one: files made for benchmarks lack it or say `none`.
     ///
     /// # Errors
     /// As [`Tokenizer::from_metadata`].
@@ -118,8 +135,8 @@ impl Tokenizer {
 
     /// The tokenizer that a file describes.
     ///
-    /// A byte-level BPE without `tokenizer.ggml.pre` (a file from before that key existed) gets
-    /// the pre-tokeniser `default`, as in llama.cpp.
+    /// A byte-level BPE without `tokenizer.ggml.pre` (a file older than that key) gets the pre-tokeniser `default`, as
+    /// in llama.cpp.
     ///
     /// # Errors
     /// [`TokenizerError::Metadata`] for missing keys and wrong types, [`TokenizerError::Model`] and
@@ -132,7 +149,7 @@ impl Tokenizer {
             "llama" => None,
             "gpt2" => Some(pre_name.unwrap_or("default")),
             "gemma4" => Some("gemma4"),
-            // Its pre-tokeniser is always the same.
+            // WordPiece has a single pre-tokeniser.
             "bert" => None,
             _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
         };
@@ -143,7 +160,7 @@ impl Tokenizer {
         let mut vocab = Vocab::new(m.strings("tokenizer.ggml.tokens")?.clone(), types.as_deref())?;
         let n_vocab = vocab.len();
 
-        // Writers put 2^32 - 1 where there is no such token.
+        // Writers use 2^32 - 1 for "no such token".
         let id_at = |key: &'static str| match m.opt_u32(key)? {
             None | Some(u32::MAX) => Ok(None),
             Some(id) if (id as usize) < n_vocab => Ok(Some(id)),
@@ -157,7 +174,7 @@ impl Tokenizer {
         };
         let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
         let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
-        // BERT's texts end with the token that separates texts.
+        // BERT's texts end with the separator token.
         let separator = id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)));
         let eos = if is_bert { separator.or(eos) } else { eos };
         let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
@@ -167,13 +184,15 @@ impl Tokenizer {
         let eot = eot.or_else(|| vocab.find_control(END_OF_TURN));
         let eom = eom.or_else(|| vocab.find_control(&["<|eom_id|>"]));
         let mut eog: BTreeSet<u32> = [eos, eot, eom].into_iter().flatten().collect();
-        for &(keys, texts, ends) in FILL_IN_THE_MIDDLE {
+        let mut fill_in_the_middle = [None; FILL_IN_THE_MIDDLE.len()];
+        for (&(keys, texts, ends), found) in FILL_IN_THE_MIDDLE.iter().zip(&mut fill_in_the_middle) {
             let mut named = None;
             for key in keys {
                 named = id_at(key)?.or(named);
             }
             let id = named.or_else(|| vocab.find_control(texts));
             eog.extend(id.filter(|_| ends));
+            *found = id;
         }
         for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
             eog.extend(vocab.find_control(&[text]));
@@ -218,6 +237,7 @@ impl Tokenizer {
             eom,
             unknown,
             eog,
+            fill_in_the_middle,
             add_bos,
             add_eos,
             add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none() && !is_bert),
@@ -228,21 +248,20 @@ impl Tokenizer {
 
     /// The tokens of `text`.
     ///
-    /// With `add_special`, the beginning- and end-of-sequence tokens are added that the model wants
-    /// ([`add_bos`](Self::add_bos), [`add_eos`](Self::add_eos)). With `parse_special`, texts of
-    /// control tokens in `text` become these tokens: right for a rendered chat template, wrong for
-    /// what a user has typed, which could end its turn that way. User-defined tokens are always
-    /// parsed.
+    /// With `add_special`, the beginning- and end-of-sequence tokens that the model expects are added
+    /// ([`add_bos`](Self::add_bos), [`add_eos`](Self::add_eos)). With `parse_special`, texts of control tokens in
+    /// `text` become these tokens: right for a rendered chat template, wrong for user input, which could end its turn
+    /// that way. User-defined tokens are always parsed.
     ///
-    /// Texts of a byte that has no token are left out by byte-level BPE and become the unknown
-    /// token in SentencePiece vocabularies; vocabularies in use have a token for every byte.
+    /// Bytes without a token are left out by byte-level BPE and become the unknown token in SentencePiece vocabularies;
+    /// vocabularies in use have a token for every byte.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
         self.encode_bytes(text.as_bytes(), add_special, parse_special)
     }
 
-    /// The tokens of the beginning of a text, which is to be continued: [`encode`](Self::encode) with special
-    /// tokens, without the one at the end. The one at the beginning is not added to a text that begins with it, as
-    /// some chat templates make them.
+    /// The tokens of a prompt, a text that is to be continued: [`encode`](Self::encode) with special tokens, but
+    /// without the one at the end. The one at the beginning is not added to a text that already begins with it, as some
+    /// chat templates' texts do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let mut ids = self.encode(text, true, true);
         if self.add_bos && self.bos.is_some() && ids.get(1).copied() == self.bos {
@@ -254,10 +273,9 @@ impl Tokenizer {
         ids
     }
 
-    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a
-    /// byte that belongs to no valid character becomes its byte token, so that nothing is lost. In
-    /// byte-level BPE it becomes U+FFFD, as in llama.cpp (which however takes overlong forms and
-    /// surrogates for characters).
+    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a byte outside any
+    /// valid character becomes its byte token, so that nothing is lost. In byte-level BPE it becomes U+FFFD, as in
+    /// llama.cpp (which however accepts overlong forms and surrogates as characters).
     pub fn encode_bytes(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<u32> {
         let mut out = Vec::new();
         if add_special && self.add_bos {
@@ -271,22 +289,23 @@ impl Tokenizer {
     }
 
     /// The tokens of a text that continues one whose last token is `last`: [`encode`](Self::encode) without the space
-    /// that SentencePiece vocabularies put in front of a text, unless `last` is a special token. Special tokens
-    /// written in the text count as such.
+    /// that SentencePiece vocabularies put before a text, unless `last` is a special token. Special tokens written in
+    /// the text are parsed.
     pub fn encode_continuation(&self, text: &str, last: u32) -> Vec<u32> {
         let mut out = Vec::new();
         self.append(text.as_bytes(), true, self.vocab.is(last, CONTROL), &mut out);
         out
     }
 
-    /// The tokens of bytes inside a text: no space is put in front of them, and special tokens written in them are text.
+    /// The tokens of bytes inside a text: no space is put before them, and special tokens written in them are plain
+    /// text.
     pub fn encode_inside(&self, text: &[u8]) -> Vec<u32> {
         let mut out = Vec::new();
         self.append(text, false, false, &mut out);
         out
     }
 
-    /// Appends the tokens of `text`; `begins` says that a text begins here, with a space if the vocabulary wants one.
+    /// Appends the tokens of `text`; if `begins`, a text begins here, with a space if the vocabulary requires one.
     fn append(&self, text: &[u8], parse_special: bool, begins: bool, out: &mut Vec<u32>) {
         let mut after_special = begins;
         self.specials.partition(&self.vocab, text, parse_special, |part| match part {
@@ -308,11 +327,11 @@ impl Tokenizer {
         });
     }
 
-    /// The text of a sequence of tokens, as llama.cpp's `llama_detokenize` gives it: without the
-    /// space that SentencePiece vocabularies put in front, and for some families without spaces
-    /// before punctuation. Control and unknown tokens are left out unless `render_special`.
+    /// The text of a sequence of tokens, as returned by llama.cpp's `llama_detokenize`: without the space that
+    /// SentencePiece vocabularies put before a text, and for some families without spaces before punctuation. Control
+    /// and unknown tokens are left out unless `render_special`.
     ///
-    /// The result need not be UTF-8. For tokens that continue a text see [`TextStream`].
+    /// The result need not be UTF-8. For tokens that arrive one by one use [`TextStream`].
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`].
@@ -321,7 +340,7 @@ impl Tokenizer {
         Ok(if self.clean_spaces { clean_spaces(&out) } else { out })
     }
 
-    /// [`decode`](Self::decode) with all spaces before punctuation: the inverse of [`encode`](Self::encode).
+    /// [`decode`](Self::decode) without removing spaces before punctuation: the inverse of [`encode`](Self::encode).
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`].
@@ -345,8 +364,8 @@ impl Tokenizer {
         Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
     }
 
-    /// The bytes that a token adds to a text, those of special tokens included; `None` when there
-    /// is no such token. Unused tokens add nothing.
+    /// The bytes that a token adds to a text, including those of special tokens; `None` if there is no such token.
+    /// Unused tokens add nothing.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         let text = self.token_text(id)?;
         Some(if self.vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED) {
@@ -369,12 +388,12 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The entry of a token in the vocabulary as it stands in the file (spaces as `▁` or `Ġ`).
+    /// The text of a token as stored in the file's vocabulary (spaces as `▁` or `Ġ`).
     pub fn token_text(&self, id: u32) -> Option<&[u8]> {
         ((id as usize) < self.n_vocab()).then(|| self.vocab.text(id))
     }
 
-    /// The token whose entry in the vocabulary is `text`.
+    /// The token whose text in the vocabulary is `text`.
     pub fn token_id(&self, text: &[u8]) -> Option<u32> {
         self.vocab.find(text)
     }
@@ -394,7 +413,7 @@ impl Tokenizer {
         self.eos
     }
 
-    /// The end-of-turn token: the one the file names, else the first well-known one.
+    /// The end-of-turn token: the one the file names, or the first well-known one.
     pub fn eot(&self) -> Option<u32> {
         self.eot
     }
@@ -404,14 +423,20 @@ impl Tokenizer {
         self.eom
     }
 
-    /// The token for what the vocabulary cannot express.
+    /// The token for text that the vocabulary cannot express.
     pub fn unknown(&self) -> Option<u32> {
         self.unknown
     }
 
-    /// The tokens that end a generation, ascending.
+    /// The tokens that end a generation, in ascending order.
     pub fn eog(&self) -> impl ExactSizeIterator<Item = u32> {
         self.eog.iter().copied()
+    }
+
+    /// The tokens of a text with a gap, for models that fill one in.
+    pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
+        let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
+        Some(FillInTheMiddle { prefix: prefix?, suffix: suffix?, middle: middle?, repository, file })
     }
 
     /// Whether a token ends the generation: end of sequence, turn or message, by id or by a
@@ -420,7 +445,7 @@ impl Tokenizer {
         self.eog.contains(&id)
     }
 
-    /// Whether a token is a control token: not part of any text, parsed on request only.
+    /// Whether a token is a control token: not part of any text, and parsed only on request.
     pub fn is_control(&self, id: u32) -> bool {
         self.vocab.is(id, CONTROL)
     }
@@ -435,7 +460,7 @@ impl Tokenizer {
         self.add_eos
     }
 
-    /// `tokenizer.ggml.model`: `llama`, `gpt2` or `gemma4`.
+    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4` or `bert`.
     pub fn model(&self) -> &str {
         &self.model_name
     }
@@ -456,7 +481,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Corrects what texts alone get wrong, as llama.cpp does.
+/// Corrects attributes that cannot be derived from the texts, as llama.cpp does.
 fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
     // The channel markers of gpt-oss are always shown.
     for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
@@ -478,7 +503,7 @@ fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
     }
 }
 
-/// Which tokens strip white space is not in the file; llama.cpp knows it by names.
+/// Sets which tokens strip white space: files do not say, llama.cpp recognises them by names.
 fn set_strips(vocab: &mut Vocab, m: &Metadata) -> Result<(), TokenizerError> {
     let name = m.opt_str("general.name")?.unwrap_or_default().to_lowercase();
     let pre = m.opt_str("tokenizer.ggml.pre")?.unwrap_or_default();
@@ -515,7 +540,7 @@ fn scores(m: &Metadata, n_vocab: usize) -> Result<Vec<f32>, TokenizerError> {
 /// SentencePiece's visible space, U+2581.
 const SPACE: &[u8] = "▁".as_bytes();
 
-/// `text` with `▁` for spaces, and one in front if `prefix`.
+/// `text` with `▁` for spaces, and one more at the start if `prefix`.
 fn escape_spaces(text: &[u8], prefix: bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len() + text.len() / 2 + SPACE.len());
     if prefix {
@@ -564,7 +589,7 @@ fn without_spaces_before(text: &[u8], drop: impl Fn(u8, &[u8]) -> bool) -> Vec<u
     (0..text.len()).filter(|&i| kept(i)).map(|i| text[i]).collect()
 }
 
-/// Drops both spaces of ` ' `.
+/// Drops both spaces in ` ' `.
 fn without_lone_apostrophe_spaces(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

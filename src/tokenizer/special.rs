@@ -1,9 +1,8 @@
-//! Finding the special tokens that stand in a text.
+//! Finding the special tokens in a text.
 //!
-//! A longer special token wins over a shorter one wherever they are in the text, and of equally
-//! long ones the lower id does; only then does the leftmost win. So `<|im_end|>` is not torn by a
-//! `|im` before it. Each position of the text is looked up in a tree of the special texts, and the
-//! candidates are tried in that order of precedence.
+//! A longer special token takes precedence over a shorter one anywhere in the text, and of equally long ones the lower
+//! id does; only then does the leftmost. So `<|im_end|>` is not broken by a `|im` before it. Each position of the text
+//! is looked up in a tree of the special texts, and the candidates are tried in that order of precedence.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +14,7 @@ use crate::TokenizerError;
 /// Longest text a special token may have; bounds the work per position of a text.
 const MAX_LEN: usize = 1024;
 
-/// A stretch of the text: between special tokens, or one of them.
+/// A part of the text: between special tokens, or one of them.
 #[derive(Debug, PartialEq)]
 pub(super) enum Part<'a> {
     Text(&'a [u8]),
@@ -24,22 +23,22 @@ pub(super) enum Part<'a> {
 
 /// The special tokens.
 pub(super) struct Specials {
-    /// Those parsed on request: control, unknown and user-defined tokens.
+    /// Tokens parsed on request: control, unknown and user-defined ones.
     all: Trie,
-    /// Those parsed always: user-defined tokens that are neither control nor unknown.
+    /// Tokens always parsed: user-defined ones that are neither control nor unknown.
     user_defined: Trie,
 }
 
-/// A radix tree: at most two nodes per text, however long. The nodes stand in breadth-first order, so that children
-/// are neighbours.
+/// A radix tree: at most two nodes per text, of any length. The nodes are in breadth-first order, so that children are
+/// adjacent.
 struct Trie {
     nodes: Vec<Node>,
 }
 
 struct Node {
-    /// The first of the bytes that lead here from the parent.
+    /// First byte of the edge from the parent.
     byte: u8,
-    /// How many lead here from the root, and a token whose text begins with them.
+    /// Number of bytes from the root to here, and a token whose text begins with them.
     depth: u32,
     example: u32,
     /// The token whose text ends here.
@@ -63,8 +62,7 @@ impl Specials {
         Ok(Specials { all: Trie::new(vocab, &all), user_defined: Trie::new(vocab, &user_defined) })
     }
 
-    /// Calls `part` with the parts of `text`, in order. White space that a token strips is in
-    /// none of them.
+    /// Calls `part` with the parts of `text`, in order. White space that a token strips is in no part.
     pub(super) fn partition<'a>(
         &self,
         vocab: &Vocab,
@@ -95,10 +93,10 @@ struct Match {
 }
 
 impl Trie {
-    /// The tree of the texts of `ids`, which are sorted by text.
+    /// Builds the tree of the texts of `ids`, which are sorted by text.
     fn new(vocab: &Vocab, ids: &[u32]) -> Self {
         let mut nodes = vec![Node { byte: 0, depth: 0, example: 0, token: None, children: 0..0 }];
-        // The texts that begin with what leads to each node.
+        // For each node, the texts below it.
         let mut texts = vec![ids];
         for i in 0.. {
             let Some(&(mut ids)) = texts.get(i) else { break };
@@ -111,7 +109,7 @@ impl Trie {
             }
             let start = nodes.len() as u32;
             for alike in ids.chunk_by(|&a, &b| vocab.text(a)[depth] == vocab.text(b)[depth]) {
-                // What the first and the last share, all between them do.
+                // A prefix shared by the first and the last text is shared by all between them.
                 let (example, first, last) = (alike[0], vocab.text(alike[0]), vocab.text(alike[alike.len() - 1]));
                 let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count() as u32;
                 nodes.push(Node { byte: first[depth], depth: shared, example, token: None, children: 0..0 });
@@ -122,7 +120,7 @@ impl Trie {
         Trie { nodes }
     }
 
-    /// The token with the longest text that `text` begins with, and that length.
+    /// Length and id of the longest token text that `text` begins with.
     fn longest_at(&self, vocab: &Vocab, text: &[u8]) -> Option<(usize, u32)> {
         let mut best = None;
         let (mut node, mut depth) = (&self.nodes[0], 0);
@@ -150,10 +148,10 @@ impl Trie {
         };
         let mut candidates: Vec<_> = (0..text.len()).rev().filter_map(|at| candidate(at, text.len())).collect();
         candidates.sort();
-        // Shorter ones, where the longest did not fit.
+        // Shorter candidates, for positions where the longest overlaps another match.
         let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
 
-        // Bytes that belong to a match already.
+        // Bytes that already belong to a match.
         let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
         let mut found = Vec::new();
         loop {

@@ -1,46 +1,45 @@
 //! Pre-tokenisers: how each family of byte-level BPE cuts a text into words before merging.
 //!
-//! Model authors publish these as regular expressions. Each is written out by hand here, as the
-//! alternatives its documentation quotes, in order; there is no regex engine, nothing backtracks
-//! further than one quoted alternative, and every splitter is linear in the length of the text.
+//! Model authors publish these as regular expressions. Each is written by hand here, as the alternatives quoted in its
+//! documentation, in order; there is no regex engine, nothing backtracks further than one quoted alternative, and every
+//! splitter takes linear time in the length of the text.
 //!
-//! Where a published pattern and llama.cpp's version of it differ, llama.cpp's is followed, since
-//! that is what GGUF files are used with. The visible cases: the case-aware patterns (`gpt-4o`,
-//! `tekken`) know case for ASCII letters only, or not at all (`tiny_aya`, `youtu`), and
-//! contractions fold case for ASCII only.
+//! Where a published pattern and llama.cpp's version of it differ, llama.cpp's is followed, since GGUF files are used
+//! with that. The visible cases: the case-aware patterns (`gpt-4o`, `tekken`) distinguish case for ASCII letters only,
+//! or not at all (`tiny_aya`, `youtu`), and contractions fold case for ASCII only.
 
 use super::unicode::{Char, L, M, N, P, S, WS};
 use crate::TokenizerError;
 
-/// Takes the pieces of a text.
+/// Receives the pieces of a text.
 type Sink<'a> = &'a mut dyn FnMut(&[Char]);
 
-/// One step of a pre-tokeniser. Steps refine: each is applied to every piece of the one before.
+/// One step of a pre-tokeniser. Each step splits every piece of the step before.
 #[derive(Clone, Copy)]
 enum Stage {
-    /// The length of the match at the start of the slice, if any. Matches become pieces, and so
-    /// does each stretch between two of them.
+    /// The length of the match at the start of the slice, if any. Matches become pieces, and so does the text between
+    /// two of them.
     Find(fn(&[Char]) -> Option<usize>),
-    /// Cuts the slice into pieces itself.
+    /// Splits the slice into pieces itself.
     Cut(fn(&[Char], Sink<'_>)),
 }
 use Stage::{Cut, Find};
 
-/// What `tokenizer.ggml.pre` stands for.
+/// A pre-tokeniser, as named by `tokenizer.ggml.pre`.
 pub(super) struct PreTokenizer {
-    /// The names that stand for it.
+    /// Its names.
     names: &'static [&'static str],
     stages: &'static [Stage],
-    /// A word that is a token is that token, whatever the merges say.
+    /// Whether a word that is a token becomes that token, whatever the merges say.
     pub(super) ignore_merges: bool,
-    /// Prepends BOS unless the file says otherwise.
+    /// Whether to prepend BOS unless the file says otherwise.
     pub(super) add_bos: bool,
-    /// Detokenising removes the spaces before `?!.,` and some apostrophes.
+    /// Whether detokenising removes the spaces before `?!.,` and some apostrophes.
     pub(super) clean_spaces: bool,
-    /// Merges run on UTF-8 text with `▁` for the space and `<0xNN>` for single bytes, not on
-    /// GPT-2's byte alphabet.
+    /// Whether merges apply to UTF-8 text with `▁` for the space and `<0xNN>` for single bytes, instead of GPT-2's byte
+    /// alphabet.
     pub(super) raw_utf8: bool,
-    /// The tokens that BOS and EOS are when the file names none.
+    /// BOS and EOS if the file names none.
     pub(super) default_bos: Option<u32>,
     pub(super) default_eos: Option<u32>,
 }
@@ -52,14 +51,14 @@ const BASE: PreTokenizer = PreTokenizer {
     add_bos: false,
     clean_spaces: true,
     raw_utf8: false,
-    // Those of Falcon, whose first files do not name them.
+    // Falcon's, whose first files do not name them.
     default_bos: Some(11),
     default_eos: Some(11),
 };
-/// Without the clean-up of spaces.
+/// [`BASE`] without the clean-up of spaces.
 const PLAIN: PreTokenizer = PreTokenizer { clean_spaces: false, ..BASE };
 
-/// Every known pre-tokeniser. An unknown name is refused: a wrong guess gives fluent nonsense.
+/// Every known pre-tokeniser. An unknown name is refused: a wrong guess would make the model write fluent nonsense.
 #[rustfmt::skip]
 static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["default"], stages: &[Find(marks), Find(gpt2), Find(numbers), Find(three_digits)], ..BASE },
@@ -139,7 +138,7 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
 ];
 
 impl PreTokenizer {
-    /// The pre-tokeniser of that name.
+    /// The pre-tokeniser called `name`.
     pub(super) fn by_name(name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
         PRE_TOKENIZERS.iter().find(|p| p.names.contains(&name)).ok_or_else(|| {
             let mut known: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|p| p.names).copied().collect();
@@ -148,7 +147,7 @@ impl PreTokenizer {
         })
     }
 
-    /// Calls `word` with the words of `text`, in order; joined they are `text`.
+    /// Calls `word` with the words of `text`, in order; concatenated they are `text`.
     pub(super) fn split(&self, text: &[Char], word: Sink<'_>) {
         refine(self.stages, text, word);
     }
@@ -184,7 +183,7 @@ fn refine(stages: &[Stage], text: &[Char], word: Sink<'_>) {
     }
 }
 
-// Pattern elements. `t` is never empty where a stage is entered, and every match is non-empty.
+// Pattern elements. `t` is never empty at the start of a stage, and every match is non-empty.
 
 /// Length of the longest prefix of `t` whose characters satisfy `p`: `p*`.
 fn star(t: &[Char], p: impl Fn(Char) -> bool) -> usize {
@@ -215,7 +214,7 @@ fn is_space(c: Char) -> bool {
 }
 
 fn in_ranges(c: Char, ranges: &[(u32, u32)]) -> bool {
-    // The ranges of some patterns enclose white space that the pattern does not mean.
+    // Some patterns' ranges include white space, which must not match.
     let i = ranges.partition_point(|&(first, _)| first <= c.cp());
     i > 0 && c.cp() <= ranges[i - 1].1 && !c.is(WS)
 }
@@ -267,7 +266,7 @@ fn to_last_newline(t: &[Char]) -> Option<usize> {
 /// `\s+(?!\S)|\s+`
 fn space(t: &[Char]) -> Option<usize> {
     let n = plus(t, |c| c.is(WS))?;
-    // The last white space before a word is left to the word.
+    // The last white-space character before a word belongs to the word.
     Some(if n < t.len() && n > 1 { n - 1 } else { n })
 }
 
@@ -307,8 +306,8 @@ fn llama3(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`llama3`] with `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end, whose matches in a row
-/// are one here, so that what follows them is looked for once; [`space_runs`] cuts them.
+/// [`llama3`] with `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end. Consecutive matches of
+/// that are one match here, so that the text after them is searched only once; [`space_runs`] splits it.
 fn jais2(t: &[Char]) -> Option<usize> {
     any_contraction(t)
         .or_else(|| word(t))
@@ -318,7 +317,7 @@ fn jais2(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// White space without a line end, in pieces of 512, then of the powers of two below.
+/// White space without a line end, in pieces of 512, then of smaller powers of two.
 fn space_runs(t: &[Char], piece: Sink<'_>) {
     if !t.iter().all(|&c| c.is(WS) && !is_newline(c)) {
         return piece(t);
@@ -365,7 +364,7 @@ fn qwen35(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`qwen2`] with ` ?[^\s\p{L}\p{N}\r\n]+` for what is neither letter nor number.
+/// [`qwen2`] with ` ?[^\s\p{L}\p{N}\r\n]+` for characters that are neither letter nor number.
 fn seed_coder(t: &[Char]) -> Option<usize> {
     any_contraction(t)
         .or_else(|| word(t))
@@ -375,8 +374,8 @@ fn seed_coder(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`qwen2`] with words that run on over single spaces,
-/// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`, and ` ?[^\s\p{L}\p{N}]+[\r\n/]?`.
+/// [`qwen2`] with words that continue across single spaces, `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`, and
+/// ` ?[^\s\p{L}\p{N}]+[\r\n/]?`.
 fn exaone_moe(t: &[Char]) -> Option<usize> {
     let phrase = || {
         let lead = usize::from(!is_newline(t[0]) && !t[0].is(L | N));
@@ -401,7 +400,7 @@ fn exaone_moe(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// Two alternatives for words that begin upper-case and end lower-case:
+/// Two alternatives for words that begin in upper case and end in lower case:
 /// `[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*`
 /// with `letters` in place of `\p{L}`.
 fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
@@ -410,7 +409,7 @@ fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
     let ends_lower = |t: &[Char]| {
         let head = star(t, not_lower);
         match star(&t[head..], not_upper) {
-            // Give back as much of the head as it takes for the tail to have one letter.
+            // Shorten the head until the tail has one letter.
             0 => t[..head].iter().rposition(|&c| not_upper(c)).map(|i| i + 1),
             tail => Some(head + tail),
         }
@@ -427,7 +426,7 @@ fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
     led(&ends_lower).or_else(|| led(&begins_upper))
 }
 
-/// `n` characters of `t` and a contraction, if one follows.
+/// `n` characters of `t`, plus a contraction if one follows.
 fn with_contraction(t: &[Char], n: usize) -> usize {
     n + if n < t.len() { any_contraction(&t[n..]).unwrap_or(0) } else { 0 }
 }
@@ -619,8 +618,8 @@ fn bloom(t: &[Char]) -> Option<usize> {
     lead_plus(t, is_space, |c| !c.is(WS) && !ENDS.contains(&c.cp()))
 }
 
-/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in
-/// llama.cpp a piece ends after each group, but what stands before a run stays with its first one.
+/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in llama.cpp a piece ends
+/// after each group, but the text before a run is in one piece with its first group.
 fn digit_groups(t: &[Char], piece: Sink<'_>) {
     let (mut start, mut at) = (0, 0);
     while at < t.len() {
@@ -663,7 +662,7 @@ mod tests {
         words
     }
 
-    /// What llama.cpp makes of texts that tell the patterns apart.
+    /// llama.cpp's results for texts that distinguish the patterns.
     #[test]
     fn patterns_cut_like_llama_cpp() {
         #[rustfmt::skip]

@@ -1,21 +1,21 @@
-//! SentencePiece-style BPE: scores instead of merges, and bytes where no token fits.
+//! SentencePiece-style BPE: scores instead of merges, and byte tokens where no other fits.
 //!
-//! Unlike byte-level BPE there is no pre-tokeniser: the whole stretch between two special tokens is
-//! merged, spaces written as `▁`. Two neighbours join if their text is a token, the one with the
-//! highest score first. In the usual vocabularies no token goes on past the end of a word; the
-//! text is then merged word by word, which gives the same tokens from small heaps.
+//! Unlike byte-level BPE there is no pre-tokeniser: the whole text between two special tokens is merged, with spaces
+//! written as `▁`. Two neighbours join if their text is a token, the pair with the highest score first. In the usual
+//! vocabularies no token extends past the end of a word; the text is then merged word by word, which gives the same
+//! tokens from small heaps.
 
 use super::SPACE;
 use super::bpe::{MAX_TEXT, NO_RANK, Scratch, Symbol, char_len};
 use super::vocab::{Vocab, byte_text};
 use crate::TokenizerError;
 
-/// The scores, as ranks: a higher score is a lower rank.
+/// Token scores as ranks: a higher score is a lower rank.
 pub(super) struct Spm {
     ranks: Vec<u32>,
-    /// Whether no token has a `▁` after anything but a `▁`.
+    /// Whether no token contains a `▁` after another character.
     words: bool,
-    /// What a byte becomes that has no token; without it, such a byte is left out.
+    /// Token for bytes that have none; if it is `None`, such bytes are left out.
     unknown: Option<u32>,
 }
 
@@ -32,7 +32,7 @@ impl Spm {
         Ok(Spm { ranks, words, unknown })
     }
 
-    /// Appends the tokens of `text`, whose spaces are escaped already.
+    /// Appends the tokens of `text`, whose spaces are already escaped.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
         let mut rest = text;
@@ -65,7 +65,7 @@ impl Spm {
     }
 }
 
-/// Length of the first word of `text`, the `▁` in front of it included.
+/// Length of the first word of `text`, including the `▁` before it.
 fn first_word(text: &[u8]) -> usize {
     let (mut at, mut in_word) = (0, false);
     while at < text.len() {
@@ -79,10 +79,10 @@ fn first_word(text: &[u8]) -> usize {
     text.len()
 }
 
-/// Numbers in the opposite order of the scores; `NO_RANK` is none of them.
+/// Maps scores to numbers in the opposite order, none of them `NO_RANK`.
 fn rank_of(score: f32) -> u32 {
-    // Adding zero makes -0 and 0 the same score. The bits of floats are in order once negative
-    // ones are inverted and positive ones put above them.
+    // Adding zero makes -0 and 0 the same score. The bits of floats sort as the floats do once negative ones are
+    // inverted and positive ones have their sign bit set.
     let bits = (score + 0.0).to_bits();
     !(if bits >> 31 == 1 { !bits } else { bits | 1 << 31 })
 }

@@ -1,4 +1,4 @@
-//! Text from tokens, as they come.
+//! Text from tokens, as they arrive.
 
 use super::Tokenizer;
 use crate::TokenizerError;
@@ -6,16 +6,15 @@ use std::sync::Arc;
 
 /// Turns tokens into text one by one.
 ///
-/// A token may end inside a character; its bytes are held back until the character is complete.
-/// Bytes that are not UTF-8 become U+FFFD. All texts joined are what
-/// [`String::from_utf8_lossy`] makes of the bytes of all tokens joined.
+/// A token may end inside a character; its bytes are held back until the character is complete. Bytes that are not
+/// UTF-8 become U+FFFD. All texts together are what [`String::from_utf8_lossy`] makes of the bytes of all tokens.
 ///
-/// Special tokens give no text unless asked for. Unlike [`Tokenizer::decode`] nothing is done to
-/// the spaces: the text continues a prompt.
+/// Special tokens give no text unless `render_special`. Unlike [`Tokenizer::decode`], spaces are not changed, since the
+/// text continues a prompt.
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     render_special: bool,
-    /// Bytes of a character that is not complete yet: at most three, before a token is added.
+    /// Bytes of an incomplete character: at most three, before a token is added.
     held: Vec<u8>,
     text: String,
 }
@@ -32,10 +31,10 @@ impl TextStream {
         TextStream { tokenizer: Arc::clone(tokenizer), render_special, held: Vec::new(), text: String::new() }
     }
 
-    /// The text that `token` completes; often that is its own, sometimes it is empty.
+    /// The text that `token` completes: usually its own, sometimes empty.
     ///
     /// # Errors
-    /// [`TokenizerError::UnknownToken`] when there is no such token; the stream is as before.
+    /// [`TokenizerError::UnknownToken`] if there is no such token; the stream is then unchanged.
     pub fn push(&mut self, token: u32) -> Result<&str, TokenizerError> {
         self.tokenizer.append_bytes(token, self.render_special, &mut self.held)?;
         self.text.clear();
@@ -53,12 +52,12 @@ impl TextStream {
         Ok(&self.text)
     }
 
-    /// Whether nothing is held back.
+    /// Whether no bytes are held back.
     pub(crate) fn is_whole(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// The text of the bytes held back, when no more tokens come. The stream begins anew.
+    /// The text of the bytes held back, when no more tokens come. Resets the stream.
     pub fn finish(&mut self) -> &str {
         self.text = String::from_utf8_lossy(&self.held).into_owned();
         self.held.clear();
@@ -66,7 +65,7 @@ impl TextStream {
     }
 }
 
-/// Whether more bytes could complete `bytes`, a sequence that is not valid as it stands.
+/// Whether more bytes could complete `bytes`, which is not valid UTF-8.
 fn is_prefix(bytes: &[u8]) -> bool {
     matches!(str::from_utf8(bytes), Err(e) if e.error_len().is_none())
 }

@@ -1,7 +1,7 @@
-//! Code points with the classes that pre-tokenisers ask for.
+//! Code points with the character classes that pre-tokenisers test.
 //!
-//! A [`Char`] carries its class from the moment it is decoded, so that a splitter looks each code
-//! point up once however many alternatives of its pattern test it.
+//! A [`Char`] stores its class when it is decoded, so that each code point is looked up once, however many alternatives
+//! of a pattern test it.
 
 use super::unicode_table::{BASES, RUNS};
 

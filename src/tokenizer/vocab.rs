@@ -1,19 +1,19 @@
-//! Token texts, merges and the tables that find them by their text.
+//! Token texts, merges and the tables that find them by text.
 //!
-//! A large vocabulary has 128 000 tokens and 280 000 merges, and a model should open in tens of
-//! milliseconds. So texts stay in the file, and a table maps the hash of a text to its number: one
-//! pass over the texts, no allocation per entry, no merge resolved before it is needed.
+//! A large vocabulary has 128 000 tokens and 280 000 merges, and a model should open in tens of milliseconds. So texts
+//! stay in the file, and a table maps the hash of a text to its number: one pass over the texts, no allocation per
+//! entry, and merges are resolved only when needed.
 
 use crate::TokenizerError;
 use crate::gguf::StringArray;
 
-/// String `i` of an array; empty when there is none.
+/// String `i` of an array; empty if it does not exist.
 pub(super) fn text(strings: &StringArray, i: u32) -> &[u8] {
     strings.get(i as usize).unwrap_or_default()
 }
 
-/// Hash of a text, or of a merge from the hashes of its two sides. Seeded once per tokenizer, so
-/// that a file cannot be built to make the tables slow.
+/// Hash of a text, or of a merge from the hashes of its two sides. Seeded randomly per tokenizer, so that no file can
+/// be built to make the tables slow.
 #[derive(Clone, Copy)]
 pub(super) struct Hasher(u64);
 
@@ -23,7 +23,7 @@ impl Hasher {
         Hasher(RandomState::new().hash_one(0u8) | 1)
     }
 
-    /// Folds eight bytes in: the two halves of a 128-bit product.
+    /// Mixes in eight bytes: the two halves of a 128-bit product.
     fn fold(self, h: u64, word: u64) -> u64 {
         let product = u128::from(h ^ word) * u128::from(self.0 ^ 0x9e37_79b9_7f4a_7c15);
         product as u64 ^ (product >> 64) as u64
@@ -31,7 +31,7 @@ impl Hasher {
 
     pub(super) fn text(self, text: &[u8]) -> u64 {
         let len = text.len();
-        // The tail overlaps what came before, which saves assembling it byte by byte.
+        // The last eight bytes overlap the previous ones, which saves assembling the rest byte by byte.
         let tail = if let Some(last) = text.last_chunk() {
             u64::from_le_bytes(*last)
         } else if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
@@ -50,8 +50,8 @@ impl Hasher {
     }
 }
 
-/// An open-addressing table from hash to number: high half of a slot the hash's high half, low
-/// half the number plus one, zero when free. At most two thirds full.
+/// Open-addressing table from hash to number. A slot holds the hash's high half in its high half and the number plus
+/// one in its low half; zero is a free slot. At most two thirds are in use.
 #[derive(Default)]
 pub(super) struct Index {
     slots: Vec<u64>,
@@ -62,7 +62,7 @@ impl Index {
         Index { slots: vec![0; (n + n / 2 + 1).next_power_of_two()] }
     }
 
-    /// The number under `hash` that `same` accepts, or the free slot where the search ended.
+    /// The number stored under `hash` that `same` accepts, or the free slot at which the search ended.
     fn probe(&self, hash: u64, same: impl Fn(u32) -> bool) -> Result<u32, usize> {
         let mask = self.slots.len() - 1;
         let mut i = hash as usize & mask;
@@ -79,13 +79,13 @@ impl Index {
         }
     }
 
-    /// The number under `hash` that `same` accepts.
+    /// The number stored under `hash` that `same` accepts.
     pub(super) fn find(&self, hash: u64, same: impl Fn(u32) -> bool) -> Option<u32> {
         if self.slots.is_empty() { None } else { self.probe(hash, same).ok() }
     }
 
-    /// Enters `number`, unless `same` accepts one that is there already: that one is returned.
-    /// Panics or loops when more numbers come than the capacity asked for.
+    /// Inserts `number`, unless `same` accepts one that is already there: that one is returned. Panics or loops if more
+    /// numbers are inserted than the capacity.
     pub(super) fn insert(&mut self, hash: u64, number: u32, same: impl Fn(u32) -> bool) -> Option<u32> {
         match self.probe(hash, same) {
             Ok(there) => Some(there),
@@ -97,19 +97,19 @@ impl Index {
     }
 }
 
-/// What a token is, as bits; `tokenizer.ggml.token_type` gives one of the first six.
+/// Attributes of a token, as bits; `tokenizer.ggml.token_type` gives one of the first six.
 pub(super) type Attr = u8;
 pub(super) const NORMAL: Attr = 1;
 pub(super) const UNKNOWN: Attr = 2;
 pub(super) const CONTROL: Attr = 4;
 pub(super) const USER_DEFINED: Attr = 8;
 pub(super) const BYTE: Attr = 16;
-/// White space before the token belongs to it when it is parsed.
+/// Strips white space before the token when it is parsed.
 pub(super) const LSTRIP: Attr = 32;
-/// White space after the token belongs to it when it is parsed.
+/// Strips white space after the token when it is parsed.
 pub(super) const RSTRIP: Attr = 64;
 
-/// Attribute of a `tokenizer.ggml.token_type`; unused and undefined tokens have none.
+/// Attribute for a `tokenizer.ggml.token_type`; unused and undefined tokens have none.
 fn attr_of_type(token_type: i32) -> Attr {
     match token_type {
         1 => NORMAL,
@@ -121,7 +121,7 @@ fn attr_of_type(token_type: i32) -> Attr {
     }
 }
 
-/// Most entries a table takes; numbers and ranks are 32-bit, and some values mean "none".
+/// Most entries of a table; numbers and ranks are 32-bit, and some values mean "none".
 pub(super) const MAX_ENTRIES: usize = i32::MAX as usize;
 
 /// The tokens of a model.
@@ -133,7 +133,7 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// Takes the tokens over. Tokens without a text are kept, but never found.
+    /// Builds the vocabulary. Tokens without a text are kept, but never found.
     pub(super) fn new(texts: StringArray, types: Option<&[i32]>) -> Result<Self, TokenizerError> {
         let n = texts.len();
         if n == 0 {
@@ -172,7 +172,7 @@ impl Vocab {
         self.texts.len()
     }
 
-    /// The text of token `id`; empty when there is none.
+    /// The text of token `id`; empty if there is none.
     pub(super) fn text(&self, id: u32) -> &[u8] {
         text(&self.texts, id)
     }
@@ -187,8 +187,7 @@ impl Vocab {
         self.index.find(hash, |id| self.text(id) == text)
     }
 
-    /// The token with the first of these texts that there is. Whatever the file says, it is a
-    /// control token from now on.
+    /// The token with the first of these texts that exists. It becomes a control token, whatever the file says.
     pub(super) fn find_control(&mut self, texts: &[&str]) -> Option<u32> {
         let id = texts.iter().find_map(|text| self.find(text.as_bytes()))?;
         self.attrs[id as usize] |= CONTROL;
@@ -209,8 +208,8 @@ impl Vocab {
     }
 }
 
-/// The byte that a token text `<0xNN>` stands for. Exactly two hexadecimal digits: a sign or a
-/// space, which number parsers tend to accept, is no digit.
+/// The byte that a token text `<0xNN>` stands for. Exactly two hexadecimal digits: signs and spaces, which number
+/// parsers tend to accept, are refused.
 pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
     let [b'<', b'0', b'x', hi, lo, b'>'] = text else { return None };
     let digit = |c: &u8| char::from(*c).to_digit(16);

@@ -1,7 +1,7 @@
-//! WordPiece (arXiv 1609.08144, §4.1): words are cut into the longest tokens that the vocabulary has, from the front.
+//! WordPiece (arXiv 1609.08144, §4.1): words are split from the front into the longest tokens in the vocabulary.
 //!
-//! Files write the beginning of a word as `▁` and leave out BERT's `##` inside of one. As in llama.cpp a character becomes
-//! the first of its canonical decomposition, Hangul its first jamo.
+//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. As in llama.cpp a character is
+//! replaced by the first of its canonical decomposition, Hangul by its first jamo.
 
 use super::SPACE;
 use super::unicode::{self, Char, M, P, S, WS};
@@ -12,7 +12,7 @@ pub(super) struct Wpm {
     /// Bytes of the longest token.
     longest: usize,
     lowercase: bool,
-    /// What a word becomes that cannot be cut.
+    /// Token for a word that cannot be split into tokens.
     unknown: Option<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Wpm {
         self.word(vocab, &mut word, out);
     }
 
-    /// Appends the tokens of a word that begins with `▁`, and leaves the beginning of the next one.
+    /// Appends the tokens of a word that begins with `▁`, and leaves the start of the next one in `word`.
     fn word(&self, vocab: &Vocab, word: &mut Vec<u8>, out: &mut Vec<u32>) {
         let (before, mut at) = (out.len(), 0);
         while word.len() > SPACE.len() && at < word.len() {
@@ -61,7 +61,7 @@ impl Wpm {
     }
 }
 
-/// The lower case, where that is one character.
+/// The lower-case form, if that is one character.
 fn lowercase(c: char) -> char {
     let mut lower = c.to_lowercase();
     match (lower.next(), lower.next()) {
@@ -70,7 +70,7 @@ fn lowercase(c: char) -> char {
     }
 }
 
-/// Control, format and private characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left out, as marks are.
+/// Control, format and private-use characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left out, like marks.
 fn is_control(c: char) -> bool {
     let format = matches!(u32::from(c),
         0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F
@@ -80,7 +80,7 @@ fn is_control(c: char) -> bool {
     c.is_control() || format || private
 }
 
-/// Chinese characters, which are words of their own.
+/// Chinese characters, each of which is a word.
 fn is_cjk(c: char) -> bool {
     matches!(u32::from(c),
         0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F

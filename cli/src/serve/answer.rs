@@ -19,6 +19,8 @@ pub(super) enum Delta {
 pub(super) struct Answer {
     /// Which of the answers to its request.
     pub(super) index: usize,
+    /// Tokens of its prompt.
+    pub(super) n_prompt: usize,
     stream: Stream,
     /// Of chats: tells reasoning and calls from text.
     parser: Option<TurnParser>,
@@ -35,8 +37,14 @@ pub(super) struct Step {
 }
 
 impl Answer {
-    pub(super) fn new(index: usize, stream: Stream, parser: Option<TurnParser>, one_call: bool) -> Answer {
-        Answer { index, stream, parser, n_calls: 0, one_call, is_over: false }
+    pub(super) fn new(
+        index: usize,
+        n_prompt: usize,
+        stream: Stream,
+        parser: Option<TurnParser>,
+        one_call: bool,
+    ) -> Answer {
+        Answer { index, n_prompt, stream, parser, n_calls: 0, one_call, is_over: false }
     }
 
     /// What comes next; nothing behind the end.
@@ -110,9 +118,9 @@ impl Answer {
 /// Numbers of tokens of the answers to a request.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Usage {
-    prompt: usize,
-    completion: usize,
-    cached: usize,
+    pub(super) prompt: usize,
+    pub(super) completion: usize,
+    pub(super) cached: usize,
 }
 
 impl Usage {
@@ -146,6 +154,11 @@ pub(super) fn timings(finish: &Finish) -> Value {
         "prompt_per_second": rate(n_prompt, prompt), "predicted_n": n, "predicted_ms": decode,
         "predicted_per_second": rate(n, decode),
     })
+}
+
+/// The name of a call: the model's own, if it gave one.
+pub(super) fn call_id(call: &ToolCall) -> String {
+    call.id.clone().unwrap_or_else(|| super::new_id("call_"))
 }
 
 /// A token as lists of log-probabilities tell it.

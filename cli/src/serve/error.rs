@@ -14,11 +14,13 @@ pub(super) struct ApiError {
     /// The field that is wrong.
     param: Option<String>,
     code: Option<&'static str>,
+    /// Whether it is told in the form of Anthropic's API.
+    is_anthropic: bool,
 }
 
 impl ApiError {
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, message: message.into(), param: None, code: None }
+        ApiError { status, kind, message: message.into(), param: None, code: None, is_anthropic: false }
     }
 
     /// The request makes no sense.
@@ -42,9 +44,24 @@ impl ApiError {
     }
 
     pub(super) fn json(&self) -> Value {
-        let ApiError { status, kind, message, param, code } = self;
+        let ApiError { status, kind, message, param, code, is_anthropic } = self;
+        if *is_anthropic {
+            return json!({"type": "error", "error": {"type": kind, "message": message}});
+        }
         let code = code.map_or_else(|| json!(status.as_u16()), |code| json!(code));
         json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+}
+
+impl ApiError {
+    /// The same, in the form of Anthropic's API.
+    pub(super) fn of_anthropic(self) -> ApiError {
+        let kind = match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => self.kind,
+        };
+        ApiError { kind, is_anthropic: true, ..self }
     }
 }
 

@@ -39,6 +39,27 @@ impl Fields {
         Ok(self.take(name)?.map(Fields))
     }
 
+    /// The value of a field, which stays.
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
+    /// Gives a field the name that it has elsewhere.
+    pub(super) fn rename(&mut self, name: &str, elsewhere: &str) -> Result<(), ApiError> {
+        match self.take::<Value>(name)? {
+            Some(value) => self.set(elsewhere, value),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a field, which must not be there.
+    pub(super) fn set(&mut self, name: &str, value: Value) -> Result<(), ApiError> {
+        match self.0.insert(name.to_owned(), value) {
+            None => Ok(()),
+            Some(_) => Err(ApiError::field(name, "this server does not know the field")),
+        }
+    }
+
     /// Fields that change nothing here.
     pub(super) fn ignore(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.0.shift_remove(*name)));

@@ -85,6 +85,14 @@ impl Metrics {
         Ok(text)
     }
 
+    /// Requests that run, in the order they came.
+    pub(super) fn running(&self) -> Vec<Option<u64>> {
+        let ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids: Vec<_> = ids.iter().map(|id| Some(id.0)).collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// Whether it is running from now on; whether it was before.
     fn set_running(&self, id: RequestId, running: bool) -> bool {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);

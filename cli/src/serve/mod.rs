@@ -1,10 +1,13 @@
-//! `ruvllm serve`: the model behind the APIs of OpenAI and llama-server.
+//! `ruvllm serve`: the model behind the APIs of OpenAI, Anthropic and llama-server.
 //!
 //! Handlers read a request field by field (`fields.rs`), submit it to the library's `Scheduler`, and tell what its
 //! `Stream` brings (`answer.rs`). A closed socket drops the handler, which drops the stream, which cancels the request
 //! within a pass. What takes longer than a moment (templates, tokens, grammars) runs on threads for such work.
 
 mod answer;
+mod anthropic;
+mod blocks;
+mod embeddings;
 mod error;
 mod fields;
 mod http;
@@ -12,6 +15,8 @@ mod metrics;
 mod native;
 mod openai;
 mod params;
+mod responses;
+mod turn;
 
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
@@ -26,7 +31,6 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use error::ApiError;
-use fields::Fields;
 use futures_util::future::{Either, select};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -34,7 +38,7 @@ use hyper_util::service::TowerToHyperService;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{CacheMode, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler};
+use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
@@ -114,6 +118,7 @@ pub(super) struct Args {
 struct App {
     model: Model,
     tokenizer: Arc<Tokenizer>,
+    engine: Engine,
     scheduler: Scheduler,
     metrics: Metrics,
     name: String,
@@ -132,7 +137,19 @@ struct App {
     mask: Option<Box<dyn TokenMask>>,
     seed: Option<u64>,
     max_tokens: Option<usize>,
-    adapters: Vec<(Arc<Adapter>, f32)>,
+    adapters: Vec<LoadedAdapter>,
+    /// Whether the template knows the role `developer`.
+    knows_developer: bool,
+}
+
+/// An adapter that requests may ask for.
+struct LoadedAdapter {
+    /// Its file's, without the ending.
+    name: String,
+    path: PathBuf,
+    adapter: Arc<Adapter>,
+    /// What it is multiplied by if a request says nothing.
+    scale: f32,
 }
 
 impl App {
@@ -140,12 +157,6 @@ impl App {
     fn seed(&self) -> u64 {
         // 32 bits are easier to type again.
         self.seed.unwrap_or_else(|| random() >> 32)
-    }
-
-    /// Whether a request is for this model; without a name it is.
-    fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        // Programs bring the name of the model that they were written for: there is one, and the answer says which.
-        fields.take::<String>("model").map(drop)
     }
 }
 
@@ -222,7 +233,14 @@ fn load(args: &Args) -> Result<App, Failure> {
     };
     let mut options = args.session.with_trained_ctx(&args.session.options(None, KvType::default()), &model);
     options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
-    let adapters = args.session.lora.open(&model)?;
+    let lora = &args.session.lora;
+    let adapters = lora.paths().zip(lora.open(&model)?).map(|(path, (adapter, scale))| LoadedAdapter {
+        name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        path: path.to_owned(),
+        adapter,
+        scale,
+    });
+    let adapters: Vec<_> = adapters.collect();
     let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
     let metrics = Metrics::new(&engine);
     let schedule = ScheduleOptions {
@@ -246,12 +264,14 @@ fn load(args: &Args) -> Result<App, Failure> {
         n_ctx,
         n_parallel: schedule.n_parallel,
         template: ChatTemplate::parse(&source)?,
+        knows_developer: source.contains("developer"),
         tool_format: ToolFormat::of(&source),
         bos: bos_text(Some(&tokenizer)),
         eos: eos_text(Some(&tokenizer)),
         max_tokens: usize::try_from(args.n_predict).ok(),
         model,
         tokenizer,
+        engine,
         scheduler,
         metrics,
         stop,
@@ -264,9 +284,17 @@ fn router(shared: Shared) -> Router {
         .route("/v1/chat/completions", post(openai::chat))
         .route("/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(openai::models))
         .route("/models", get(openai::models))
+        .route("/completion", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/slots", get(native::slots))
         .route("/props", get(native::props))
+        .route("/lora-adapters", get(native::lora_adapters))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
@@ -350,6 +378,11 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+}
+
+/// A new identifier.
+fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:016x}", random())
 }
 
 /// 64 bits that nobody knows before.

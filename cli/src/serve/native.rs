@@ -1,13 +1,22 @@
 //! llama-server's own API, as far as it is here.
 
+use super::answer::{Answer, Step, chat_logprob, timings};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::http::json_response;
-use super::{Shared, blocking};
+use super::http::{event, events, json_response};
+use super::openai::{MAX_PROMPTS, prompts};
+use super::params::{Format, Params};
+use super::turn::{Job, top_logprobs};
+use super::{App, Shared, Tenant, blocking};
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
+use futures_util::stream::{self, StreamExt};
+use ruvllm::exec::{Piece, StopReason};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, ApiError> {
     shared.app()?;
@@ -57,11 +66,179 @@ pub(super) async fn detokenize(State(shared): State<Shared>, mut fields: Fields)
 
 pub(super) async fn apply_template(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    app.check_model(&mut fields)?;
+    fields.ignore(&["model"]);
     let conversation = app.conversation(&mut fields)?;
     fields.finish()?;
     let prompt = blocking(move || conversation.render(&app)).await?;
     Ok(json_response(StatusCode::OK, &json!({"prompt": prompt})))
+}
+
+/// What runs, and room for more.
+pub(super) async fn slots(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    let mut tasks = app.metrics.running();
+    tasks.resize(app.n_parallel, None);
+    let slot = |(i, task): (usize, Option<u64>)| json!({"id": i, "id_task": task, "n_ctx": app.n_ctx, "is_processing": task.is_some()});
+    Ok(json_response(StatusCode::OK, &tasks.into_iter().enumerate().map(slot).collect()))
+}
+
+pub(super) async fn lora_adapters(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    let adapters = app.adapters.iter().enumerate();
+    let adapters = adapters.map(|(i, adapter)| json!({"id": i, "path": adapter.path, "scale": adapter.scale}));
+    Ok(json_response(StatusCode::OK, &adapters.collect()))
+}
+
+pub(super) async fn completion(
+    State(shared): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
+    complete(app, tenant, fields, prompts).await
+}
+
+/// Code between a text and another.
+pub(super) async fn infill(
+    State(shared): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    let tokenizer = &app.tokenizer;
+    let Some(fim) = tokenizer.fill_in_the_middle() else {
+        let message = "the model has no tokens for texts with a gap";
+        return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message));
+    };
+    let text = |text: &str| tokenizer.encode(text, false, false);
+    let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+    let extra: Vec<Value> = fields.take("input_extra")?.unwrap_or_default();
+    if !extra.is_empty() {
+        tokens.extend(fim.repository);
+        tokens.extend(fim.repository.map(|_| text("repository\n")).unwrap_or_default());
+    }
+    for (i, chunk) in extra.iter().enumerate() {
+        let Some(content) = chunk["text"].as_str() else {
+            return Err(ApiError::field(&format!("input_extra[{i}]"), "it has no text"));
+        };
+        let name = chunk["filename"].as_str().unwrap_or("other");
+        match fim.file {
+            Some(file) => tokens.extend([file].into_iter().chain(text(&format!("{name}\n{content}")))),
+            None => tokens.extend(text(&format!("\n\n--- {name} ---\n\n{content}"))),
+        }
+    }
+    let (prefix, suffix): (String, String) = (fields.need("input_prefix")?, fields.need("input_suffix")?);
+    // What the missing text begins with.
+    let begin: String = fields.take("prompt")?.unwrap_or_default();
+    tokens.push(fim.prefix);
+    tokens.extend(text(&format!("{prefix}{begin}")));
+    tokens.push(fim.suffix);
+    tokens.extend(text(&suffix));
+    tokens.push(fim.middle);
+    complete(app, tenant, fields, vec![tokens]).await
+}
+
+/// Answers to prompts, in the words of llama-server.
+async fn complete(
+    app: Arc<App>,
+    tenant: Tenant,
+    mut fields: Fields,
+    prompts: Vec<Vec<u32>>,
+) -> Result<Response, ApiError> {
+    let params = Params::of(&app, &mut fields)?;
+    let format = Format::of(&mut fields)?;
+    // 0 is none here.
+    let logprobs = top_logprobs("n_probs", fields.take("n_probs")?)?.filter(|&n| n > 0);
+    let with_tokens = fields.flag("return_tokens")?;
+    fields.finish()?;
+    if params.stream && prompts.len() * params.n != 1 {
+        return Err(ApiError::field("stream", "of one answer alone"));
+    }
+    let (job, answers) = Job { app, tenant, params, logprobs }.submit(prompts, format).await?;
+    let call = Call { job, with_tokens };
+    if call.job.params.stream {
+        let begin = (call, answers.into_iter().next());
+        let parts = stream::unfold(begin, |(call, answer)| async move {
+            let mut answer = answer?;
+            loop {
+                match answer.next().await {
+                    Some(Ok(Step { piece: None, .. })) => {}
+                    Some(Ok(Step { piece: Some(piece), .. })) => {
+                        let part = call.part(&answer, &[piece]);
+                        break Some((event(&part), (call, Some(answer))));
+                    }
+                    Some(Err(error)) => break Some((event(&error.json()), (call, None))),
+                    None => break Some((event(&call.end(&answer, &[])), (call, None))),
+                }
+            }
+        });
+        return Ok(events(parts.map(Ok)));
+    }
+    let whole = answers.into_iter().map(|mut answer| async {
+        let mut pieces = Vec::new();
+        while let Some(step) = answer.next().await {
+            pieces.extend(step?.piece);
+        }
+        Ok::<_, ApiError>((pieces, answer))
+    });
+    let whole = try_join_all(whole).await?;
+    let mut all: Vec<_> = whole.iter().map(|(pieces, answer)| call.end(answer, pieces)).collect();
+    let answer = if all.len() == 1 { all.remove(0) } else { all.into() };
+    Ok(json_response(StatusCode::OK, &answer))
+}
+
+/// What the answers to a request for completion have in common.
+struct Call {
+    job: Job,
+    with_tokens: bool,
+}
+
+impl Call {
+    /// A stretch of an answer.
+    fn part(&self, answer: &Answer, pieces: &[Piece]) -> Value {
+        let app = &self.job.app;
+        let text: String = pieces.iter().map(|piece| &piece.text[..]).collect();
+        let tokens = pieces.iter().filter(|_| self.with_tokens).map(|piece| piece.token);
+        let mut part = json!({
+            "index": answer.index, "content": text, "tokens": tokens.collect::<Vec<_>>(), "stop": false,
+            "tokens_evaluated": answer.n_prompt,
+        });
+        if self.job.logprobs.is_some() {
+            let of = |token, logprob| {
+                let mut value = chat_logprob(app, token, logprob);
+                value["id"] = token.into();
+                value
+            };
+            let piece = |piece: &Piece| {
+                let mut value = of(piece.token, piece.logprob.unwrap_or(f32::NAN));
+                value["top_logprobs"] = piece.top_logprobs.iter().map(|&(token, logprob)| of(token, logprob)).collect();
+                value
+            };
+            part["completion_probabilities"] = pieces.iter().map(piece).collect();
+        }
+        part
+    }
+
+    /// A whole answer, or its end.
+    fn end(&self, answer: &Answer, pieces: &[Piece]) -> Value {
+        let mut end = self.part(answer, pieces);
+        let Some(finish) = answer.finish() else { return end };
+        end["stop"] = true.into();
+        end["model"] = self.job.app.name.clone().into();
+        end["stop_type"] = match finish.reason {
+            StopReason::EndOfGeneration => "eos",
+            StopReason::StopString => "word",
+            StopReason::MaxTokens | StopReason::ContextFull => "limit",
+            _ => "none",
+        }
+        .into();
+        end["truncated"] = (finish.reason == StopReason::ContextFull).into();
+        end["tokens_predicted"] = finish.n_generated.into();
+        end["tokens_cached"] = finish.n_cached.total().into();
+        end["timings"] = timings(&finish);
+        end
+    }
 }
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {

@@ -1,81 +1,58 @@
 //! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
 
 use super::super::output::unix_time;
-use super::answer::{Answer, Delta, Step, Usage, chat_logprob, timings, token_text};
+use super::answer::{Answer, Delta, Step, Usage, call_id, chat_logprob, timings, token_text};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::http::{event, events, json_response};
-use super::params::{Format, Params, mask};
-use super::{App, Shared, Tenant, blocking};
+use super::params::{Format, Params};
+use super::turn::{Job, Turn, top_logprobs};
+use super::{App, Shared, Tenant, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolMask, TurnParser};
-use ruvllm::exec::{Piece, Request};
+use ruvllm::chat::tools::ToolCall;
+use ruvllm::exec::Piece;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Most alternatives to a token that are told.
-const MAX_TOP_LOGPROBS: usize = 20;
 /// Most prompts of a request.
-const MAX_PROMPTS: usize = 64;
+pub(super) const MAX_PROMPTS: usize = 64;
 
 pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let model = json!({
-        "id": app.name, "object": "model", "created": app.created, "owned_by": "ruvllm",
-        "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
-    });
-    Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": [model]})))
+    let model = |id: String| {
+        json!({
+            "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
+            "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
+        })
+    };
+    let adapted = app.adapters.iter().map(|adapter| format!("{}:{}", app.name, adapter.name));
+    let models = std::iter::once(app.name.clone()).chain(adapted).map(model).collect::<Vec<_>>();
+    Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
 }
 
 /// What answers to a request have in common.
 struct Call {
-    app: Arc<App>,
+    job: Job,
     id: String,
     created: u64,
     /// Whether its answers are messages.
     is_chat: bool,
-    params: Params,
-    /// Alternatives to each token that are told.
-    logprobs: Option<usize>,
-    tenant: Tenant,
 }
 
 impl Call {
-    fn new(app: Arc<App>, tenant: Tenant, is_chat: bool, params: Params, logprobs: Option<usize>) -> Call {
-        let id = format!("{}-{:016x}", if is_chat { "chatcmpl" } else { "cmpl" }, super::random());
-        Call { app, id, created: unix_time(), is_chat, params, logprobs, tenant }
-    }
-
-    /// A request for `tokens`, with what all have in common.
-    fn request(
-        &self,
-        tokens: Vec<u32>,
-        i: usize,
-        mask: Option<Box<dyn ruvllm::sample::TokenMask>>,
-    ) -> Result<Request, ApiError> {
-        let request = Request::new(tokens, self.params.sampler(i, mask)?);
-        let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
-        request = request.salt(&self.tenant.0);
-        if let Some(n) = self.params.max_tokens {
-            request = request.max_tokens(n);
-        }
-        if let Some(n) = self.logprobs {
-            request = request.logprobs(n);
-        }
-        for (adapter, scale) in &self.app.adapters {
-            request = request.adapter(Arc::clone(adapter), *scale);
-        }
-        Ok(if self.is_chat { request.special() } else { request })
+    fn new(job: Job, is_chat: bool) -> Call {
+        let id = new_id(if is_chat { "chatcmpl-" } else { "cmpl-" });
+        Call { job, id, created: unix_time(), is_chat }
     }
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.app.name,
+            "id": self.id, "object": object, "created": self.created, "model": self.job.app.name,
             "system_fingerprint": super::FINGERPRINT, "choices": choices,
         })
     }
@@ -83,7 +60,11 @@ impl Call {
     /// The answers, all at once or as they come.
     async fn respond(self, answers: Vec<Answer>, prompts: usize) -> Result<Response, ApiError> {
         let per_prompt = answers.len() / prompts;
-        if self.params.stream { Ok(self.stream(answers, per_prompt)) } else { self.collect(answers, per_prompt).await }
+        if self.job.params.stream {
+            Ok(self.stream(answers, per_prompt))
+        } else {
+            self.collect(answers, per_prompt).await
+        }
     }
 
     async fn collect(self, answers: Vec<Answer>, per_prompt: usize) -> Result<Response, ApiError> {
@@ -127,7 +108,7 @@ impl Call {
                         usage.add(finish, index % per_prompt == 0);
                     }
                     if n_left == 0 {
-                        if call.params.include_usage {
+                        if call.job.params.include_usage {
                             let mut last = call.envelope(call.chunk_object(), Vec::new());
                             last["usage"] = usage.json();
                             last["timings"] = finish.as_ref().map(timings).into();
@@ -155,10 +136,10 @@ impl Call {
 
     /// What is told of the tokens of `pieces`, the first of which begins at byte `offset` of the text.
     fn logprobs(&self, pieces: &[Piece], mut offset: usize) -> Value {
-        if self.logprobs.is_none() || pieces.is_empty() {
+        if self.job.logprobs.is_none() || pieces.is_empty() {
             return Value::Null;
         }
-        let app = &self.app;
+        let app = &self.job.app;
         if self.is_chat {
             let content = pieces.iter().map(|piece| {
                 let mut token = chat_logprob(app, piece.token, piece.logprob.unwrap_or(f32::NAN));
@@ -228,7 +209,7 @@ fn chunks_of(call: Arc<Call>, answer: Answer) -> impl stream::Stream<Item = Chun
                         let reason = answer.finish_reason();
                         let mut chunk = call.chunk(index, call.empty_delta(), Value::Null, Some(reason));
                         let finish = answer.finish();
-                        if !call.params.include_usage {
+                        if !call.job.params.include_usage {
                             chunk["timings"] = finish.as_ref().map(timings).into();
                         }
                         break Some((Chunk::Value(chunk), (call, answer, Stage::End(finish), offset)));
@@ -278,9 +259,8 @@ impl Call {
 
 /// A call in the API's form, its arguments as text.
 fn tool_call(call: &ToolCall) -> Value {
-    let id = call.id.clone().unwrap_or_else(|| format!("call_{:016x}", super::random()));
     let arguments = Value::Object(call.arguments.clone()).to_string();
-    json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    json!({"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
 }
 
 /// A whole answer.
@@ -301,7 +281,7 @@ impl Collected {
                 Delta::Call(_, call) => self.calls.push(tool_call(&call)),
             }
         }
-        self.pieces.extend(step.piece.filter(|_| call.logprobs.is_some()));
+        self.pieces.extend(step.piece.filter(|_| call.job.logprobs.is_some()));
     }
 
     fn choice(self, call: &Call, index: usize, reason: &str) -> Value {
@@ -331,8 +311,7 @@ pub(super) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    app.check_model(&mut fields)?;
-    let prompts = prompts(&app, fields.need("prompt")?)?;
+    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     let logprobs = top_logprobs("logprobs", fields.take("logprobs")?)?;
@@ -344,26 +323,14 @@ pub(super) async fn completions(
     }
     fields.finish()?;
     // Where the API's default is a limit of 16 tokens, llama-server's, and ours, is none.
-    let call = Call::new(app, tenant, false, params, logprobs);
-    let (call, answers, n_prompts) = blocking(move || {
-        let mask = mask(&call.app, &format)?;
-        let mut answers = Vec::new();
-        for tokens in &prompts {
-            for _ in 0..call.params.n {
-                let request = call.request(tokens.clone(), answers.len(), mask.clone())?;
-                answers.push(Answer::new(answers.len(), call.app.scheduler.submit(request)?, None, false));
-            }
-        }
-        Ok((call, answers, prompts.len()))
-    })
-    .await?;
-    call.respond(answers, n_prompts).await
+    let n_prompts = prompts.len();
+    let (job, answers) = Job { app, tenant, params, logprobs }.submit(prompts, format).await?;
+    Call::new(job, false).respond(answers, n_prompts).await
 }
 
-/// The prompts of a completion: a text, tokens, or several of either.
-fn prompts(app: &App, value: Value) -> Result<Vec<Vec<u32>>, ApiError> {
-    const NAME: &str = "prompt";
-    let wrong = || ApiError::field(NAME, "expected a text, an array of tokens, or an array of either");
+/// A text, tokens, or several of either, at most `n_max`.
+pub(super) fn prompts(app: &App, name: &str, value: Value, n_max: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+    let wrong = || ApiError::field(name, "expected a text, an array of tokens, or an array of either");
     let of = |value: &Value| match value {
         Value::String(text) => Ok(app.tokenizer.encode_prompt(text)),
         Value::Array(tokens) => {
@@ -376,17 +343,8 @@ fn prompts(app: &App, value: Value) -> Result<Vec<Vec<u32>>, ApiError> {
         value => of(value).map(|tokens| vec![tokens]),
     }?;
     match prompts.len() {
-        0..=MAX_PROMPTS => Ok(prompts),
-        n => Err(ApiError::field(NAME, format!("expected at most {MAX_PROMPTS} prompts, found {n}"))),
-    }
-}
-
-fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>, ApiError> {
-    match n {
-        Some(n) if n > MAX_TOP_LOGPROBS => {
-            Err(ApiError::field(name, format!("expected at most {MAX_TOP_LOGPROBS}, found {n}")))
-        }
-        n => Ok(n),
+        n if n > n_max => Err(ApiError::field(name, format!("expected at most {n_max} of them, found {n}"))),
+        _ => Ok(prompts),
     }
 }
 
@@ -395,128 +353,8 @@ pub(super) async fn chat(
     Extension(tenant): Extension<Tenant>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    app.check_model(&mut fields)?;
-    let params = Params::of(&app, &mut fields)?;
-    let format = Format::of(&mut fields)?;
-    let n_top = top_logprobs("top_logprobs", fields.take("top_logprobs")?)?;
-    let logprobs = match (fields.flag("logprobs")?, n_top) {
-        (true, n) => Some(n.unwrap_or(0)),
-        (false, None | Some(0)) => None,
-        (false, Some(_)) => return Err(ApiError::field("top_logprobs", "logprobs has to be true")),
-    };
-    let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let choice = fields.take::<Value>("tool_choice")?.map(|choice| ToolChoice::from_json(&choice));
-    let choice = choice.transpose().map_err(|error| ApiError::field("tool_choice", error))?;
-    let conversation = app.conversation(&mut fields)?;
+    let turn = Turn::of(shared.app()?, tenant, &mut fields)?;
     fields.finish()?;
-    let tools = conversation.tools()?;
-    if !tools.is_empty() && !format.is_text() {
-        return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
-    }
-    let call = Call::new(app, tenant, true, params, logprobs);
-    let (call, answers) = blocking(move || {
-        let app = &call.app;
-        let prompt = conversation.render(app)?;
-        let choice = choice.unwrap_or(if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto });
-        let mask = if tools.is_empty() && choice == ToolChoice::None {
-            mask(app, &format)?
-        } else {
-            let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
-            Some(Box::new(mask) as Box<dyn ruvllm::sample::TokenMask>)
-        };
-        let tokens = app.tokenizer.encode_prompt(&prompt);
-        let mut answers = Vec::new();
-        for i in 0..call.params.n {
-            let stream = app.scheduler.submit(call.request(tokens.clone(), i, mask.clone())?)?;
-            answers.push(Answer::new(i, stream, Some(TurnParser::new(app.tool_format, &tools, &prompt)), one_call));
-        }
-        Ok((call, answers))
-    })
-    .await?;
-    call.respond(answers, 1).await
-}
-
-/// A conversation, and what its template is told besides.
-pub(super) struct Conversation {
-    messages: Vec<Value>,
-    tools: Option<Value>,
-    kwargs: Map<String, Value>,
-    add_generation_prompt: bool,
-}
-
-impl App {
-    pub(super) fn conversation(&self, fields: &mut Fields) -> Result<Conversation, ApiError> {
-        let messages: Vec<Value> = fields.need("messages")?;
-        if messages.is_empty() {
-            return Err(ApiError::field("messages", "there are none"));
-        }
-        let mut kwargs: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
-        if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-            kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
-        }
-        Ok(Conversation {
-            messages: messages
-                .into_iter()
-                .enumerate()
-                .map(|(i, message)| message_for_template(i, message))
-                .collect::<Result<_, _>>()?,
-            tools: fields.take("tools")?,
-            kwargs,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
-        })
-    }
-}
-
-impl Conversation {
-    fn tools(&self) -> Result<Vec<Tool>, ApiError> {
-        let tools = self.tools.as_ref().map(Tool::from_json).transpose();
-        Ok(tools.map_err(|error| ApiError::field("tools", error))?.unwrap_or_default())
-    }
-
-    /// The prompt; at most ten seconds.
-    pub(super) fn render(&self, app: &App) -> Result<String, ApiError> {
-        let inputs = ruvllm::chat::ChatInputs {
-            messages: self.messages.clone().into(),
-            tools: self.tools.clone().filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())),
-            kwargs: self.kwargs.clone(),
-            add_generation_prompt: self.add_generation_prompt,
-            bos_token: app.bos.clone(),
-            eos_token: app.eos.clone(),
-            ..ruvllm::chat::ChatInputs::new(&[])
-        };
-        Ok(app.template.render(&inputs).map_err(ruvllm::Error::from)?)
-    }
-}
-
-/// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
-fn message_for_template(i: usize, mut message: Value) -> Result<Value, ApiError> {
-    let wrong = |what: &str| ApiError::field(&format!("messages[{i}]"), what);
-    let Some(fields) = message.as_object_mut() else { return Err(wrong("expected an object")) };
-    if fields.get("role").and_then(Value::as_str).is_none() {
-        return Err(wrong("it has no role"));
-    }
-    match fields.get_mut("content") {
-        Some(Value::String(_)) => {}
-        Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(|part| match part["type"].as_str() {
-                Some("text") => part["text"].as_str().ok_or_else(|| wrong("a part has no text")),
-                Some("refusal") => part["refusal"].as_str().ok_or_else(|| wrong("a part has no refusal")),
-                other => Err(wrong(&format!("parts of the type {other:?} are not supported, only text"))),
-            });
-            let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
-            fields.insert("content".into(), text.into());
-        }
-        None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
-        Some(_) => return Err(wrong("its content is neither text nor parts")),
-    }
-    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-        {
-            *arguments = object.into();
-        }
-    }
-    Ok(message)
+    let (job, answers) = turn.submit().await?;
+    Call::new(job, true).respond(answers, 1).await
 }

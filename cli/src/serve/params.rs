@@ -4,8 +4,10 @@ use super::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use ruvllm::grammar::{Grammar, Syntax};
+use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// Most answers to one prompt.
 const MAX_ANSWERS: usize = 64;
@@ -24,6 +26,7 @@ pub(super) struct Params {
     /// Whether a stream ends with the numbers of tokens.
     pub(super) include_usage: bool,
     pub(super) priority: i32,
+    pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
 }
 
 /// Sets what the request gives: `field => method`.
@@ -35,6 +38,8 @@ macro_rules! set {
 
 impl Params {
     pub(super) fn of(app: &App, fields: &mut Fields) -> Result<Params, ApiError> {
+        let model = fields.take::<String>("model")?;
+        let adapters = adapters(app, model.as_deref(), fields.take("lora")?)?;
         let mut builder = app.sampling.clone();
         set!(fields, builder,
             "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
@@ -112,6 +117,7 @@ impl Params {
             stream: fields.flag("stream")?,
             include_usage,
             priority: fields.take("priority")?.unwrap_or(0),
+            adapters,
         })
     }
 
@@ -122,6 +128,28 @@ impl Params {
         sampler.set_mask(mask);
         Ok(sampler)
     }
+}
+
+/// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists, or the one behind the
+/// colon of `model`, or all with the scales that they were loaded with. Other names are of models: there is one, and the
+/// answer says which.
+fn adapters(app: &App, model: Option<&str>, lora: Option<Vec<Value>>) -> Result<Vec<(Arc<Adapter>, f32)>, ApiError> {
+    if let Some(list) = lora {
+        let of = |entry: &Value| {
+            let found = app.adapters.get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
+            let scale = entry["scale"].as_f64().map(|scale| scale as f32).filter(|scale| scale.is_finite())?;
+            Some((Arc::clone(&found.adapter), scale))
+        };
+        let wrong = |entry: &Value| {
+            let n = app.adapters.len();
+            ApiError::field("lora", format!("expected an id below {n} and a scale, found {entry}"))
+        };
+        return list.iter().map(|entry| of(entry).ok_or_else(|| wrong(entry))).collect();
+    }
+    let name = model.and_then(|model| Some(model.rsplit_once(':')?.1));
+    let named = app.adapters.iter().find(|adapter| name == Some(&adapter.name));
+    let chosen = named.map_or(&app.adapters[..], std::slice::from_ref);
+    Ok(chosen.iter().map(|adapter| (Arc::clone(&adapter.adapter), adapter.scale)).collect())
 }
 
 /// Most tokens of an answer, under any of its names; -1 is as many as fit.

@@ -1,17 +1,17 @@
 //! Attention over half-precision keys and values for many query rows, on bf16 tiles.
 //!
-//! Blocks of keys that a prompt's row sees whole, and that end before its own position, are multiplied by tiles; at the
-//! edges of what rows see, for odd widths of heads and for generated tokens, AVX-512's kernels do it, as they do the
-//! softmax of all. Rows are taken 32 at a time, of which some may take a block this way and others that.
-//! Every factor is two bf16 numbers, as for F16 weights: an f16 number is that sum, queries and weights
-//! lose at most 2⁻¹⁸ of themselves.
+//! Tiles multiply the blocks of keys that a prompt's row sees whole, and that end before its own position. AVX-512's
+//! kernels do the rest: the edges of what rows see, odd widths of heads, generated tokens, and every softmax. Rows are
+//! taken 32 at a time; some of them may take a block this way and the others the other way. Every factor is the sum of
+//! two bf16 numbers, as for F16 weights: for f16 the sum is exact, queries and weights lose at most 2⁻¹⁸ of their
+//! value.
 //!
 //! The budget of 64 keys of 64 values for 128 query rows, in cycles: 512 tile products, 8200; keys and values
 //! to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800. AVX-512's
 //! multiply-adds take 32800 at their peak, besides the softmax.
 //!
-//! A row's result depends on its position and the keys that it sees, not on the other rows. An infinite key, an f16
-//! that overflowed, is NaN in tiles.
+//! A row's result depends on its position and the keys that it sees, not on the other rows. An infinite key, which is
+//! an f16 that overflowed, becomes NaN in tiles.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
@@ -23,9 +23,9 @@ use half::f16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Passes that share the keys and values that were made tiles of.
+/// Passes that share packed keys and values.
 const PASSES: usize = 4;
-/// Widest head that there is room for.
+/// Widest head that this kernel takes.
 const WIDEST: usize = 256;
 /// Words that `hi` and `lo` of 32 values take.
 const GROUP_WORDS: usize = 2 * LANES;
@@ -36,15 +36,15 @@ struct Room {
     scores: [f32; ROWS * STRIDE],
     /// Queries as the first operand: `[pass][row][group][part][word]`.
     queries: [u32; PASSES * ROWS * WIDEST],
-    /// Keys as the second: `[pair of registers][group][part][word][register][key]`.
+    /// Keys as the second operand: `[pair of registers][group][part][word][register][key]`.
     keys: [u32; BLOCK * WIDEST],
-    /// Values as the second: `[32 columns][group of keys][part][word][register][column]`.
+    /// Values as the second operand: `[32 columns][group of keys][part][word][register][column]`.
     values: [u32; BLOCK * WIDEST],
-    /// Weights as the first: `[row][group of keys][part][word]`.
+    /// Weights as the first operand: `[row][group of keys][part][word]`.
     weights: [u32; ROWS * BLOCK],
-    /// Of each pass.
+    /// Outputs of each pass.
     out: [f32; PASSES * ROWS * WIDEST],
-    /// Queries of a pass that is not whole; outputs of rows that a block is not added to.
+    /// Queries of an incomplete pass; a copy of the outputs of rows that a block must not change.
     spare: [f32; ROWS * WIDEST],
 }
 
@@ -87,15 +87,15 @@ pub(super) unsafe fn attention_f16(
         let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = parts.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
-            // SAFETY: room for the outputs of a pass of its own; tiles have rows that there are not, too.
+            // SAFETY: room for the outputs of a pass of its own, whole because tiles have missing rows, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
-            // SAFETY: the same room, and one for scores.
+            // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { Pass::new(p, q, out, ranges, scores) })
         });
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
             if q.len() < ROWS * p.head_dim {
-                // SAFETY: room for as many queries, nothing else as yet.
+                // SAFETY: room for as many queries, not in use yet.
                 let room = unsafe {
                     spare.write_bytes(0, ROWS * p.head_dim);
                     std::slice::from_raw_parts_mut(spare, q.len())
@@ -103,7 +103,7 @@ pub(super) unsafe fn attention_f16(
                 room.copy_from_slice(q);
                 first = spare;
             }
-            // SAFETY: the rows of a pass, and room for them.
+            // SAFETY: the rows of a pass exist, and there is room for them.
             unsafe { pack_rows(first, p.head_dim, p.head_dim, queries.wrapping_add(i * ROWS * p.head_dim)) };
         }
         for i in seen.clone() {
@@ -143,7 +143,7 @@ pub(super) unsafe fn attention_f16(
                 unsafe { pack_rows(scores, STRIDE, BLOCK, weights) };
                 let out = pass.out_mut();
                 if rows != u32::MAX {
-                    // SAFETY: room for as many.
+                    // SAFETY: room for as many values.
                     unsafe { std::ptr::copy_nonoverlapping(out, spare, ROWS * p.head_dim_v) };
                 }
                 for column in (0..p.head_dim_v).step_by(32) {
@@ -151,7 +151,7 @@ pub(super) unsafe fn attention_f16(
                     // SAFETY: 32 rows of weights, 32 columns of values, and the outputs of both.
                     unsafe { products(weights, BLOCK, values, BLOCK / 32, to, p.head_dim_v, false) };
                 }
-                // Tiles have all rows: those that were not meant get back what they had.
+                // Tiles have all rows: those that skip the block get back what they had.
                 for row in (0..ROWS).filter(|row| rows >> row & 1 == 0) {
                     let at = row * p.head_dim_v;
                     // SAFETY: a row of outputs, which was copied.
@@ -165,7 +165,7 @@ pub(super) unsafe fn attention_f16(
     }
 }
 
-/// [`ROWS`] rows of `n` values, `stride` apart, as `hi` and `lo`.
+/// Packs [`ROWS`] rows of `n` values, `stride` apart, as `hi` and `lo`.
 ///
 /// # Safety
 /// The rows must be readable, and `to` have room for them.
@@ -176,13 +176,13 @@ unsafe fn pack_rows(from: *const f32, stride: usize, n: usize, to: *mut u32) {
             let x = from.wrapping_add(row * stride + g * 32);
             // SAFETY: 32 values of a row.
             let x = unsafe { [_mm512_loadu_ps(x), _mm512_loadu_ps(x.wrapping_add(16))] };
-            // SAFETY: room for as many.
+            // SAFETY: room for as many values.
             unsafe { store_parts(split(x), to.wrapping_add(row * n + g * GROUP_WORDS), LANES) };
         }
     }
 }
 
-/// `hi` and `lo`, `apart` words from each other.
+/// Stores `hi` and `lo`, `apart` words from each other.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store_parts(parts: [__m512i; 2], to: *mut u32, apart: usize) {
@@ -192,7 +192,7 @@ unsafe fn store_parts(parts: [__m512i; 2], to: *mut u32, apart: usize) {
     }
 }
 
-/// 32 numbers as `hi` and `lo`.
+/// Splits 32 numbers into `hi` and `lo`, exactly.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn split_f16(x: __m512i) -> [__m512i; 2] {
@@ -202,7 +202,7 @@ fn split_f16(x: __m512i) -> [__m512i; 2] {
 /// Words between `hi` and `lo` of the second operand, 32 rows or columns wide.
 const PART: usize = LANES * 2 * LANES;
 
-/// The keys of a block, pairs of values in the words.
+/// Packs the keys of a block, with pairs of values in the words.
 ///
 /// # Safety
 /// The keys must be readable, and `to` have room for them.
@@ -224,13 +224,13 @@ unsafe fn pack_keys(k: Rows<f16>, to: *mut u32) {
     }
 }
 
-/// The values of a block, pairs of rows in the words.
+/// Packs the values of a block, with pairs of rows in the words.
 ///
 /// # Safety
 /// The values must be readable, and `to` have room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pack_values(v: Rows<f16>, to: *mut u32) {
-    // Numbers from the first and second row in turn: those of columns 0..16, and of 16..32.
+    // Interleaves two rows: columns 0..16, then 16..32.
     const TURNS: [[u16; 32]; 2] = {
         let mut turns = [[0; 32]; 2];
         let mut i = 0;
@@ -314,7 +314,7 @@ unsafe fn products(
     }
 }
 
-/// Tiles 0 to 3, two rows of two, get the products of 4 and 5 with 6 and 7.
+/// Adds to tiles 0 to 3, a grid of 2 × 2, the products of tiles 4 and 5 with tiles 6 and 7.
 #[inline(always)]
 unsafe fn multiply() {
     // SAFETY: the caller's promise.

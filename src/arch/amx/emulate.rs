@@ -1,6 +1,6 @@
-//! The tile instructions in software, for CPUs without them: what traps as an illegal instruction is
-//! decoded and done here, after the pseudocode of Intel's "Software Developer's Manual", volume 2.
-//! So tests run the very machine code of this level, some hundred times slower.
+//! The tile instructions in software, for CPUs without them: what traps as an illegal instruction is decoded and
+//! executed here, after the pseudocode of Intel's "Software Developer's Manual", volume 2. So tests run this level's
+//! real machine code, some hundred times slower.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -33,7 +33,7 @@ struct Context {
 }
 
 const RIP: usize = 16;
-/// Where [`Context`] has the registers of the instruction set's numbers.
+/// Index in [`Context::registers`] for each register number of the instruction set.
 const NUMBERED: [usize; 16] = [13, 14, 12, 11, 15, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7];
 
 const ROWS: usize = 16;
@@ -45,7 +45,7 @@ thread_local! {
     static TILES: UnsafeCell<[Tile; 8]> = const { UnsafeCell::new([[[0; ROW_BYTES]; ROWS]; 8]) };
 }
 
-/// Takes over illegal instructions of this process; whether that went well.
+/// Installs the handler of illegal instructions in this process; returns whether that worked.
 pub(super) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
@@ -55,7 +55,7 @@ pub(super) fn install() -> bool {
     })
 }
 
-/// A decoded instruction; numbers are those of tiles.
+/// A decoded instruction; tiles are given by number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instruction {
     LoadConfig { from: u64 },
@@ -109,8 +109,8 @@ fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
 extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel hands over a context of this layout, which only this handler uses now.
     let context = unsafe { &mut *context.cast::<Context>() };
-    // SAFETY: code lies there; the bytes behind an instruction at the very end of a mapping are the
-    // only ones that might not, and functions end with a return.
+    // SAFETY: the address is that of code; only bytes after an instruction at the very end of a mapping
+    // might not exist, and functions end with a return.
     let code = unsafe { (context.registers[RIP] as *const [u8; 7]).read_unaligned() };
     let Some((instruction, length)) = decode(&code, &context.registers) else {
         // Not ours: with the default action the instruction traps again and ends the process.
@@ -150,8 +150,8 @@ extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     });
 }
 
-/// One row of sums: products of even `k` and of odd `k` are summed by themselves first. Numbers too small to
-/// be normal count as zero, coming and going.
+/// One row of sums: products of even `k` and of odd `k` are summed separately first. Denormals count as zero, both as
+/// operands and as results.
 fn dot_row(c: [u8; ROW_BYTES], a: &[u8; ROW_BYTES], b: &Tile) -> [u8; ROW_BYTES] {
     let mut sums = [[0.0; 16]; 2];
     let a: [[u16; 2]; 16] = bytemuck::cast(*a);
@@ -184,7 +184,7 @@ fn flush(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Encodings that the assembler of binutils makes.
+    /// Encodings produced by the assembler of binutils.
     #[test]
     fn decodes() {
         let mut registers = [0; 17];
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(decode(&[0x0f, 0x0b, 0, 0, 0, 0, 0], &registers), None); // ud2
     }
 
-    /// Each of the two products is lost when it is added to 2²⁴; their sum is not.
+    /// Either of the two products would be lost if it were added to 2²⁴ alone; their sum is not.
     #[test]
     fn sums_even_and_odd_by_themselves() {
         let one = [0x3f80u16; 2];

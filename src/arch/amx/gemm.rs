@@ -1,13 +1,13 @@
 //! Products with many activation rows on bf16 tiles.
 //!
-//! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed activations
-//! are the words of 16 rows side by side, as a tile of the other operand does: tiles are loaded from
-//! both without any more shuffling. A register tile is 2 × 2 tiles of sums. Block formats are rounded to
-//! bf16, which makes 0.4 of the error of 8-bit activations. F16 and BF16 weights are to stay exact:
-//! an activation is the sum of three bf16 numbers, a weight of two or, BF16, of one; all products go into the same
-//! sum, but the one of the smallest parts, 2⁻²⁷ of the whole. With two numbers an activation loses up to 2⁻¹⁸ of
-//! itself, and logits of F16 models with 32 layers are off by three thousandths. F32 weights have more
-//! bits than two numbers hold, and use the `f32` panels of AVX-512.
+//! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed activations are the words of
+//! 16 rows side by side, as a tile of the other operand does: tiles are loaded from both without any more shuffling. A
+//! register tile is 2 × 2 tiles of sums. Block formats are rounded to bf16, which has 0.4 of the error of 8-bit
+//! activations. F16 and BF16 weights are to stay exact: an activation is the sum of three bf16 numbers, a weight of two
+//! or, for BF16, of one; all products of the parts go into the same sum, except that of the two smallest, 2⁻²⁷ of the
+//! whole. With two numbers an activation would lose up to 2⁻¹⁸ of its value, and logits of F16 models with 32 layers
+//! would be off by three thousandths. F32 weights have more bits than two numbers hold, and use the `f32` panels of
+//! AVX-512.
 //!
 //! ```text
 //! for each SUMS activation rows, for each SWEEP of weight rows
@@ -19,8 +19,8 @@
 //!     transpose the sums into y
 //! ```
 //!
-//! The budget, at 512 rows, for one step of the innermost loop (32 weight rows × 256 values × 32
-//! activations: 32 products), in cycles of a core with all in its place; two threads of a core share it:
+//! The budget, at 512 rows, for one step of the innermost loop (32 weight rows × 256 values × 32 activations: 32
+//! products), in cycles of a core whose data are in the caches named above; two threads of a core share it:
 //!
 //! | | per step | cycles |
 //! |---|---|---|
@@ -31,11 +31,11 @@
 //! | L3 to L2: activations, once per sweep | 2 KiB of 8 bytes per cycle | 256 |
 //! | unpack: 512 weights (Q4_K; Q6_K) | 0.13; 0.25 cycles per weight, as on Zen 4 | 68; 128 |
 //!
-//! All of it runs beside the products. That is with up to a thread per 1024 weight rows; beyond that, sweeps are
-//! shorter, so that all threads have work. Had a task one panel (32 rows instead of `SWEEP`), all activations
-//! would come from L3 for each: 16 KiB per step, 2048 cycles. With panels of 512 values, a panel and the
-//! activations that pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles
-//! over all of k saves 8 KiB of sums per step, and costs 16 KiB of weights that then come from L2.
+//! All of it runs beside the products. This holds for up to one thread per 1024 weight rows; with more, sweeps are
+//! shorter, so that all threads have work. If a task had one panel (32 rows instead of `SWEEP`), all activations would
+//! come from L3 for each: 16 KiB per step, 2048 cycles. With panels of 512 values, a panel and the activations that
+//! pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles over all of k saves 8 KiB of
+//! sums per step, but costs 16 KiB of weights that then come from L2.
 //!
 //! Five products for F16 leave a fifth of the peak, three for BF16 a third: at 60 % of 2.1 TFLOP/s that is 1.8
 //! and three times the 0.14 that `f32` multiply-adds could reach.
@@ -45,9 +45,9 @@
 //! and a task goes through the weights of one panel after the other, in the order of memory, which
 //! gives a weight of 4.5 bits in 0.11 cycles.
 //!
-//! The level was written without such a CPU at hand and checked against emulations of the tile
-//! instructions (`--cfg ruvllm_emulate_amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not
-//! measured, from the instruction tables and the cost of unpacking on Zen 4.
+//! The level was written without such a CPU at hand and checked against emulations of the tile instructions
+//! (`--cfg ruvllm_emulate_amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not measured,
+//! from the instruction tables and the cost of unpacking on Zen 4.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{
@@ -61,13 +61,13 @@ use std::arch::x86_64::*;
 
 /// Registers of activations in a register tile.
 const VECS: usize = 2;
-/// Activation rows whose sums are kept at a time; more of them unpack the weights again.
+/// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
 const SUMS: usize = 512;
 /// Weight rows whose sums are kept at a time: 512 KiB.
 const SWEEP: usize = 256;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
-/// Words of a row of a panel.
+/// Words per panel row.
 const PANEL: usize = DEPTH / 2;
 
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
@@ -105,7 +105,7 @@ const fn on_tiles<W: UnpackTile>() -> Gemm {
     }
 }
 
-/// Products of parts for one of a weight and an activation: all but the one of the smallest parts of two sums.
+/// Products of parts per product of a weight and an activation: all except that of the smallest parts of both.
 const fn products_of<W: UnpackTile>() -> u64 {
     (W::PARTS * W::X_PARTS - (W::PARTS - 1)) as u64
 }
@@ -162,14 +162,14 @@ struct PanelWeights<'a> {
     row_bytes: usize,
     n_rows: usize,
     k: usize,
-    /// Values of a panel, and what they take.
+    /// Values per panel row, and the bytes they come from.
     depth: usize,
     bytes: usize,
-    /// Rows that are multiplied by a part of the activations before the next part's turn.
+    /// Weight rows that are multiplied by one part of the activations before the next part is used.
     sweep: usize,
 }
 
-/// A panel: the rows from `row` on, of them the values from `k0` on.
+/// A panel: the rows from `row` on, the values from `k0` on.
 #[derive(Clone, Copy)]
 struct Panel {
     row: usize,
@@ -190,7 +190,7 @@ impl PanelWeights<'_> {
         }
     }
 
-    /// The blocks of row `r` of `p`; of rows that are not there, none.
+    /// The blocks of row `r` of `p`; empty past the last row.
     #[inline]
     fn blocks(&self, p: Panel, r: usize) -> &[u8] {
         if p.row + r >= self.n_rows {
@@ -201,7 +201,7 @@ impl PanelWeights<'_> {
         &row[start..(start + self.bytes).min(self.row_bytes)]
     }
 
-    /// Unpacks `rows` of `p`, and asks for those of the panel after it.
+    /// Unpacks `rows` of `p`, and prefetches those of the panel after it.
     ///
     /// # Safety
     /// The CPU must have the level's features.
@@ -211,7 +211,7 @@ impl PanelWeights<'_> {
         let after = self.after(p);
         for r in rows {
             let mut blocks = self.blocks(p, r);
-            // Panels are multiplied whole: what is not there counts as 0, as do blocks of zeros.
+            // Panels are multiplied whole: missing blocks are replaced by zero bytes, which expand to 0.
             let mut filled;
             if blocks.len() < self.bytes {
                 filled = [0; 2 * DEPTH];
@@ -257,7 +257,7 @@ unsafe fn kernel<W: UnpackTile>(
     let vec_words = words(k) * LANES;
     let n_vecs = y.rows().div_ceil(LANES);
 
-    // One that is multiplied, one that is unpacked meanwhile.
+    // One buffer is multiplied while the other is filled.
     let (buffers, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
     let mut buffers: [&mut [PanelRow]; 2] = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(TILE).into();
     // `[TILE of weight rows][register of activations][weight row][lane]`
@@ -294,7 +294,7 @@ unsafe fn kernel<W: UnpackTile>(
                 unsafe {
                     tile(buffers[0].as_ptr().cast(), x.as_ptr(), groups, tile_sums(t * VECS), panel.k0 == 0, ahead)
                 };
-                // Each panel of a sweep asks for a part of what the next ones multiply.
+                // Each panel of a sweep prefetches a part of what the next ones multiply.
                 let soon = activations(t, next_k0);
                 if panels.sweep > TILE
                     && let Some(soon) = soon.chunks(soon.len().div_ceil(SWEEP / TILE)).nth(in_sweep / TILE)
@@ -308,7 +308,7 @@ unsafe fn kernel<W: UnpackTile>(
                 }
             }
             buffers.swap(0, 1);
-            // The last panel of a sweep: a new one begins, or nothing.
+            // After the last panel of a sweep, another sweep begins or the work is done.
             if next.is_none_or(|next| next.k0 == 0 && next.row % panels.sweep == 0) {
                 let start = panel.row - in_sweep;
                 // SAFETY: all sums of the sweep were computed.
@@ -318,7 +318,7 @@ unsafe fn kernel<W: UnpackTile>(
     }
 }
 
-/// The sums of the activation rows in `n_vecs` registers to the columns `start..end` of `y`, where it has them.
+/// Stores the sums of the activation rows in `n_vecs` registers to the columns `start..end` of `y`, where it has them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn store(y: &mut ColumnsMut<'_>, first_vec: usize, n_vecs: usize, start: usize, end: usize, sums: *const f32) {
     let (rows, cols, stride) = (y.rows(), y.cols().min(end), y.stride());
@@ -335,13 +335,12 @@ unsafe fn store(y: &mut ColumnsMut<'_>, first_vec: usize, n_vecs: usize, start: 
     }
 }
 
-/// Groups of activations that are asked for before they are needed: L2 takes some 15 cycles, and a
-/// group 64.
+/// Prefetch distance for activations, in groups: L2 takes some 15 cycles, and a group 64.
 const AHEAD: usize = 2;
 
-/// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` for 32 weight rows and `VECS` registers of activations; `first`
-/// starts from zero. Tiles 0 to 3 are the sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations.
-/// Meanwhile asks for the activations from `ahead` on, which are next.
+/// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` for 32 weight rows and `VECS` registers of activations; `first` starts
+/// from zero. Tiles 0 to 3 are the sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations. Also prefetches the
+/// activations from `ahead` on, which are next.
 ///
 /// # Safety
 /// A configuration must be loaded, `w` be a panel, `x` have the groups, and the registers of sums

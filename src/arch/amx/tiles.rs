@@ -1,8 +1,8 @@
 //! The tile instructions, until `core::arch` has them on stable Rust (feature `x86_amx_intrinsics`;
 //! named here as there). A tile is 16 rows of 64 bytes.
 //!
-//! The compiler knows nothing of tile registers, and never touches them; what it must not do is to
-//! reorder these, which it does not as long as none of them is marked `pure`.
+//! The compiler knows nothing of tile registers and never touches them. It must not reorder these instructions, and
+//! does not as long as none of them is marked `pure`.
 
 use std::arch::asm;
 
@@ -24,8 +24,8 @@ static FULL_TILES: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Eight full tiles, for as long as it lives. Without it the state that the kernel saves at every
-/// switch of threads stays large.
+/// Configuration of eight full tiles, released on drop: otherwise the state that the kernel saves at every thread
+/// switch would stay large.
 pub(super) struct Tiles(());
 
 impl Tiles {
@@ -42,7 +42,7 @@ impl Tiles {
 impl Drop for Tiles {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: whoever made `self` promised that the CPU has AMX.
+        // SAFETY: the maker of `self` promised that the CPU has AMX.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
@@ -57,7 +57,7 @@ pub(super) unsafe fn tile_zero<const T: u8>() {
     unsafe { asm!("tilezero tmm{t}", t = const T, options(nomem, nostack, preserves_flags)) };
 }
 
-/// Row `i` of `T` comes from `from + i·stride` bytes.
+/// Loads row `i` of `T` from `from + i·stride` bytes.
 ///
 /// # Safety
 /// [`Tiles`] must be alive, and all 16 rows readable.
@@ -70,7 +70,7 @@ pub(super) unsafe fn tile_loadd<const T: u8>(from: *const u32, stride: usize) {
     }
 }
 
-/// Row `i` of `T` goes to `to + i·stride` bytes.
+/// Stores row `i` of `T` to `to + i·stride` bytes.
 ///
 /// # Safety
 /// [`Tiles`] must be alive, and all 16 rows writable.

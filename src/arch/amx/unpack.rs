@@ -1,4 +1,4 @@
-//! Weights as tiles of bf16 want them: 32 values of a row to 64 bytes, in order.
+//! Weights as tiles of bf16 need them: 32 values of a row in 64 bytes, in order.
 //!
 //! A group of 32 weights of 4 bits has only 16 values (of 5 bits, 32): they are computed and rounded
 //! once, and the weights look theirs up. `vpermb` looks up in 64 bytes, 32 numbers or two tables
@@ -13,22 +13,22 @@ use std::marker::PhantomData;
 
 /// Values of a row of a tile.
 pub(super) const GROUP: usize = 32;
-/// Words of such a row, and rows of a tile.
+/// Words per tile row, and rows per tile.
 pub(super) const LANES: usize = 16;
 
-/// Values of a super-block: what is unpacked at a time.
+/// Values per super-block, which are unpacked at a time.
 pub(super) const DEPTH: usize = 256;
 /// A row of a panel: groups of bf16 pairs.
 pub(super) type PanelRow = [[u32; LANES]; DEPTH / GROUP];
 
-/// A format, as factors of products of tiles.
+/// A format as operands of tile products.
 pub(super) trait UnpackTile {
-    /// bf16 numbers that are a weight's sum: one or two.
+    /// bf16 numbers whose sum is a weight: one or two.
     const PARTS: usize;
-    /// Those of the activations it is multiplied by: one, or three, which hold an `f32` whole.
+    /// bf16 numbers whose sum is an activation: one, or three, which hold an `f32` exactly.
     const X_PARTS: usize;
 
-    /// Values that a row of a panel holds: a super-block, or, of formats without blocks, half as many.
+    /// Values per panel row: a super-block or, for formats without blocks, half of one.
     const VALUES: usize = if Self::X_PARTS == 1 { DEPTH } else { DEPTH / 2 };
 
     /// Writes the values of `bytes`, `VALUES` of them; part `p` of group `g` to the words of group `g·PARTS + p`.
@@ -43,14 +43,14 @@ pub(super) trait Scaled: Groups {
     /// Values that share a scale and an offset, in halves of a group.
     const HALVES: usize;
 
-    /// Those of one super-block, or of eight blocks of a group, in their order.
+    /// Factors of one super-block, or of eight blocks of one group, in their order.
     ///
     /// # Safety
     /// The CPU must have the level's features.
     unsafe fn scales(blocks: &[Self]) -> Factors;
 }
 
-/// Blocks of a scale and perhaps an offset in f16.
+/// Blocks with a scale and perhaps an offset in f16.
 macro_rules! small {
     ($($block:ident: $offset:tt;)*) => {$(
         impl Scaled for $block {
@@ -118,8 +118,7 @@ large! {
     BlockTq2_0: 1, Groups::factors;
 }
 
-/// The f16 numbers of eight blocks, put together in general registers: the vector units have
-/// enough to do.
+/// The f16 numbers of eight blocks, combined in general registers: the vector units are busy enough.
 #[inline]
 #[target_feature(enable = "avx512f,f16c")]
 fn f16_values<B>(blocks: &[B], field: impl Fn(&B) -> [u8; 2]) -> __m512 {
@@ -137,8 +136,8 @@ fn floats(x: __m512) -> [f32; 16] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// `*x` in all lanes, from memory: that takes none of the ports that shuffles and lookups wait for, and the
-/// compiler prefers to shuffle.
+/// `*x` in all lanes, loaded from memory: that needs none of the ports that shuffles and lookups wait for. The compiler
+/// would shuffle.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn splat(x: &f32) -> __m512 {
@@ -151,7 +150,7 @@ fn splat(x: &f32) -> __m512 {
     all
 }
 
-/// Formats that `f32` values are made of first.
+/// Formats that are expanded to `f32` first.
 pub(super) struct Widened<B>(PhantomData<B>);
 
 impl<B: Scaled> UnpackTile for Widened<B> {
@@ -267,7 +266,7 @@ const fn twice(n: usize) -> [u8; 64] {
     bytes
 }
 
-/// From the bits 1 to 4 of all bytes, where the bytes of numbers of table `which` are.
+/// Byte indices into table `which` of the numbers that bits 1 to 4 of each byte select.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn indices(x: __m512i, which: usize) -> __m512i {
@@ -279,14 +278,14 @@ fn indices(x: __m512i, which: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn load_bytes(x: &[u8; 64]) -> __m512i {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [u32; LANES], x: __m512i) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) };
 }
 

@@ -1,4 +1,4 @@
-//! Eight lanes of `f32`, and what is not float arithmetic.
+//! Eight lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use std::ops::{Add, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(super) struct F32x8(pub(super) __m256);
 
-/// The first vector of a kernel.
+/// Zero, the first vector of a kernel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn zero() -> F32x8 {
@@ -135,7 +135,7 @@ fn copysign(x: __m256, sign: __m256) -> __m256 {
     _mm256_or_ps(_mm256_andnot_ps(bit, x), _mm256_and_ps(bit, sign))
 }
 
-/// In two factors, since neither `2⁻¹⁵⁰` nor `2¹²⁸` is a number; the first product is exact.
+/// In two factors, since neither `2⁻¹⁵⁰` nor `2¹²⁸` is an `f32`; the first product is exact.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn scale2(x: __m256, n: __m256) -> __m256 {
@@ -156,7 +156,7 @@ fn sum(x: __m256) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn max_lane(x: __m256) -> f32 {
-    // A maximum with a NaN on the left is the right side: begin with numbers only.
+    // `_mm256_max_ps` returns its right operand if either is NaN: this leaves numbers only.
     let x = _mm256_max_ps(x, _mm256_set1_ps(f32::NEG_INFINITY));
     let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
     let x = _mm_max_ps(x, _mm_movehl_ps(x, x));

@@ -1,11 +1,10 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! Block-quantised weights are multiplied as what they are, integers. With activations rounded to
-//! 16 bits, where nothing is lost that could be noticed, `vpmaddwd` does twice the products of an
-//! `f32` multiply-add. K-quants take 8-bit activations, which `vpmaddubsw` multiplies twice as fast
-//! again: with a scale per 32 of them their error is three quarters of llama.cpp's, which has one per
-//! 256 for these formats. F32, F16 and BF16 weights, and the formats
-//! that look groups of values up, go through `f32` panels.
+//! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no loss that could be
+//! noticed, `vpmaddwd` does twice the products of an `f32` multiply-add. K-quants take 8-bit activations, which
+//! `vpmaddubsw` multiplies twice as fast again: with a scale per 32 of them their error is three quarters of
+//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights, and the formats that look up groups
+//! of values, go through `f32` panels.
 
 use super::elementwise::{F32x8, zero};
 use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
@@ -35,12 +34,12 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
     }
 }
 
-/// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
+/// Scales run along rows, so that a column's weights share none: `f32` panels for all formats.
 pub(super) fn transposed_for(_dtype: DType) -> Transposed {
     const { transposed::<F32Panels>() }
 }
 
-/// Words of a register.
+/// Words per register.
 const LANES: usize = 8;
 
 f32_panels!("avx2,fma,f16c", F32x8, zero(), depth: BLOCK, rows: 4, rows_of_one: 8);
@@ -96,7 +95,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     }
 }
 
-/// Blocks of signed bytes.
+/// Expands blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
@@ -122,14 +121,14 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store(to: &mut [f32; 8], x: __m256) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load(x: &[f32; 8]) -> __m256 {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
@@ -148,12 +147,12 @@ fn array(x: __m256) -> [f32; 8] {
 /// `d` and `d·Σq` of the first half, of the second half, and of both.
 enum IntPanels<const BITS: u32, const SPAN: usize> {}
 
-/// Words with the integers of a record.
+/// Words that hold the integers of a record.
 pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
     if bytes { 8 } else { 16 }
 }
 
-/// Words of a record.
+/// Words per record.
 pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
@@ -206,8 +205,8 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
     first: bool,
     ahead: *const u32,
 ) {
-    // Words of a span. If the compiler knew, it would unroll the inner loop and turn the sums into trees that
-    // need more registers than there are.
+    // Words per span, hidden from the compiler: it would unroll the inner loop and turn the sums into trees that need
+    // more registers than there are.
     let words = std::hint::black_box(int_words(BITS <= 6) * SPAN / 32);
     let mut acc = [[_mm256_setzero_ps(); VECS]; ROWS];
     if !first {
@@ -306,7 +305,7 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     let x = x.as_chunks::<8>().0;
     let x = [load(&x[0]), load(&x[1]), load(&x[2]), load(&x[3])];
     let absolute = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
-    // Bits of positive numbers are in the order of the numbers, NaN last.
+    // The bits of positive numbers sort as the numbers do, NaN last.
     let max = |a, b| _mm256_max_epi32(a, b);
     let largest = int_array(max(max(absolute[0], absolute[1]), max(absolute[2], absolute[3])));
     let largest = largest.into_iter().fold(0, i32::max) as u32;
@@ -342,9 +341,8 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     bytemuck::cast(record)
 }
 
-/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose
-/// bytes are 128 too large: instead of sums it has what that makes of products, `−128·Σq` of each half
-/// as an integer.
+/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose bytes are 128 too
+/// large: instead of `d·Σq` it has the correction for that excess, `−128·Σq` of each half, as an integer.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
@@ -378,7 +376,7 @@ fn int_array(x: __m256i) -> [i32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Records of a weight row. With `EXCESS`, bytes are what they stand for, and 128.
+/// Writes the records of a weight row. With `EXCESS`, bytes are 128 larger than the weights.
 #[target_feature(enable = "avx2,f16c")]
 pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {

@@ -48,15 +48,15 @@ struct Unpacked {
     /// Byte `j % 16` of lane `b % 4 / 2` of register `2·(b % 2) + j / 16` of half `b / 4` is value `j`
     /// of block `b` of 32.
     w: [[__m256i; 4]; 2],
-    /// Of each 16 weights.
+    /// Scale per 16 weights.
     scale: [__m256; 2],
-    /// Of each 16 weights.
+    /// Offset per 16 weights.
     offset: [__m256; 2],
 }
 
 /// A format whose `N` blocks hold 256 weights.
 trait UnpackDot<const N: usize>: Pod {
-    /// Whether each 16 weights have a scale of their own; else each 32 share one.
+    /// Whether each 16 weights have a scale of their own; otherwise each 32 share one.
     const SCALE_PER_16: bool = false;
     /// Whether the bytes are signed.
     const SIGNED: bool = false;
@@ -72,8 +72,8 @@ const AHEAD: usize = 8192;
 const SHAPE: Shape = Shape { short: 2048, prefetch: true };
 matvec_kernels!("avx2,fma,f16c", zero(), F32x8, SHAPE, sums: 2, rows: 4, activation_rows: 2, sums_of_any: 1);
 
-/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in a cache of the second level
-/// while all weight rows of a task go by.
+/// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in the L2 cache while all
+/// weight rows of a task go by.
 const MANY: usize = 16;
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -100,8 +100,8 @@ fn matvec<B: UnpackDot<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: 
     }
 }
 
-/// The products of weight rows of `n` values with at most [`MANY`] activation rows from row `i` on: the sums that
-/// [`matvec`] makes of one, added up in the same order.
+/// Products of weight rows of `n` values with at most [`MANY`] activation rows from row `i` on: the same sums as
+/// [`matvec`] computes for each, added in the same order.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn many_rows<B: UnpackDot<N>, const N: usize>(y: &mut ColumnsMut<'_>, w: &[B], i: usize, x: &[BlockQ16], n: usize) {
@@ -129,7 +129,7 @@ fn many_rows<B: UnpackDot<N>, const N: usize>(y: &mut ColumnsMut<'_>, w: &[B], i
     }
 }
 
-/// The weights from block `N·k` of a row on, zeros behind its end.
+/// The weights from block `N·k` of a row on, zeros after its end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpacked<B: UnpackDot<N>, const N: usize>(row: &[B], k: usize) -> Unpacked {
@@ -164,8 +164,8 @@ fn widened_half<B: UnpackDot<N>, const N: usize>(weights: &Unpacked, half: usize
     Half { w, scale: weights.scale[half], offset: weights.offset[half] }
 }
 
-/// Asks for `bytes` from `p` on in the second-level cache; returns where they end. The first level has
-/// too few lines on their way at a time: 1.5 times as fast for Q8_0 and F16 on Zen 4.
+/// Prefetches `bytes` from `p` on into the L2 cache; returns where they end. L1 supports fewer outstanding misses: L2
+/// is 1.5 times as fast for Q8_0 and F16 on Zen 4.
 #[inline(always)]
 pub(in crate::arch) fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
     for line in 0..bytes.div_ceil(64) {
@@ -174,8 +174,8 @@ pub(in crate::arch) fn prefetch(p: *const i8, bytes: usize) -> *const i8 {
     p.wrapping_add(bytes)
 }
 
-/// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes: a lane of 128 bits for every
-/// second block of 32 columns, in which what two registers of words make is added in the order of columns.
+/// `Σ (scale·w + offset)·x` of half a block of activations, the sum spread over the lanes: each 128-bit lane takes
+/// every second block of 32 columns, and adds the products of its two registers of words in the order of columns.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn product<B: UnpackDot<N>, const N: usize>(Half { w, scale, offset }: &Half, x: &BlockQ16, half: usize) -> __m256 {
@@ -210,8 +210,7 @@ fn dot_words<const J: usize>(w: &[__m256i; 2], x: &BlockQ16, half: usize) -> __m
     _mm256_add_epi32(_mm256_madd_epi16(w[0], load_i16(&even[half])), _mm256_madd_epi16(w[1], load_i16(&odd[half])))
 }
 
-/// `total + sum·scale`, where each 128-bit lane uses the one of its scales that `WHICH` names four
-/// times.
+/// `total + sum·scale`, where `WHICH` is a permutation that broadcasts one scale within each 128-bit lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scaled<const WHICH: i32>(total: __m256, sum: __m256i, scale: __m256) -> __m256 {
@@ -520,7 +519,7 @@ fn shifted(x: __m256i, by: __m256i, mask: __m256i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn with_fifth_bits(low: [[__m256i; 4]; 2], qh: [&[u8; 4]; 8]) -> [[__m256i; 4]; 2] {
-    // Each byte looks at the byte of `qh` that holds its bit.
+    // Each byte gets the byte of `qh` that holds its bit.
     let first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
     let second = _mm256_broadcastsi128_si256(_mm_setr_epi8(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
@@ -550,7 +549,7 @@ fn look_up(values: &[i8; 16], codes: [[__m256i; 4]; 2]) -> [[__m256i; 4]; 2] {
     w
 }
 
-/// `low | high << AT`, of bytes whose `high` is small enough.
+/// `low | high << AT`, byte by byte; `high` must be small enough not to spill into the next byte.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn merge<const AT: i32>(low: [[__m256i; 4]; 2], high: [[__m256i; 4]; 2]) -> [[__m256i; 4]; 2] {
@@ -606,7 +605,7 @@ fn twice(x: u64) -> __m128i {
     _mm_unpacklo_epi8(x, x)
 }
 
-/// Eight bytes in one word. Not `from_le_bytes`, which here goes through memory and waits for it.
+/// Eight bytes in one word. `from_le_bytes` would go through memory here, and stall.
 #[inline(always)]
 pub(in crate::arch) fn joined(x: [&u8; 8]) -> u64 {
     let [a, b, c, d, e, f, g, h] = x;
@@ -720,14 +719,14 @@ fn store_i16(to: &mut [i16; 8], x: __m128i) {
     unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
 }
 
-/// The values, then zeros.
+/// The values, padded with zeros.
 pub(in crate::arch) fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     let mut all = [T::default(); N];
     all[..values.len()].copy_from_slice(values);
     all
 }
 
-/// Rounds a row of activations, with the very results of the scalar level.
+/// Rounds a row of activations, with exactly the results of the scalar level.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {

@@ -1,6 +1,5 @@
-//! Block formats as 32 signed bytes with a scale and an offset for each 16: what panels are filled
-//! from, at this level and at those above. Scales have so few bits that one multiply-add gives the
-//! very values of `dequantize`.
+//! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels, at this level and
+//! those above. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;
@@ -16,7 +15,7 @@ pub(in crate::arch) struct Factors {
 /// A block of `GROUPS` groups of 32 values.
 pub(in crate::arch) trait Groups: Pod {
     const GROUPS: usize;
-    /// Without a minimum, what an offset is made of: `offset = −ZERO·scale`.
+    /// For formats without a minimum: `offset = −ZERO·scale`.
     const ZERO: u8 = 0;
 
     /// # Safety
@@ -192,7 +191,7 @@ pub(in crate::arch) fn scales_mins_bytes(packed: &[u8; 12]) -> [u64; 2] {
     [six(a, c), six(b, c >> 4)]
 }
 
-/// `d·q` for 16 signed bytes.
+/// `d·q` of 16 signed bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn times(d: f32, q: __m128i) -> [f32; 16] {
@@ -246,7 +245,7 @@ fn byte_bit(bytes: &[u8; 32], i: usize, value: i8) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn bits(number: [u8; 4], value: i8) -> __m256i {
     let bytes = _mm256_set1_epi32(i32::from_le_bytes(number));
-    // Byte `i` of the result looks at byte `i / 8` of the number.
+    // Byte `i` of the result gets byte `i / 8` of the number.
     let of_eight = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     let bit = _mm256_set1_epi64x(0x8040201008040201u64 as i64);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bytes, of_eight), bit), bit);

@@ -1,22 +1,21 @@
 //! Attention for many query rows over keys and values of 16 bits or fewer, in integers of 16 bits.
 //!
-//! `vpdpwssd` does 32 multiply-adds where one of `f32` does 16. Blocks of keys that a prompt's row sees whole, and that
-//! end before its own position, go this way; at the edges of what rows see, for odd widths of heads, where a number is
-//! not finite, and for generated tokens, the shared kernel does it. Rows are taken 32 at a time, of which some may
-//! take a block this way and others that.
+//! `vpdpwssd` does 32 multiply-adds, where an `f32` instruction does 16. It multiplies the blocks of keys that a
+//! prompt's row sees whole, and that end before its own position. The shared kernel does the rest: the edges of what
+//! rows see, odd widths of heads, numbers that are not finite, and generated tokens. Rows are taken 32 at a time; some
+//! of them may take a block this way and the others the shared way.
 //!
-//! Queries lie in lanes, so that keys need no turning, the softmax goes down the lanes, and both products are
-//! one loop: pairs of words of 32 rows against pairs broadcast from memory. A query, a key, the weights of a
-//! query and a column of values are each rounded to integers whose 2-norm is at most 32767: by Cauchy and
-//! Schwarz no sum leaves 2³⁰, and of `|a||b|` a product of `n` loses at most `√n/NORM`, as a rule `2⁻¹⁶`. The
-//! half-precision keys lost as much when they were stored.
+//! Queries lie in lanes, so that keys need no transposition, the softmax goes down the lanes, and both products are one
+//! loop: pairs of words of 32 rows against pairs broadcast from memory. A query, a key, the weights of a query and a
+//! column of values are each rounded to integers whose 2-norm is at most 32767: by the Cauchy–Schwarz inequality no sum
+//! exceeds 2³⁰, and a product of vectors `a` and `b` of `n` values errs by at most `|a||b|·√n/NORM`, typically by
+//! `|a||b|·2⁻¹⁶`. Storing the keys in half precision lost as much.
 //!
-//! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64 bytes
-//! each): 64·64 for the products, 64·9 for scores and weights, 64·2 for outputs; what else there is goes on at
-//! other ports. Rounding keys and values takes about 64·64, once for all rows of a task: in all 64·83 with 128
-//! rows, where the shared kernel's multiply-adds alone take 64·128. Measured there, the least of 20 times with
-//! 128 rows, 4096 keys and heads of 64, 128 and 256 values: 166, 181 and 182 GFLOP/s on one core, the shared
-//! kernel 67, 84 and 94.
+//! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64 bytes each): 64·64
+//! for the products, 64·9 for scores and weights, 64·2 for outputs; everything else runs on other ports. Rounding keys
+//! and values takes about 64·64, once for all rows of a task: in all 64·83 with 128 rows, where the shared kernel's
+//! multiply-adds alone take 64·128. Measured there, best of 20 runs with 128 rows, 4096 keys and heads of 64, 128 and
+//! 256 values: 166, 181 and 182 GFLOP/s on one core, the shared kernel 67, 84 and 94.
 //!
 //! A row's result depends on its position and the keys that it sees, not on the other rows.
 
@@ -33,27 +32,27 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Passes that share the keys and values that were rounded.
+/// Passes that share rounded keys and values.
 const PASSES: usize = 4;
-/// Widest head that there is room for.
+/// Widest head that this kernel takes.
 const WIDEST: usize = 256;
 /// Rows of the second operand of a tile of products.
 const TILE: usize = 8;
 const LANES: usize = 16;
-/// The 2-norm that vectors get before they are rounded, which adds at most `√256/2` to it.
+/// The 2-norm to which vectors are scaled before they are rounded; rounding adds at most `√256/2` to it.
 const NORM: f32 = 32700.0;
-/// Squares of 2-norms from here on are left to the shared kernel, as what is not finite.
+/// Rows whose squared 2-norm is this or more are left to the shared kernel, as are those that are not finite.
 const HUGE: f32 = 1e36;
-/// Squares of 2-norms of keys beyond this, which half precision does not reach, are, too.
+/// So are keys whose squared 2-norm exceeds this, which half precision cannot reach.
 const LONG: f32 = 256.0 * 65536.0 * 65536.0;
-/// Vectors with smaller squares of 2-norms are rounded as if they had it.
+/// Vectors with a smaller squared 2-norm are scaled as if they had this one.
 const SMALL: f32 = 1e-30;
 
 /// Working memory of a task.
 #[repr(C)]
 struct Room {
-    /// Scores, then exponentials, of a pass, `[key][row]`; its outputs while they are turned; and what the
-    /// shared kernel needs.
+    /// Scores, then exponentials, of a pass, `[key][row]`; its outputs while they are transposed; scratch of the shared
+    /// kernel.
     scores: [f32; ROWS * WIDEST],
     /// `[pass][pair][row]`
     queries: [u32; PASSES * ROWS * WIDEST / 2],
@@ -63,19 +62,19 @@ struct Room {
     values: [u32; BLOCK / 2 * WIDEST],
     /// `[pair of keys][row]`
     weights: [u32; BLOCK / 2 * ROWS],
-    /// What the integers of each `[pass][row]` count, times the factor on scores.
+    /// Scale of the integers of each `[pass][row]`, times the factor on scores.
     of_queries: [f32; PASSES * ROWS],
-    /// What the integers of each key count.
+    /// Scale of the integers of each key.
     of_keys: [f32; BLOCK],
-    /// What the integers of each column count.
+    /// Scale of the integers of each column.
     of_values: [f32; WIDEST],
-    /// Of each pass, rows or, turned, columns.
+    /// Outputs of each pass, as rows or, transposed, as columns.
     out: [f32; PASSES * ROWS * WIDEST],
 }
 
 const _: () = assert!(WIDEST >= STRIDE && WIDEST >= BLOCK);
 
-/// Where its parts are.
+/// Pointers to the parts of a [`Room`].
 #[derive(Clone, Copy)]
 struct Parts {
     scores: *mut f32,
@@ -161,17 +160,17 @@ fn many_rows<B: Blocks<F32x16>>(
         let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = chunks.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
-            // SAFETY: room for the outputs of a pass of its own; rows that there are not are turned, too.
+            // SAFETY: room for the outputs of a pass of its own, whole because missing rows are transposed, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
-            // SAFETY: the same room, and one for scores.
+            // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { Pass::new(p, q, out, ranges, parts.scores) })
         });
-        // The rows of each pass whose queries could be rounded; whether its outputs are turned, once there are some.
+        // The rows of each pass whose queries could be rounded; whether its outputs are transposed, once it has any.
         let (mut rounded, mut turned) = ([0; PASSES], [None; PASSES]);
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
             if q.len() < ROWS * p.head_dim {
-                // SAFETY: room for as many queries, nothing else as yet.
+                // SAFETY: room for as many queries, not in use yet.
                 let room = unsafe {
                     parts.scores.write_bytes(0, ROWS * p.head_dim);
                     std::slice::from_raw_parts_mut(parts.scores, q.len())
@@ -179,7 +178,7 @@ fn many_rows<B: Blocks<F32x16>>(
                 room.copy_from_slice(q);
                 first = parts.scores;
             }
-            // SAFETY: the rows of a pass, and room for them.
+            // SAFETY: the rows of a pass exist, and there is room for them.
             rounded[i] = unsafe { round_queries(parts.pass(i, p), first, p) };
         }
         for block in seen.clone() {
@@ -202,7 +201,7 @@ fn many_rows<B: Blocks<F32x16>>(
                         continue;
                     }
                     if turned[i] == Some(!columns) {
-                        // SAFETY: the outputs of a whole pass, and room for as many.
+                        // SAFETY: the outputs of a whole pass, and room for as many values.
                         unsafe { turn(pass.out_mut(), p.head_dim_v, columns, parts.scores) };
                     }
                     turned[i] = Some(columns);
@@ -227,13 +226,13 @@ fn many_rows<B: Blocks<F32x16>>(
     }
 }
 
-/// Pairs of words of a row, the last ones zero if its width is odd in vectors.
+/// Words per row when values are paired, rounded up to whole registers.
 fn pairs(dim: usize) -> usize {
     dim.div_ceil(2 * LANES) * LANES
 }
 
 impl Parts {
-    /// Those of pass `i`.
+    /// The parts for pass `i`.
     fn pass(self, i: usize, p: &AttnParams) -> Parts {
         Parts {
             queries: self.queries.wrapping_add(i * ROWS * pairs(p.head_dim)),
@@ -243,18 +242,18 @@ impl Parts {
     }
 }
 
-/// The numbers `a` and `b` times `factor`, below 2¹⁵, rounded to the low and the high words.
+/// Rounds `a·factor` and `b·factor`, below 2¹⁵, to the low and the high words.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn words(a: F32x16, b: F32x16, factor: __m512) -> __m512i {
-    // Numbers of this exponent are integers, with the low bits of the sum in theirs.
+    // Adding this leaves the integer in the low bits of the sum.
     let magic = _mm512_set1_ps(12_582_912.0);
     let a = _mm512_castps_si512(_mm512_fmadd_ps(a.0, factor, magic));
     let b = _mm512_castps_si512(_mm512_fmadd_ps(b.0, factor, magic));
     _mm512_mask_blend_epi16(0xAAAA_AAAA, a, _mm512_slli_epi32::<16>(b))
 }
 
-/// Vectors `2·i` and `2·i + 1` of a row of `dim` values, zero behind its end.
+/// Vectors `2·i` and `2·i + 1` of a row of `dim` values, zero after its end.
 ///
 /// # Safety
 /// The row must be readable.
@@ -271,7 +270,7 @@ unsafe fn read_pair<E: Element<F32x16>>(row: *const E, i: usize, dim: usize) -> 
     [a, unsafe { E::read(z, row.wrapping_add(at + LANES)) }]
 }
 
-/// What the squares of four rows add up to.
+/// Sums of squares of four rows.
 ///
 /// # Safety
 /// The rows must be readable.
@@ -290,7 +289,7 @@ unsafe fn squares<E: Element<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 
     F32x16::sum4(sums)
 }
 
-/// Rounds the queries of a pass. Returns the rows, a bit for each, that are finite, as are all their scores.
+/// Rounds the queries of a pass. Returns the rows, one bit each, that are finite, as are all their scores.
 ///
 /// # Safety
 /// [`ROWS`] rows must be readable, and there must be room for them.
@@ -304,13 +303,13 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
         let squares = unsafe { squares(rows, dim) };
         for (i, square) in squares.into_iter().enumerate() {
             let norm = square.max(SMALL).sqrt();
-            // No key is longer than √LONG. What is not finite fails here, too.
+            // No key is longer than √LONG. Numbers that are not finite fail here, too.
             let largest = norm * p.scale.abs();
             let is_finite = square < HUGE && largest < 1e30;
             finite |= u32::from(is_finite) << (r + i);
             let (factor, of_query) = if is_finite { (NORM / norm, norm * p.scale / NORM) } else { (0.0, 0.0) };
             factors[r + i] = factor;
-            // SAFETY: as many as rows.
+            // SAFETY: there is one number per row.
             unsafe { parts.of_queries.add(r + i).write(of_query) };
         }
     }
@@ -351,7 +350,7 @@ unsafe fn round_keys<E: Element<F32x16>>(parts: Parts, k: Rows<E>) -> bool {
                 return false;
             }
             let norm = square.max(SMALL).sqrt();
-            // SAFETY: as many as keys.
+            // SAFETY: there is one number per key.
             unsafe { parts.of_keys.add(j + i).write(norm / NORM) };
             let factor = _mm512_set1_ps(NORM / norm);
             let to = parts.keys.wrapping_add((j + i) * pairs(k.dim));
@@ -385,7 +384,7 @@ unsafe fn round_values<E: Element<F32x16>>(parts: Parts, v: Rows<E>) -> bool {
         }
         let norm = _mm512_sqrt_ps(_mm512_max_ps(square.0, _mm512_set1_ps(SMALL)));
         let bound = _mm512_set1_ps(NORM);
-        // SAFETY: as many as columns.
+        // SAFETY: there is one number per column.
         unsafe { _mm512_storeu_ps(parts.of_values.wrapping_add(column), _mm512_div_ps(norm, bound)) };
         let factor = _mm512_div_ps(bound, norm);
         for j in 0..BLOCK / 2 {
@@ -401,7 +400,7 @@ unsafe fn round_values<E: Element<F32x16>>(parts: Parts, v: Rows<E>) -> bool {
     true
 }
 
-/// Turns the outputs of a pass: from rows of `dim` to columns, if `columns`, or back.
+/// Transposes the outputs of a pass: from rows of `dim` to columns, if `columns`, or back.
 ///
 /// # Safety
 /// There must be [`ROWS`] of them, and `room` for as many.
@@ -416,7 +415,7 @@ unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
                 *row = unsafe { _mm512_loadu_si512(out.wrapping_add((i + r) * width + j).cast()) };
             }
             for (r, row) in transpose(tile).into_iter().enumerate() {
-                // SAFETY: room for as many.
+                // SAFETY: room for as many values.
                 unsafe { _mm512_storeu_si512(room.wrapping_add((j + r) * height + i).cast(), row) };
             }
         }
@@ -425,10 +424,10 @@ unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
     unsafe { std::ptr::copy_nonoverlapping(room, out, ROWS * dim) };
 }
 
-/// Takes the rows of a pass that `rows` has bits of through a block.
+/// Takes the rows of a pass whose bits are set in `rows` through a block.
 ///
 /// # Safety
-/// The outputs must be turned, and queries, keys and values rounded.
+/// The outputs must be transposed, and queries, keys and values rounded.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams) {
     let z = zero();
@@ -444,7 +443,7 @@ unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams
         let after = before.max(top[h]);
         let (shrink, part) = (exp(before - after), exp(top[h] - after));
         let (rows, total) = (halves(rows)[h], sums[h].mul_add(part, z.load(sum) * shrink));
-        // SAFETY: as many as rows.
+        // SAFETY: there is one number per row.
         unsafe { _mm512_mask_storeu_ps(max.as_mut_ptr(), rows, after.0) };
         // SAFETY: as above.
         unsafe { _mm512_mask_storeu_ps(sum.as_mut_ptr(), rows, total.0) };
@@ -462,7 +461,7 @@ unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams
     unsafe { add_values(parts, factors, rows, out, p.head_dim_v) };
 }
 
-/// The bits of each half of the rows.
+/// The bits of the first and of the second half of the rows.
 fn halves(rows: u32) -> [u16; 2] {
     [rows as u16, (rows >> LANES) as u16]
 }
@@ -475,7 +474,7 @@ fn halves(rows: u32) -> [u16; 2] {
 unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
     let (z, n) = (zero(), pairs(p.head_dim));
     let mut top = [z.splat(f32::NEG_INFINITY); 2];
-    // SAFETY: as many as rows.
+    // SAFETY: there is one number per row.
     let of_queries = unsafe { [z.read(parts.of_queries), z.read(parts.of_queries.wrapping_add(LANES))] };
     for j in (0..BLOCK).step_by(TILE) {
         // SAFETY: the queries, and as many keys.
@@ -513,7 +512,7 @@ unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn short_exp(x: F32x16) -> F32x16 {
     let x = x * x.splat(std::f32::consts::LOG2_E);
-    // What x is above the integer below, in 0..=1: the minimax polynomial of 2ʳ, off by 2.7·10⁻⁶.
+    // How far `x` is above the integer below it, in 0..=1: the minimax polynomial of 2ʳ, off by 2.7·10⁻⁶.
     let r = F32x16(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x.0));
     let p = x.splat(1.353_416_8e-2);
     let p = p.mul_add(r, x.splat(5.201_146e-2));
@@ -523,7 +522,7 @@ fn short_exp(x: F32x16) -> F32x16 {
     p.scale2(x)
 }
 
-/// Turns scores into weights. Returns the sums of exponentials, and what the weights count.
+/// Turns scores into weights. Returns the sums of exponentials, and the scales of the weights' integers.
 ///
 /// # Safety
 /// The scores must be there.
@@ -542,7 +541,7 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
         }
     }
     let bound = z.splat(NORM);
-    // The largest is one, so that the sum of squares is at most the sum.
+    // The largest exponential is 1, so that the sum of squares is at most the sum.
     let norms = [F32x16(_mm512_sqrt_ps(sums[0].0)), F32x16(_mm512_sqrt_ps(sums[1].0))];
     let factors = [bound / norms[0], bound / norms[1]];
     for j in 0..BLOCK / 2 {
@@ -558,10 +557,10 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
     (sums, [norms[0] / bound, norms[1] / bound])
 }
 
-/// Adds the values, by weights that count `factors`, to the outputs of the rows that `rows` has bits of.
+/// Adds the values, by weights of scale `factors`, to the outputs of the rows whose bits are set in `rows`.
 ///
 /// # Safety
-/// Weights and values must be there, and the outputs turned.
+/// Weights and values must be there, and the outputs transposed.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn add_values(parts: Parts, factors: [F32x16; 2], rows: u32, out: *mut f32, dim: usize) {
     let z = zero();
@@ -581,11 +580,11 @@ unsafe fn add_values(parts: Parts, factors: [F32x16; 2], rows: u32, out: *mut f3
     }
 }
 
-/// Products of [`ROWS`] rows of `a`, `[pair][row]`, with [`TILE`] rows of `b`, whose pairs lie `of_row` apart from
-/// row to row, and `of_pair` from one to the next of its `n`.
+/// Products of [`ROWS`] rows of `a`, `[pair][row]`, with [`TILE`] rows of `b`, which lie `of_row` words apart; the `n`
+/// pairs of a row lie `of_pair` words apart.
 ///
 /// # Safety
-/// All this must be readable.
+/// All of these must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn products(a: *const u32, b: *const u32, of_row: usize, of_pair: usize, n: usize) -> [[__m512i; 2]; TILE] {

@@ -1,4 +1,4 @@
-//! Sixteen lanes of `f32`, and what is not float arithmetic.
+//! Sixteen lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use std::ops::{Add, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct F32x16(pub(super) __m512);
 
-/// The first vector of a kernel.
+/// Zero, the first vector of a kernel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(in crate::arch) fn zero() -> F32x16 {

@@ -1,13 +1,12 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! K-quants are multiplied as the integers that they are, with 8-bit activations, by `vpdpbusd`: it
-//! does four times the products of an `f32` multiply-add. With a scale per 32 activations the logits
-//! are off by two thirds of what llama.cpp's, with one per 256, are.
+//! K-quants are multiplied as integers, with 8-bit activations, by `vpdpbusd`: it does four times the products of an
+//! `f32` multiply-add. With a scale per 32 activations the error of the logits is two thirds of llama.cpp's, which has
+//! a scale per 256.
 //!
-//! Formats of 32 values have activations with a scale per 32 there. Here they get one per 16, and no
-//! minimum to subtract, as sums of products begin with what their excess of 128 makes; the logits are
-//! off by at most 0.9 of llama.cpp's error, and 1.2 to 1.5 times as many products go through as with
-//! bf16 (Zen 4).
+//! For formats of 32 values llama.cpp has a scale per 32 activations. Here they get one per 16, and no minimum to
+//! subtract, as sums of products start with the correction for an excess of 128 in the weights' bytes; the error of the
+//! logits is at most 0.9 of llama.cpp's, and 1.2 to 1.5 times as many products are done as with bf16 (Zen 4).
 //!
 //! Q4_1, Q5_1 and TQ2_0 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
 //! multiply-add.
@@ -46,10 +45,10 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     }
 }
 
-/// Scales belong to parts of rows, so that columns are rounded again: to bytes with a scale for each 64
-/// rows, like gradients, which is more than twice as fast as bf16. Both are then off by six tenths of a per
-/// cent of their typical size (the largest of 64 normal values is 2.6 times that; half a step of 127 of it,
-/// over √3), where bf16 makes a third of one.
+/// Scales run along rows, so that columns are rounded again: to bytes with a scale for each 64 rows, like gradients,
+/// which is more than twice as fast as bf16. Both are then off by six tenths of a per cent of their typical size (the
+/// largest of 64 normally distributed values is 2.6 times that; half a step of a 127th of it, over √3), where bf16 has
+/// a third of that error.
 pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32Panels>() },
@@ -67,13 +66,13 @@ impl Transpose for F32x16 {
     }
 }
 
-/// 32-bit words of a register.
+/// 32-bit words per register.
 pub(in crate::arch) const LANES: usize = 16;
 
-/// The sums of a tile so far: of `VECS` registers of activations and `ROWS` rows of a panel.
+/// Loads the sums of a tile: `VECS` registers of activations by `ROWS` rows of a panel.
 ///
 /// # Safety
-/// There must be the sums.
+/// `sums` must be readable there.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) unsafe fn load_sums<const VECS: usize, const ROWS: usize>(
@@ -92,7 +91,7 @@ pub(in crate::arch) unsafe fn load_sums<const VECS: usize, const ROWS: usize>(
     acc
 }
 
-/// Puts them back.
+/// Stores the sums of a tile.
 ///
 /// # Safety
 /// As [`load_sums`].
@@ -110,8 +109,8 @@ pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
     }
 }
 
-/// Panels of integers, as at the AVX2 level, whose sums of products `vpdpbusd` and `vpdpwssd` make. With
-/// `EXCESS`, weights are bytes 128 too large, and activations those of [`round_halves`].
+/// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With `EXCESS`, weights are bytes
+/// 128 too large, and activations those of [`round_halves`].
 enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
@@ -213,17 +212,17 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
     unsafe { store_sums(sums, acc) };
 }
 
-/// Panels of the transposed product: of columns, and of gradients, bytes with a scale for each 64.
+/// Panels of the transposed product: of columns, and of gradients, as bytes with a scale for each 64.
 ///
-/// Both consist of records of 64 values: 16 words of bytes, the scale, and in those of gradients `−128·Σq`,
-/// what sums of products begin with, as the bytes of weights are 128 too large. `d·q` with `|q| ≤ 127` is off
-/// by at most half of `d`, a 127th of the record's largest magnitude.
+/// Both consist of records of 64 values: 16 words of bytes, the scale and, for gradients, `−128·Σq`, with which sums of
+/// products start because the bytes of weights are 128 too large. `d·q` with `|q| ≤ 127` is off by at most half of `d`,
+/// a 127th of the record's largest magnitude.
 enum BytePanels {}
 
 impl BytePanels {
-    /// Values of a record.
+    /// Values per record.
     const SPAN: usize = 64;
-    /// Words of bytes in a record; then come the scale and the start of the sums.
+    /// Words of bytes in a record; the scale and the start of the sums follow.
     const WORDS: usize = Self::SPAN / 4;
     const RECORD: usize = Self::WORDS + 2;
 }
@@ -304,8 +303,8 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
     unsafe { store_sums(sums, acc) };
 }
 
-/// The scale of records, and its inverse, given their largest magnitudes: not a number if one is not finite,
-/// and 0 for all that is below 2⁻¹⁰⁰.
+/// Scales of records and their inverses, given their largest magnitudes: NaN if one is not finite, and 0 for all
+/// magnitudes below 2⁻¹⁰⁰.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn byte_scales(largest: __m512i) -> (__m512, __m512) {
@@ -339,7 +338,7 @@ fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
     }
 }
 
-/// At most 64 values as bytes, zeros behind them, and their scale.
+/// Rounds at most 64 values to bytes, padded with zeros, and returns their scale, too.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn round_bytes(x: &[f32]) -> (__m512i, f32) {
@@ -347,7 +346,7 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
     let ([a, b], [c, d]) = (load_f32(first), load_f32(second));
     let mut largest = _mm512_setzero_si512();
     for x in [a, b, c, d] {
-        // Bits of positive numbers are in the order of the numbers, NaN last.
+        // The bits of positive numbers sort as the numbers do, NaN last.
         largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
     }
     let (scale, inverse) = byte_scale(_mm512_reduce_max_epu32(largest));
@@ -355,7 +354,7 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
     for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
         *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
     }
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     (unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) }, scale)
 }
 
@@ -381,8 +380,8 @@ fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed:
     }
 }
 
-/// The words of register `v` of the activations to their places in `packed`, among those of all `n_vecs`
-/// registers; as many as it has places for.
+/// Writes the words of register `v` of the activations to their places in `packed`, among those of all `n_vecs`
+/// registers; stops at the end of `packed`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn interleave(
@@ -393,24 +392,24 @@ pub(in crate::arch) fn interleave(
 ) {
     for (word, out) in words.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
         let out: &mut [u32] = &mut out[v * LANES..][..LANES];
-        // SAFETY: as many bytes.
+        // SAFETY: array and register have the same size.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
     }
 }
 
-/// At most 32 values, zeros behind them.
+/// Loads at most 32 values, padded with zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     let mask = ((1u64 << x.len().min(32)) - 1) as u32;
-    // SAFETY: the mask leaves out what lies behind `x`.
+    // SAFETY: the mask excludes everything after `x`.
     let low = unsafe { _mm512_maskz_loadu_ps(mask as u16, x.as_ptr()) };
     // SAFETY: as above.
     let high = unsafe { _mm512_maskz_loadu_ps((mask >> 16) as u16, x.as_ptr().wrapping_add(16)) };
     [low, high]
 }
 
-/// Word `i` of row `j` becomes word `j` of row `i`.
+/// Transposes: word `i` of row `j` becomes word `j` of row `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
@@ -446,19 +445,19 @@ pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     d
 }
 
-/// Columns of 64 rows as records of bytes.
+/// Transposes columns of 64 rows to records of bytes.
 #[target_feature(enable = "avx512f")]
 unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
     // SAFETY: a register of a row.
     let row = |r: usize| unsafe { _mm512_loadu_ps(values.wrapping_add(r * COLUMNS)) };
     let mut largest = _mm512_setzero_si512();
     for r in 0..BytePanels::SPAN {
-        // Bits of positive numbers are in the order of the numbers, NaN last.
+        // The bits of positive numbers sort as the numbers do, NaN last.
         let bits = _mm512_and_si512(_mm512_castps_si512(row(r)), _mm512_set1_epi32(i32::MAX));
         largest = _mm512_max_epu32(largest, bits);
     }
     let (scale, inverse) = byte_scales(largest);
-    // Sums with it have an integer, rounded to nearest even and 128 too large, in their low byte.
+    // Adding this leaves an integer, rounded to nearest even and 128 too large, in the low byte.
     let excess = _mm512_set1_ps((3 << 22 | 128) as f32);
     let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, excess));
     let select = |mask: i32, a: __m512i, b: __m512i| _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(mask), a, b);
@@ -469,7 +468,7 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
         *word = select(0xffff, low, select(0xff_ffff, _mm512_slli_epi32::<16>(bits(4 * i + 2)), high));
     }
     let mut scales = [0.0f32; LANES];
-    // SAFETY: as many values.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_ps(scales.as_mut_ptr(), scale) };
     for (c, words) in transpose(words).into_iter().enumerate() {
         let out = panel.wrapping_add(c * (BLOCK / BytePanels::SPAN) * BytePanels::RECORD);
@@ -499,13 +498,13 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [f32; 32], [low, high]: [__m512; 2]) {
-    // SAFETY: as many bytes as both registers have.
+    // SAFETY: the array has the size of both registers.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), low) };
     // SAFETY: as above.
     unsafe { _mm512_storeu_ps(to[16..].as_mut_ptr(), high) };
 }
 
-/// Blocks of signed bytes.
+/// Expands blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {

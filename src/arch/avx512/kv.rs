@@ -1,11 +1,11 @@
-//! Widening of quantised keys and values: what one token's attention does with all it reads.
+//! Dequantisation of keys and values, through which one token's attention reads all of them.
 
 use crate::arch::{KV_BLOCK, KvType, kv};
 use std::arch::x86_64::*;
 
 const GROUP: usize = 32;
 
-/// See [`crate::arch::Arch::load_kv`]: the values of the shared source, which serves the other precisions.
+/// See [`crate::arch::Arch::load_kv`]: the same values as the shared source, which handles the other precisions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(in crate::arch) fn load_kv(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
     if !dim.is_multiple_of(GROUP) {
@@ -18,7 +18,7 @@ pub(in crate::arch) fn load_kv(kind: KvType, block: &[u8], dim: usize, rows: &mu
     }
 }
 
-/// Rows of whole groups, each of which `values` makes of its planes and its scale.
+/// Dequantises rows of whole groups; `values` computes a group from its planes and its scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn dequantize(
@@ -36,7 +36,7 @@ fn dequantize(
     let (of_upper, of_lower, of_scale) = (upper_row / n_groups, lower_row / n_groups, scale_row / n_groups);
     // Rows lie one after the other in every plane.
     for g in 0..n_rows * n_groups {
-        // SAFETY: the planes have so many groups.
+        // SAFETY: the planes have that many groups.
         let (upper, lower, scale) =
             unsafe { (upper.add(g * of_upper), lower.add(g * of_lower), scales.add(g * of_scale)) };
         // SAFETY: a group's upper bits, and its scale.
@@ -68,7 +68,7 @@ fn q8(upper: __m128i, lower: *const u8, scale: __m512) -> [__m512; 2] {
     // SAFETY: a group has as many lower bits as upper ones.
     let lower = unsafe { _mm_loadu_si128(lower.cast()) };
     let high = _mm_set1_epi8(0xf0u8 as i8);
-    // Where `high` is set the second operand, else the third.
+    // Selects the second operand where `high` is set, else the third.
     let first = _mm_ternarylogic_epi32::<0xca>(high, _mm_slli_epi16::<4>(upper), lower);
     let second = _mm_ternarylogic_epi32::<0xca>(high, upper, _mm_srli_epi16::<4>(lower));
     let values = |codes: __m128i| {

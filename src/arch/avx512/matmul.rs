@@ -51,9 +51,9 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
 struct Unpacked {
     /// Byte `j % 16` of lane `b / 2` of register `2·(b % 2) + j / 16` is value `j` of block `b` of 32.
     w: [__m512i; 4],
-    /// Of each 16 weights; the two halves of a block share one.
+    /// Scale per 16 weights; the two halves of a block share one.
     scale: __m512,
-    /// The same.
+    /// Offset per 16 weights, likewise.
     offset: __m512,
 }
 
@@ -81,10 +81,10 @@ matvec_kernels!(
     sums: 2, rows: 8, activation_rows: 4, sums_of_any: 1
 );
 
-/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in L2 while all weight rows of a
-/// task go by.
+/// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
+/// of a task go by.
 const MANY: usize = 32;
-/// Weight rows at a time that are multiplied by many activation rows: as many as there are registers for.
+/// Weight rows that are multiplied by many activation rows at a time: as many as there are registers for.
 const TWO: usize = 2;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -104,14 +104,15 @@ fn matvec<B: UnpackDot>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>
         let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
         for (k, x) in x.iter().enumerate() {
             ahead = prefetch(ahead, BLOCKS * size_of::<B>());
-            total = _mm512_add_ps(total, product(&words_of(row, k), x));
+            let mut padding = [B::zeroed(); BLOCKS];
+            total = _mm512_add_ps(total, product(&words_of(eight(row, k, &mut padding)), x));
         }
         *y = _mm512_reduce_add_ps(total);
     }
 }
 
-/// The products of weight rows of `n` values, the first of them row `first` and `R` at a time, with at most [`MANY`]
-/// activation rows from row `i` on: the sums that [`matvec`] makes of one, added up in the same order.
+/// Products of weight rows of `n` values, the first of them row `first` and `R` at a time, with at most [`MANY`]
+/// activation rows from row `i` on: the same sums as [`matvec`] computes for each, added in the same order.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn many_rows<B: UnpackDot, const R: usize>(
@@ -133,9 +134,11 @@ fn many_rows<B: UnpackDot, const R: usize>(
             if i == 0 {
                 ahead = prefetch(ahead, R * BLOCKS * size_of::<B>());
             }
-            let mut weights = [words_of(w[0], k); R];
-            for r in 1..R {
-                weights[r] = words_of(w[r], k);
+            let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+            let mut weights = [Words { w: [[zero; 2]; 4], scale: none, offset: none }; R];
+            for r in 0..R {
+                let mut padding = [B::zeroed(); BLOCKS];
+                weights[r] = words_of(eight(w[r], k, &mut padding));
             }
             for (j, totals) in totals.iter_mut().enumerate() {
                 let x = &x[j * groups + k];
@@ -161,20 +164,23 @@ struct Words {
     offset: __m512,
 }
 
-/// The weights from block `BLOCKS·k` of a row on, zeros behind its end.
+/// The blocks from `BLOCKS·k` of a row on; zeros behind its end, in `padding`.
+#[inline(always)]
+fn eight<'a, B: UnpackDot>(row: &'a [B], k: usize, padding: &'a mut [B; BLOCKS]) -> &'a [B; BLOCKS] {
+    let rest = &row[k * BLOCKS..];
+    rest.first_chunk().unwrap_or_else(|| {
+        padding[..rest.len()].copy_from_slice(rest);
+        padding
+    })
+}
+
+/// The weights of eight blocks. It has to be compiled into its callers, whose registers it fills, so it calls nothing
+/// else.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn words_of<B: UnpackDot>(row: &[B], k: usize) -> Words {
-    let rest = &row[k * BLOCKS..];
-    let Unpacked { w: [a, b, c, d], scale, offset } = match rest.first_chunk() {
-        // SAFETY: this function has the features.
-        Some(blocks) => unsafe { B::unpack(blocks) },
-        None => {
-            let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
-            // SAFETY: as above.
-            unsafe { B::unpack(&padded) }
-        }
-    };
+fn words_of<B: UnpackDot>(blocks: &[B; BLOCKS]) -> Words {
+    // SAFETY: this function has the features.
+    let Unpacked { w: [a, b, c, d], scale, offset } = unsafe { B::unpack(blocks) };
     let w = if B::SIGNED {
         [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
     } else {
@@ -214,8 +220,7 @@ fn dot_words<const J: usize>(mut sum: __m512i, w: __m512i, x: &BlockQ16) -> __m5
     sum
 }
 
-/// `total + sum·scale`, where each 128-bit lane uses the one of its scales that `WHICH` names four
-/// times.
+/// `total + sum·scale`, where `WHICH` is a permutation that broadcasts one scale within each 128-bit lane.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn scaled<const WHICH: i32>(total: __m512, sum: __m512i, scale: __m512) -> __m512 {
@@ -383,7 +388,7 @@ fn twice(x: u64) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn halves(x: [&[u8; 2]; 8]) -> __m512 {
-    // Put together in general registers: vector ones are short of shuffles.
+    // Combined in general registers: there are few ports for vector shuffles.
     let [a, b, c, d, e, f, g, h] = x;
     let x = _mm_set_epi64x(four([*e, *f, *g, *h]).cast_signed(), four([*a, *b, *c, *d]).cast_signed());
     let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -460,7 +465,7 @@ fn store_i16(to: &mut [i16; 8], x: __m128i) {
     unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
 }
 
-/// Rounds a row of activations, with the very results of the scalar level.
+/// Rounds a row of activations, with exactly the results of the scalar level.
 #[target_feature(enable = "avx512bw,avx512vl")]
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
@@ -494,7 +499,7 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
     }
 }
 
-/// As [`quantize_q16`], in planes.
+/// As [`quantize_q16`], in two planes of bytes.
 #[target_feature(enable = "avx512bw,avx512vl")]
 pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {

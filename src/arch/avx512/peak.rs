@@ -1,5 +1,4 @@
-//! The fastest this level can multiply and add: accumulators enough to hide the instructions' latency,
-//! operands in registers.
+//! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in registers.
 
 use crate::arch::Element;
 use std::arch::x86_64::*;

@@ -20,30 +20,30 @@ use std::arch::x86_64::*;
 pub(super) struct Unpacked {
     /// Bytes in the order of [`BlockP16`].
     w: [__m512i; 4],
-    /// Of each 16 weights.
+    /// Scale per 16 weights.
     scale: __m512,
-    /// Of each 16 weights.
+    /// Offset per 16 weights.
     offset: __m512,
 }
 
-/// A format.
+/// A format with blocks of 256 weights.
 pub(super) trait UnpackPlanes: Pod {
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn unpack(&self) -> Unpacked;
 }
 
-/// Weight rows at a time: the steps of one wait for each other. From L2 (Zen 4) two at a time go 1.1 times as fast as
-/// one, four little faster than two, and no longer as fast from memory with two threads.
+/// Weight rows at a time: the steps of one row depend on each other. From L2 (Zen 4) two at a time are 1.1 times as
+/// fast as one; four are little faster than two, and slower from memory with two threads.
 const TILE: usize = 2;
-/// How far ahead of their use weights are prefetched, in bytes; without that, decoding takes three times as long where
-/// the CPU's own prefetcher is off, as in some virtual machines.
+/// Prefetch distance for weights, in bytes; without prefetching, decoding takes three times as long where the CPU's own
+/// prefetcher is off, as in some virtual machines.
 const AHEAD: usize = 8192;
 
-/// Activation rows that share the unpacking of weights. So many, of 8192 values, stay in L2 while all weight rows of a
-/// task go by.
+/// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
+/// of a task go by.
 const MANY: usize = 32;
-/// Weight rows at a time that are multiplied by many activation rows: as many as there are registers for.
+/// Weight rows that are multiplied by many activation rows at a time: as many as there are registers for.
 const FOUR: usize = 4;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -68,8 +68,8 @@ pub(super) fn matvec<B: UnpackPlanes>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8]
     }
 }
 
-/// The products of weight rows, the first of them row `first` and `R` at a time, with at most [`MANY`] activation rows
-/// from row `i` on: the sums of [`rows`], added up in the same order.
+/// Products of weight rows, the first of them row `first` and `R` at a time, with at most [`MANY`] activation rows from
+/// row `i` on: the same sums as [`rows`] computes, added in the same order.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn many_rows<B: UnpackPlanes, const R: usize>(
@@ -104,8 +104,8 @@ fn many_rows<B: UnpackPlanes, const R: usize>(
     }
 }
 
-/// The products of `R` weight rows with an activation row. A lane sums the products of every 16th group of 16 columns,
-/// in the order of columns; the lanes are added at the end.
+/// Products of `R` weight rows with an activation row. A lane sums the products of every 16th group of 16 columns, in
+/// the order of columns; the lanes are added at the end.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn rows<B: UnpackPlanes, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
@@ -123,7 +123,8 @@ fn rows<B: UnpackPlanes, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
     y
 }
 
-/// Rows of so many blocks. Not by `from_fn`: its closure would stay a call, as it is not compiled for this level.
+/// Splits `w` into rows of `blocks` blocks. `from_fn` would leave its closure a call, as it is not compiled for this
+/// level.
 #[inline(always)]
 pub(super) fn rows_of<B, const R: usize>(w: &[B], blocks: usize) -> [&[B]; R] {
     let mut rows = [w; R];
@@ -133,7 +134,7 @@ pub(super) fn rows_of<B, const R: usize>(w: &[B], blocks: usize) -> [&[B]; R] {
     rows
 }
 
-/// Block `k` of each row.
+/// Unpacks block `k` of each row.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpacked; R] {
@@ -150,8 +151,8 @@ fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpack
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpacked; R], x: &BlockP16) {
-    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷.
-    // Two sums, though one could go on where the other ended: so much waiting does not fit the CPU's scheduler.
+    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷. Two sums, though one chain would do: the CPU's
+    // scheduler cannot hold that many waiting instructions.
     let (mut high, mut low) = ([_mm512_setzero_si512(); R], [_mm512_setzero_si512(); R]);
     for j in 0..4 {
         let x_high = load_64(bytemuck::cast_ref(&x.high[j]));
@@ -245,7 +246,7 @@ impl UnpackPlanes for BlockIq4Xs {
         let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
         let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
         let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(self.d));
-        // Their values, and 128.
+        // Their values plus 128.
         let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(&IQ4_VALUES)));
         let values = _mm512_xor_si512(values, _mm512_set1_epi8(-128));
         let mut w = shifted(words(load_128(&self.qs), &WORDS), &SHIFT, 15);
@@ -256,8 +257,8 @@ impl UnpackPlanes for BlockIq4Xs {
     }
 }
 
-/// A number for each lane of [`BlockP16`]: `half` for the second half of a block of 32, and what the bits of the
-/// block's index stand for.
+/// A number for each 16-value lane of [`BlockP16`]: `half` if it is the second half of a block of 32, plus `block[i]`
+/// for each set bit `i` of the block's index.
 const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
     let mut numbers = [0; 16];
     let mut i = 0;
@@ -279,7 +280,8 @@ const fn plus(numbers: [i32; 16], more: i32) -> [i32; 16] {
     numbers
 }
 
-/// Where the registers of [`BlockP16`] find their words of 32 bits, given as in [`by_lane`] where each 16 values begin.
+/// Indices of the 32-bit words that the registers of [`BlockP16`] take; each 16 values begin at the word that
+/// [`by_lane`] gives.
 const fn words_of(half: i32, block: [i32; 3]) -> [[i32; 16]; 4] {
     let mut at = [by_lane(half, block); 4];
     let mut i = 0;
@@ -290,7 +292,7 @@ const fn words_of(half: i32, block: [i32; 3]) -> [[i32; 16]; 4] {
     at
 }
 
-/// The words of two registers that `at` counts.
+/// The words of two registers that the indices `at` select.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn words(q: [__m512i; 2], at: &[[i32; 16]; 4]) -> [__m512i; 4] {
@@ -312,7 +314,7 @@ fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
     w
 }
 
-/// `w >> by & mask`, where nothing that a byte gets from the next one is left by the mask.
+/// `w >> by & mask`; the mask must drop the bits that a byte gets from the next one.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
@@ -323,7 +325,7 @@ fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
     w
 }
 
-/// Bits of words turned to the right.
+/// Rotates words right.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rotated(w: [__m512i; 4], by: &[i32; 16]) -> [__m512i; 4] {
@@ -339,8 +341,8 @@ fn rotated(w: [__m512i; 4], by: &[i32; 16]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512bw")]
 fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
     const SHIFT: [i32; 16] = by_lane(0, [4, 0, 0]);
-    // Half the bytes have values 0 to 16 of blocks, the others 16 to 32. Shuffles within lanes of 128 bits, unlike those
-    // of two registers, take no time from multiplications.
+    // Half the bytes have values 0 to 16 of blocks, the others 16 to 32. Shuffles within 128-bit lanes use no port that
+    // multiplications need, unlike those of two registers.
     let [q0, q1] = load_128(qs);
     let first = _mm512_shuffle_i64x2::<0b10_00_10_00>(q0, q1);
     let second = _mm512_shuffle_i64x2::<0b11_01_11_01>(q0, q1);
@@ -349,7 +351,7 @@ fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
     shifted([a, c, b, d], &SHIFT, 15)
 }
 
-/// Where in the words of [`bit_pairs`] the bits are.
+/// Positions of the bits in the words of [`bit_pairs`].
 const PAIR_SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
 
 /// The words whose bytes have bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
@@ -360,7 +362,7 @@ fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
     words_of_one(load_64(qs), &WORDS)
 }
 
-/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are anything.
+/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are arbitrary.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
@@ -402,7 +404,7 @@ fn scales_mins<B: UnpackPlanes>(block: &B) -> [__m512; 2] {
     ]
 }
 
-/// Scales of each 16 weights.
+/// Scale per 16 weights.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn signed_scales(scales: &[i8; 16], d: [u8; 2]) -> __m512 {

@@ -1,5 +1,5 @@
-//! Products with many activation rows: panels of bf16 for Q4_1, Q5_1, TQ2_0 and the formats that AVX-512 has
-//! only `f32` panels for, though they need not stay exact.
+//! Products with many activation rows: bf16 panels for Q4_1, Q5_1, TQ2_0 and those formats that need not stay exact but
+//! have only `f32` panels at the AVX-512 level.
 
 use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx512::gemm::{
@@ -88,7 +88,7 @@ fn bf16(x: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Rows of block formats are multiples of 32 long.
+/// Packs pairs of values; a row of a block format has a multiple of 32 of them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
@@ -128,11 +128,11 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn store(to: &mut [u32; LANES], values: [__m512; 2]) {
-    // SAFETY: as many bytes.
+    // SAFETY: array and register have the same size.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bf16_pairs(values)) };
 }
 
-/// Blocks of signed bytes.
+/// Expands blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
 fn blocks<B: Groups>(bytes: &[u8], out: &mut [[u32; LANES]]) {

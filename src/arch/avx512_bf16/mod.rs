@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 pub(crate) const KERNELS: Kernels =
     Kernels { name: "avx512_bf16", supported, gemm: gemm::gemm_for, peak: peak::peak, ..avx512::KERNELS };
 
-/// Whether the CPU has the instructions and is not Intel's. By vendor instead of by timing, so that results do
-/// not depend on a clock; asked once, as a virtual machine traps the question.
+/// Whether the CPU has the instructions and is not Intel's. Decided by vendor, not by timing, so that results do not
+/// depend on a clock; asked once, as a virtual machine traps `cpuid`.
 fn supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The fastest this level can multiply and add bf16; the rest as below.
+//! Peak rate of bf16 multiply-adds; other elements as at the level below.
 
 use crate::arch::Element;
 use crate::arch::avx512::peak::{self, SUMS};

@@ -1,14 +1,14 @@
 //! Softmax attention over [`Lanes`], block of keys by block of keys with a running maximum (Milakov
 //! & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
 //!
-//! For each block: scores of some query rows, then their weights, then the weighted sum of the
-//! block's values. Query rows are taken in register tiles, so that rows that share a KV head share
-//! its loads: few rows are bound by the stream of keys and values, many by multiplications.
+//! For each block: scores of some query rows, then their weights, then the weighted sum of the block's values. Query
+//! rows are taken in register tiles, so that rows that share a KV head share the loads of its keys and values: few rows
+//! are limited by memory bandwidth, many by arithmetic.
 //!
-//! A row's result depends on nothing but the row itself. Blocks and spans lie on a fixed grid of
-//! positions; every score is one chain of additions over the head dimension and every output of a span
-//! one over its keys, in the same order in a tile of any shape. So a prefill equals as many decodes, bit
-//! for bit (but for what `attention_i16.rs` and `amx/attention.rs` take over of prompts).
+//! A row's result depends on nothing but the row itself. Blocks and spans lie on a fixed grid of positions; every score
+//! is one chain of additions over the head dimension, and every output of a span one over its keys, in the same order
+//! whatever the tile's shape. So a prefill equals as many decodes, bit for bit, except for the prompt blocks that
+//! `attention_i16.rs` and `amx/attention.rs` compute.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -22,7 +22,7 @@ use std::ops::Range;
 /// Keys of a block: 32 costs up to a tenth, 128 gains for half precision what it loses for `f32`
 /// (whose block then leaves the first-level cache); Zen 5.
 pub(in crate::arch) const BLOCK: usize = KV_BLOCK;
-/// Query rows that go through a block while it is in the cache; bounds what the stack holds.
+/// Query rows that go through a block while it is in the cache; bounds stack use.
 pub(in crate::arch) const ROWS: usize = 32;
 /// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
 /// which the hardware's prefetcher does not see through. From memory, one query row on half
@@ -75,7 +75,7 @@ pub(in crate::arch) struct Rows<T> {
     next: *const T,
 }
 
-/// Keys and values of block `i` of a span, of which those before block `end` are wanted.
+/// Keys and values of block `i` of a span; blocks before `end` will be read, too, and can be prefetched.
 #[inline(always)]
 pub(in crate::arch) fn block_rows<T>(span: KvSpan<'_, T>, i: usize, end: usize, p: &AttnParams) -> (Rows<T>, Rows<T>) {
     let block = &span.blocks[i];
@@ -111,7 +111,7 @@ impl<T> Rows<T> {
         }
     }
 
-    /// Prefetches what lies [`AHEAD`] of the `n` rows from row `i` of the block on.
+    /// Prefetches what lies [`AHEAD`] bytes after the `n` rows from row `i` of the block on.
     #[inline(always)]
     fn prefetch<V: Lanes>(self, z: V, i: usize, n: usize) {
         let row = size_of::<T>() * self.dim;
@@ -124,7 +124,7 @@ impl<T> Rows<T> {
         }
     }
 
-    /// Prefetches what [`Rows::prefetch`] would have if there were a block before.
+    /// Prefetches the start of the first block, which no block before it has prefetched.
     #[inline(always)]
     fn prefetch_first<V: Lanes>(self, z: V) {
         let block = BLOCK * size_of::<T>() * self.dim;
@@ -132,13 +132,13 @@ impl<T> Rows<T> {
     }
 }
 
-/// The query rows of one pass over the keys, and what is known of their softmax so far.
+/// Query rows of one pass over the keys, and their running softmax.
 pub(in crate::arch) struct Pass<'a> {
     p: &'a AttnParams,
     q: &'a [f32],
     out: &'a mut [f32],
     ranges: &'a [(u32, u32)],
-    /// Rows, a bit for each, that [`Pass::add_block`] leaves out.
+    /// Rows that [`Pass::add_block`] skips, one bit each.
     pub(in crate::arch) skip: u32,
     /// Scores, then weights, of the rows for the keys of the block: `(ROWS, STRIDE)`.
     scores: *mut f32,
@@ -189,7 +189,7 @@ pub(in crate::arch) trait Blocks<V: Lanes> {
     /// See [`KvSpan::seen`].
     fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize>;
 
-    /// Keys and values of block `i`, its first `n` of which are wanted; behind it, those of the blocks before `end` are.
+    /// Keys and values of block `i`, of which the first `n` rows are needed; the blocks before `end` come next.
     fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (Rows<Self::Element>, Rows<Self::Element>);
 }
 
@@ -267,7 +267,7 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
             prefetch(span.blocks[i + 1].k);
             prefetch(span.blocks[i + 1].v);
         }
-        // SAFETY: `new` was promised the level; the blocks are whole, and have so many rows.
+        // SAFETY: `new` was promised the level; the blocks are whole, and have that many rows.
         unsafe {
             load(k, block.k, p.head_dim, &mut self.k[..n * p.head_dim]);
             load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
@@ -276,7 +276,7 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
     }
 }
 
-/// Keys of the block that begins at position `first` up to the last that any row sees.
+/// Number of keys, in the block at position `first`, up to the last that any row sees.
 #[inline(always)]
 pub(in crate::arch) fn wanted(ranges: &[(u32, u32)], first: usize) -> usize {
     let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0);
@@ -336,7 +336,7 @@ fn merge<V: Lanes>(z: V, to: &mut AttnPartial<'_>, out: &[f32], max: &[f32], sum
     for first in (0..to.sum.len()).step_by(V::N) {
         let rows = first..to.sum.len().min(first + V::N);
         let (before, now) = (z.load(&to.max[rows.clone()]), z.load(&max[rows.clone()]));
-        // Of rows that saw nothing both are minus infinity, which has no difference from itself.
+        // A row that saw nothing has two maxima of −∞, whose difference would be NaN.
         let top = before.max(now).max(z.splat(f32::MIN));
         let mut factors = [[0.0; MAX_LANES]; 2];
         exp(before - top).store(&mut factors[0][..V::N]);
@@ -374,7 +374,7 @@ pub(in crate::arch) fn attention_finish<V: Lanes>(z: V, to: &mut AttnPartial<'_>
 }
 
 impl<'a> Pass<'a> {
-    /// At most [`ROWS`] rows that have seen nothing.
+    /// At most [`ROWS`] rows that have seen no key yet.
     ///
     /// # Safety
     /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and nobody else may use
@@ -401,15 +401,15 @@ impl<'a> Pass<'a> {
         merge(z, to, self.out, &self.max, &self.sum, self.p.head_dim_v);
     }
 
-    /// The rows, a bit for each, that see all of `block` and whose own position, the last one that they see, lies
-    /// behind it.
+    /// The rows, one bit each, that see all of `block` and whose own position, the last one that they see, lies after
+    /// it.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn behind(&self, block: &Range<usize>) -> u32 {
         let behind = |r: &(u32, u32)| r.0 as usize <= block.start && block.end < r.1 as usize;
         self.ranges.iter().enumerate().fold(0, |rows, (i, r)| rows | u32::from(behind(r)) << i)
     }
 
-    /// The rows, a bit for each, that see any of `block`.
+    /// The rows, one bit each, that see any of `block`.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> u32 {
         self.ranges.iter().enumerate().fold(0, |rows, (i, &r)| rows | u32::from(!visible(r, block).is_empty()) << i)
@@ -421,7 +421,7 @@ impl<'a> Pass<'a> {
         if self.skip >> i & 1 == 1 { 0..0 } else { visible(self.ranges[i], block) }
     }
 
-    /// Where the outputs are, not divided yet.
+    /// Outputs, not yet divided by the sums of weights.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn out_mut(&mut self) -> *mut f32 {
         self.out.as_mut_ptr()
@@ -488,7 +488,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Takes from the products of row `i` over `span`, which are not scaled yet, what ALiBi does; the block begins at
+    /// Subtracts the ALiBi bias from the products of row `i` over `span`, which are not scaled yet; the block begins at
     /// position `first`.
     ///
     /// # Safety
@@ -511,9 +511,9 @@ impl<'a> Pass<'a> {
         let n = span.len();
         // SAFETY: the span is inside the row.
         let s = unsafe { self.scores.add(i * STRIDE + span.start) };
-        // SAFETY: a row has room for a vector behind its last key.
+        // SAFETY: a row has room for a vector after its last key.
         unsafe { z.write(s.add(n)) };
-        // SAFETY: `n` scores and the vector behind them are initialised, and inside the row.
+        // SAFETY: `n` scores and the vector after them are initialised, and inside the row.
         let s = unsafe { std::slice::from_raw_parts_mut(s, n.next_multiple_of(V::N)) };
         let (scale, cap) = (z.splat(self.p.scale), z.splat(self.p.softcap));
         for s in s.chunks_exact_mut(V::N) {
@@ -620,8 +620,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// `s[r][j] = q[r]·k[j]` for the keys `j` of `span`, `C` at a time; up to `C − 1` scores behind the
-/// span get junk. If `ahead`, prefetches keys.
+/// `s[r][j] = q[r]·k[j]` for the keys `j` of `span`, `C` at a time; up to `C − 1` scores after the span are overwritten
+/// with garbage. If `ahead`, prefetches keys.
 ///
 /// # Safety
 /// `q` must have `R` rows as wide as those of `k`, `k` the rows of the span, and `s` `R` rows of
@@ -692,8 +692,8 @@ pub(super) unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usiz
     }
 }
 
-/// `out[r][i] += Σ_j w[r][j]·v[j][i]` over the keys `j` of `span`, for as many tiles of `C` vectors
-/// of columns as there are from `column` on, which moves behind them. If `ahead`, prefetches values.
+/// `out[r][i] += Σ_j w[r][j]·v[j][i]` over the keys `j` of `span`, for as many tiles of `C` vectors of columns as fit
+/// from `column` on; advances `column` past them. If `ahead`, prefetches values.
 ///
 /// # Safety
 /// `out` must have `R` rows as wide as those of `v`, `w` `R` rows of `STRIDE` weights, initialised
@@ -744,7 +744,7 @@ pub(super) unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: u
     }
 }
 
-/// The same for the columns from `column` on, less than a vector.
+/// [`columns`] for the last columns, from `column` on, fewer than a vector holds.
 ///
 /// # Safety
 /// As for [`columns`].

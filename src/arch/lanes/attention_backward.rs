@@ -1,11 +1,9 @@
-//! Backward of softmax attention over [`Lanes`], in blocks, from what is kept per query: the logarithm
-//! of its softmax's sum, and `δ = Σ dout·out` (Dao et al., arXiv 2205.14135). No matrix of weights is
-//! ever stored.
+//! Backward pass of softmax attention over [`Lanes`], in blocks, from two numbers that are kept per query: the
+//! log-sum-exp of its scores, and `δ = Σ dout·out` (Dao et al., arXiv 2205.14135). No matrix of weights is ever stored.
 //!
-//! With scores `s = scale·q·k` (capped), weights `p = e^(s − lse)` and `dp = dout·v`, the gradient by
-//! the product `q·k` is `w = p·(dp − δ)·s'`; then `dq = Σ w·k`, `dk = Σ w·q`, `dv = Σ p·dout`. One kernel
-//! goes over the keys of some queries, the other over the queries of some keys, so that no two tasks
-//! add to the same row.
+//! With scores `s = scale·q·k` (capped), weights `p = e^(s − lse)` and `dp = dout·v`, the gradient of the product `q·k`
+//! is `w = p·(dp − δ)·s'`; then `dq = Σ w·k`, `dk = Σ w·q`, `dv = Σ p·dout`. One kernel goes over the keys of some
+//! queries, the other over the queries of some keys, so that no two tasks add to the same row.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -144,7 +142,7 @@ fn rows(x: &[f32], dim: usize) -> Rows<f32> {
     Rows::new(x.as_ptr(), dim)
 }
 
-/// What of `block` any of some rows sees, relative to its start.
+/// Union of what some rows see of `block`, relative to its start.
 #[inline(always)]
 fn union(ranges: &[(u32, u32)], block: &Range<usize>) -> Option<Range<usize>> {
     let mut all: Option<Range<usize>> = None;
@@ -188,13 +186,13 @@ unsafe fn products<V: Lanes>(
     }
 }
 
-/// The products of row `i` over `span` and, behind it, zeros to the end of a vector.
+/// The products of row `i` over `span` and, after it, zeros to the end of a vector.
 ///
 /// # Safety
 /// They must be initialised.
 #[inline(always)]
 unsafe fn row<'a, V: Lanes>(z: V, of: *mut f32, i: usize, span: &Range<usize>) -> &'a mut [f32] {
-    // SAFETY: a row has room for a vector behind its last product.
+    // SAFETY: a row has room for a vector after its last product.
     unsafe {
         let first = of.add(i * STRIDE + span.start);
         z.write(first.add(span.len()));
@@ -202,7 +200,7 @@ unsafe fn row<'a, V: Lanes>(z: V, of: *mut f32, i: usize, span: &Range<usize>) -
     }
 }
 
-/// The capped score of a product `x`, and its derivative by the product.
+/// Capped score of a product `x`, and its derivative with respect to `x`.
 #[inline(always)]
 fn score<V: Lanes>(x: V, p: &AttnParams) -> (V, V) {
     let scale = x.splat(p.scale);
@@ -265,7 +263,7 @@ unsafe fn weigh<V: Lanes>(
     *sum += weights.sum();
 }
 
-/// Replaces the products of key `i` by the weights of its value, in `s`, and of itself, in `dp`.
+/// Replaces the products of key `i` by weights: `s` by `p`, for its value's gradient, and `dp` by `w`, for its own.
 ///
 /// # Safety
 /// The products over the span must be initialised.

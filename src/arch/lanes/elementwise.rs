@@ -38,8 +38,8 @@ macro_rules! set {
     }};
 }
 
-/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and adds
-/// the lanes up; behind the end of the slices they are zero.
+/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and adds up the lanes; past
+/// the end of the slices the values are zero.
 macro_rules! sum {
     ($z:ident, $sum:ident, |$first:ident $(, $x:ident)*| $f:expr) => {{
         let n = $first.len();
@@ -87,8 +87,8 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
     set!(z, y, |y, x| a.mul_add(x, y));
 }
 
-/// Four rows share what is read of `b`, two vectors wide; one row goes eight wide, so that there are as
-/// many independent sums.
+/// Four rows share the loads of `b`, two vectors wide; a single row goes eight vectors wide, for as many independent
+/// sums.
 #[inline(always)]
 pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
     let rank = t.len() / y.rows();
@@ -105,7 +105,7 @@ pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[
     }
 }
 
-/// `R` rows from `i` on, `C` vectors at a time; their `t`.
+/// Adds the product to `R` rows from row `i` on, `C` vectors of columns at a time; `t` has those rows.
 #[inline(always)]
 fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
     z: V,
@@ -122,7 +122,7 @@ fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
         let (y, b, y_stride) = unsafe { (y.as_mut_ptr().add(i * y.stride() + col), b.as_ptr().add(col), y.stride()) };
         let n = cols - col;
         if n >= C * V::N {
-            // SAFETY: so many columns are left.
+            // SAFETY: that many columns are left.
             unsafe { add_product_tile::<V, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
             col += C * V::N;
         } else if n >= V::N {
@@ -137,10 +137,10 @@ fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
     }
 }
 
-/// `R` rows of `C` vectors, `n` lanes of the last unless it is whole.
+/// Adds the product to a tile of `R` rows and `C` vectors; unless `WHOLE`, the last vector has `n` lanes.
 ///
 /// # Safety
-/// `y` must have so many values in `R` rows, `b` in `rank` rows; `t` has `R·rank`.
+/// `y` must have these columns in `R` rows, `b` in `rank` rows; `t` has `R·rank` values.
 #[inline(always)]
 unsafe fn add_product_tile<V: Lanes, const R: usize, const C: usize, const WHOLE: bool>(
     z: V,
@@ -198,8 +198,8 @@ pub(in crate::arch) fn layer_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &
     let n = x.len() as f32;
     let mean = sum!(z, sum, |x| x + *sum) / n;
     let m = z.splat(mean);
-    // In two passes: E[x²] − E[x]² would cancel. The last lanes of a vector that `x` does not fill
-    // are not zero after the subtraction, so what it does not fill is added apart.
+    // In two passes: E[x²] − E[x]² would cancel. An incomplete last vector is padded with zeros, which the subtraction
+    // would make nonzero, so its values are added separately.
     let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
     let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
     let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
@@ -225,7 +225,7 @@ pub(in crate::arch) fn layer_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &
     let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
     let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
     let scale = 1.0 / (squares / n + eps).sqrt();
-    // Behind the end of the slices the first factors are zero.
+    // Past the end of the slices the first factors are zero.
     let total = sum!(z, sum, |dy, w| dy.mul_add(w, *sum));
     let along = sum!(z, sum, |dy, x, w| (dy * w).mul_add(x - m, *sum));
     let (scale, mean_dy) = (z.splat(scale), z.splat(total / n));
@@ -263,7 +263,7 @@ pub(in crate::arch) fn rope_angles<V: Lanes>(
     let (pos, factor, limit) = (z.splat(pos), z.splat(factor), z.splat(COS_SIN_LIMIT));
     for ((cos, sin), f) in cos.chunks_mut(V::N).zip(sin.chunks_mut(V::N)).zip(frequencies.chunks(V::N)) {
         let angles = pos * z.load(f);
-        // Positions this far away are rare, and not numbers too: let the library reduce them.
+        // Angles this large are rare, as is NaN: the library reduces them.
         if angles.abs().if_less(limit, z, limit).max_lane() > 0.0 {
             let mut buffer = [0.0; 16];
             angles.store(&mut buffer);
@@ -334,7 +334,7 @@ fn sigmoid<V: Lanes>(t: V) -> (V, V) {
     (t.if_less(t.splat(0.0), e, one) * inverse, e * inverse * inverse)
 }
 
-/// `x` within bounds beyond which activations are straight; NaN passes.
+/// `x` clamped to bounds outside which activations are linear; NaN passes.
 #[inline(always)]
 fn curved<V: Lanes>(x: V, bound: f32) -> V {
     x.splat(bound).min(x.splat(-bound).max(x))

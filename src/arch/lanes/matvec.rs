@@ -1,8 +1,8 @@
 //! Products with a few activation rows of the plain formats, F32, F16 and BF16, and of formats that a level has
 //! no integer product for.
 //!
-//! A product is some sums, each of every so many values, that do not wait for each other; so its result depends
-//! on neither the other rows nor how many of them are multiplied at a time.
+//! A product is split into interleaved sums that do not wait for each other; its result depends neither on the other
+//! rows nor on how many rows are multiplied at a time.
 
 use super::Lanes;
 use super::attention::Element;
@@ -13,13 +13,14 @@ use half::bf16;
 
 /// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
-/// Activation rows of [`any`] at a time.
+/// Activation rows that [`any`] takes at a time.
 const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level, see
 /// `avx512/matmul.rs`.
 const AHEAD: usize = 8192;
-/// The same of each weight row, where several are multiplied by one activation row: they leave the streams to the
-/// CPU's own prefetcher. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without 3 to 10 % (Zen 4).
+/// Prefetch distance per weight row, in bytes, where several are multiplied by one activation row: the CPU's own
+/// prefetcher follows such streams. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without prefetching 3 to 10 %
+/// (Zen 4).
 const AHEAD_ONE: usize = 512;
 
 impl<V: Lanes> Element<V> for bf16 {
@@ -41,17 +42,16 @@ impl<V: Lanes> Element<V> for bf16 {
 /// How a level multiplies plain weights.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct Shape {
-    /// Longest activation row of which one weight row at a time is multiplied. A longer one, of `f32`, leaves the L1
-    /// cache before the next weight row comes; with several rows at a time 8192 values take half as long (Zen 4),
-    /// 2048 a fifth longer.
+    /// Longest activation row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves the L1
+    /// cache before the next weight row comes; with several weight rows at a time 8192 values take half as long (Zen
+    /// 4), 2048 a fifth longer.
     pub(in crate::arch) short: usize,
     /// Whether to prefetch.
     pub(in crate::arch) prefetch: bool,
 }
 
-/// The products of weight rows of `T` with the activation rows `x`, of `n` values; see
-/// [`crate::arch::MatvecFn`]. Two weight rows are multiplied by `M` activation rows at a time, `R` by a single long
-/// one.
+/// Products of weight rows of `T` with the activation rows `x`, of `n` values; see [`crate::arch::MatvecFn`]. Two
+/// weight rows at a time are multiplied by `M` activation rows, or `R` by a single long one.
 #[inline(always)]
 pub(in crate::arch) fn plain<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
     z: V,
@@ -79,8 +79,7 @@ pub(in crate::arch) fn plain<V: Lanes, T: Element<V>, const SUMS: usize, const R
     }
 }
 
-/// The products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight rows at a
-/// time.
+/// Products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight rows at a time.
 #[inline(always)]
 fn rows<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
     z: V,
@@ -154,7 +153,7 @@ fn tile<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usi
                 let (w, x) = (w.wrapping_add(r * n + at), x.wrapping_add(i * n + at));
                 let (w, x) = match n.saturating_sub(at) {
                     0 => continue,
-                    // SAFETY: so many values are left of both rows.
+                    // SAFETY: that many values are left in both rows.
                     rest if rest < V::N => unsafe { (T::read_first(z, w, rest), z.read_first(x, rest)) },
                     // SAFETY: as above.
                     _ => unsafe { (T::read(z, w), z.read(x)) },
@@ -170,8 +169,8 @@ fn tile<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usi
     }
 }
 
-/// Asks for `bytes` from `p` on in the second-level cache: the first level has too few lines on their way at a
-/// time (1.5 times as fast for F16 on Zen 4).
+/// Prefetches `bytes` from `p` on into the L2 cache: L1 supports fewer outstanding misses (L2 is 1.5 times as fast for
+/// F16 on Zen 4).
 #[inline(always)]
 fn prefetch_lines(p: *const u8, bytes: usize) {
     let mut line = 0;
@@ -181,7 +180,7 @@ fn prefetch_lines(p: *const u8, bytes: usize) {
     }
 }
 
-/// The lanes of all vectors, a power of two, neighbours first.
+/// Sum of the lanes of all vectors, whose number is a power of two; neighbours are added first.
 #[inline(always)]
 fn sum<V: Lanes, const SUMS: usize>(mut sums: [V; SUMS]) -> f32 {
     let mut n = SUMS;
@@ -194,7 +193,7 @@ fn sum<V: Lanes, const SUMS: usize>(mut sums: [V; SUMS]) -> f32 {
     sums[0].sum()
 }
 
-/// Any format: expands 256 weights at a time.
+/// Products for any format: expands 256 weights at a time.
 #[inline(always)]
 pub(in crate::arch) fn any<V: Lanes, const SUMS: usize>(
     z: V,
@@ -229,7 +228,7 @@ pub(in crate::arch) fn any<V: Lanes, const SUMS: usize>(
     }
 }
 
-/// Those products of one level: `$zero` must be safe under `$features`; see [`plain`] and [`any`] for the rest.
+/// The product kernels of one level: `$zero` must be safe under `$features`; see [`plain`] and [`any`] for the rest.
 macro_rules! matvec_kernels {
     (
         $features:literal, $zero:expr, $lanes:ty, $shape:expr,

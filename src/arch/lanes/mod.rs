@@ -1,8 +1,8 @@
 //! Kernels written once over a vector type, and instantiated by each level under its
 //! `#[target_feature]`.
 //!
-//! Shared this way is what differs between instruction sets in spelling and width only: `f32`
-//! arithmetic. Integer dot products differ in shape and stay in the levels' own files.
+//! Only what differs between instruction sets in spelling and width is shared this way: `f32` arithmetic. Integer dot
+//! products differ in shape and stay in the levels' own files.
 
 pub(in crate::arch) mod attention;
 pub(super) mod attention_backward;
@@ -80,7 +80,7 @@ pub(super) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
-    /// Asks for the cache line of `p`, which need not be valid, to be brought to the first level.
+    /// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
     fn prefetch(self, p: *const u8);
     /// `self·a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -103,9 +103,9 @@ pub(super) trait Lanes:
 
     /// Sum of the lanes.
     fn sum(self) -> f32;
-    /// Largest lane; NaN lanes do not count.
+    /// Largest lane; NaN lanes are ignored.
     fn max_lane(self) -> f32;
-    /// Sums of four vectors, each in the same order whatever its place.
+    /// Sums of the lanes of four vectors, each added in the same order whatever its place.
     fn sum4(x: [Self; 4]) -> [f32; 4];
 
     /// The first `N` values of `x`, or all that it has, then zeros.
@@ -142,7 +142,7 @@ pub(in crate::arch) fn exp<V: Lanes>(x: V) -> V {
     // e⁻¹⁰⁴ is below half the smallest denormal, e⁸⁹ above the largest number. NaN passes.
     let x = x.splat(89.0).min(x.splat(-104.0).max(x));
     let n = (x * x.splat(std::f32::consts::LOG2_E)).round();
-    let r = n.mul_add(x.splat(-std::f32::consts::LN_2), x); // in two parts
+    let r = n.mul_add(x.splat(-std::f32::consts::LN_2), x); // ln 2 in two parts
     let r = n.mul_add(x.splat(1.904_654_2e-9), r);
     let p = x.splat(1.382_066_2e-3);
     let p = p.mul_add(r, x.splat(8.368_675e-3));

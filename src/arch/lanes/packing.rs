@@ -1,17 +1,17 @@
-//! What the panels of all levels whose sums are `f32` share: packing activations, and storing sums.
+//! Packing of activations and storing of sums, shared by the panels of all levels whose sums are `f32`.
 
 use super::Lanes;
 
 /// Most lanes of a vector.
 pub(in crate::arch) const MAX_LANES: usize = 16;
 
-/// Vectors that can be transposed.
+/// Vector type that can be transposed.
 pub(in crate::arch) trait Transpose: Lanes {
-    /// Value `i` of vector `j` becomes value `j` of vector `i`, of the first `N` vectors.
+    /// Transposes the first `N` vectors: value `i` of vector `j` becomes value `j` of vector `i`.
     fn transpose(x: [Self; MAX_LANES]) -> [Self; MAX_LANES];
 }
 
-/// See [`crate::arch::gemm::Panels::PACK`]: a word is a value.
+/// See [`crate::arch::gemm::Panels::PACK`]: a word is one value.
 #[inline(always)]
 pub(in crate::arch) fn pack<V: Transpose>(z: V, x: &[f32], k: usize, packed: &mut [u32]) {
     let packed: &mut [f32] = bytemuck::cast_slice_mut(packed);
@@ -56,7 +56,7 @@ pub(in crate::arch) unsafe fn store_transposed<V: Transpose>(
     }
 }
 
-/// What panels of `f32` sums have in common at a level.
+/// Packing shared by the panels of a level whose sums are `f32`.
 macro_rules! packing {
     ($features:literal, $zero:expr) => {
         #[target_feature(enable = $features)]

@@ -54,10 +54,10 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
     }
 }
 
-/// Rows that [`turn`] takes at a time.
+/// Rows that [`turn`] transposes at a time.
 pub(in crate::arch) const TURNED: usize = 32;
 
-/// See [`crate::arch::transposed::Turn::TURN`]: columns of [`TURNED`] rows become rows.
+/// See [`crate::arch::transposed::Turn::TURN`]: transposes columns of [`TURNED`] rows.
 ///
 /// # Safety
 /// The pointers must be valid for that.
@@ -77,7 +77,7 @@ pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel
     }
 }
 
-/// Widens values without blocks; `out` has room for all.
+/// Widens values that are not in blocks; `out` has room for all.
 #[inline(always)]
 pub(in crate::arch) fn widen<V: Lanes, T: Element<V>>(z: V, bytes: &[u8], out: &mut [f32]) {
     let out = &mut out[..bytes.len() / size_of::<T>()];
@@ -88,7 +88,7 @@ pub(in crate::arch) fn widen<V: Lanes, T: Element<V>>(z: V, bytes: &[u8], out: &
     }
 }
 
-/// The values `wanted` of any format, slowly.
+/// Expands the values `wanted` of any format, slowly.
 pub(in crate::arch) fn dequantize(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     let format = dtype.float_format();
     let mut values = [0.0; BLOCK];
@@ -98,9 +98,9 @@ pub(in crate::arch) fn dequantize(dtype: DType, bytes: &[u8], wanted: Range<usiz
     out[..wanted.len()].copy_from_slice(wanted);
 }
 
-/// `F32Panels`, those of one level whose register tiles have up to three registers of activations and
-/// `rows` weight rows, or `rows_of_one` with one register; `$zero` must be safe under `$features`, and `unpack`
-/// expand the wanted values of a row's blocks.
+/// `F32Panels` of one level, whose register tiles have up to three registers of activations and `rows` weight rows, or
+/// `rows_of_one` with one register; `$zero` must be safe under `$features`, and `unpack` must expand the wanted values
+/// of a row's blocks.
 macro_rules! f32_panels {
     ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
         /// Panels of `f32`.

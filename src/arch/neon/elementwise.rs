@@ -1,4 +1,4 @@
-//! Four lanes of `f32`, and what is not float arithmetic.
+//! Four lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 //!
 //! Instructions per value: `dot` 0.63 and the sum of squares of a norm 0.5, in eight sums that do not wait for
 //! each other; sums and conversions 2, which only caches bound; exponentials of softmax 9, SiLU and GELU with
@@ -14,7 +14,7 @@ use std::ops::{Add, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct F32x4(pub(super) float32x4_t);
 
-/// The first vector of a kernel.
+/// Zero, the first vector of a kernel.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn zero() -> F32x4 {
@@ -133,7 +133,7 @@ fn array(x: float32x4_t) -> [f32; 4] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Asks for the cache line of `p`, which need not be valid.
+/// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn prefetch(p: *const u8) {
@@ -165,7 +165,7 @@ fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     bits
 }
 
-/// In two factors, since neither `2⁻¹⁵⁰` nor `2¹²⁸` is a number; the first product is exact.
+/// In two factors, since neither `2⁻¹⁵⁰` nor `2¹²⁸` is an `f32`; the first product is exact.
 #[inline]
 #[target_feature(enable = "neon")]
 fn scale2(x: float32x4_t, n: float32x4_t) -> float32x4_t {
@@ -174,7 +174,7 @@ fn scale2(x: float32x4_t, n: float32x4_t) -> float32x4_t {
     vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(n, half)))
 }
 
-/// `2ⁿ` in the range of normal numbers.
+/// `2ⁿ`, where that is a normal number.
 #[inline]
 #[target_feature(enable = "neon")]
 fn power(n: int32x4_t) -> float32x4_t {

@@ -21,12 +21,12 @@ pub(in crate::arch) fn gemm_for(_dtype: DType) -> Gemm {
     const { table::<F32Panels>() }
 }
 
-/// Scales belong to parts of rows, so that columns are not integers: `f32` for all.
+/// Scales run along rows, so that a column's weights share none: `f32` panels for all formats.
 pub(super) fn transposed_for(_dtype: DType) -> Transposed {
     const { transposed::<F32Panels>() }
 }
 
-/// Words of a register.
+/// Words per register.
 pub(in crate::arch) const LANES: usize = 4;
 /// Weight rows of a tile, and of a panel that are interleaved.
 const ROWS: usize = 8;
@@ -65,7 +65,7 @@ impl Turn for F32Panels {
     const TURN: unsafe fn(*const f32, *mut u32) = turn;
 }
 
-/// Columns of 32 rows as rows, which lie interleaved: nothing is turned.
+/// Copies columns of 32 rows: panel rows lie interleaved, so that nothing has to be transposed.
 #[target_feature(enable = "neon")]
 unsafe fn turn(values: *const f32, panel: *mut u32) {
     let panel = panel.cast::<f32>();
@@ -187,7 +187,7 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
     }
 }
 
-/// Blocks of signed bytes.
+/// Expands blocks of signed bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn blocks<B: UnpackBlocks<N>, const N: usize, const STRIDE: usize>(
@@ -216,7 +216,7 @@ fn blocks<B: UnpackBlocks<N>, const N: usize, const STRIDE: usize>(
     }
 }
 
-/// A factor for each 16 values.
+/// Factors per 16 values.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn factors<B: UnpackBlocks<N>, const N: usize>([a, b, c, d]: [float32x4_t; 4]) -> [f32; 16] {
@@ -247,7 +247,7 @@ fn spread<const STRIDE: usize>(x: float32x4_t, out: &mut [f32]) {
     unsafe { vst1q_lane_f32::<3>(&mut out[3 * STRIDE], x) };
 }
 
-/// What is left of values without blocks behind the first `done`: less than a register.
+/// Expands the values after the first `done`, less than a register, of a format without blocks.
 fn dequantized_rest<const STRIDE: usize>(dtype: DType, bytes: &[u8], done: usize, out: &mut [f32]) {
     if !bytes.is_empty() {
         dequantized::<STRIDE>(dtype, bytes, 0..LANES, &mut out[done * STRIDE..]);
@@ -271,18 +271,18 @@ pub(in crate::arch) fn array(x: float32x4_t) -> [f32; 4] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Words with the integers of a record.
+/// Words that hold the integers of a record.
 pub(in crate::arch) const fn int_words(planes: usize) -> usize {
     8 * planes
 }
 
-/// Words of a record.
+/// Words per record.
 pub(in crate::arch) const fn record(planes: usize) -> usize {
     int_words(planes) + 4
 }
 
-/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes in front,
-/// `|q| ≤ 2¹⁴`, and `d` is a power of two, so that products with it are exact.
+/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes first, `|q| ≤ 2¹⁴`, and `d`
+/// is a power of two, so that products with it are exact.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record(2)] {
@@ -291,7 +291,7 @@ pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record
     for x in x {
         largest = vmaxq_u32(largest, vreinterpretq_u32_f32(vabsq_f32(load(x))));
     }
-    // Bits of positive numbers are in the order of the numbers, NaN last.
+    // The bits of positive numbers sort as the numbers do, NaN last.
     let largest = vmaxvq_u32(largest);
     let exponent = largest >> 23;
     // Activations below 2⁻¹⁰⁰ count as 0.

@@ -9,9 +9,9 @@
 //! Two weight rows at a time share the loads of an activation row where registers allow. Up to four
 //! activation rows share the unpacking of the weights.
 //!
-//! A row's sum has four lanes, of every fourth product or pair of products of 32 columns as `Dot` makes them (so that
-//! the levels' bits differ), each in the order of columns, offsets of 256 columns before their products; the lanes are
-//! added at the end. It does not depend on how many rows share the unpacking.
+//! A row's result is summed in four lanes: each takes every fourth product, or pair of products, of 32 columns, as
+//! `Dot` makes them (so that the levels' bits differ), in the order of columns; the offsets of 256 columns come before
+//! their products; the lanes are added at the end. It does not depend on how many rows share the unpacking.
 //!
 //! Instructions per weight, all counted (`tests/neon_instructions.py`), and the billions of weights
 //! per second that four 128-bit pipes at 4.4 GHz (a core of Apple's M4) multiply at most if each of
@@ -81,7 +81,7 @@ impl Dot for Smull {
         unsafe {
             let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
             if WHOLE_BYTES {
-                // 2·128·128 is no 16-bit number.
+                // 2·128·128 does not fit 16 bits.
                 vpadalq_s16(vpadalq_s16(acc, low), vmull_high_s8(w, x))
             } else {
                 vpadalq_s16(acc, vmlal_high_s8(low, w, x))
@@ -97,11 +97,11 @@ fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DTy
     unsafe { matvec::<Smull, B, N>(y, w, x, n) }
 }
 
-/// 32 integers of activations: their high bytes, then the low ones.
+/// 32 activations as integers: their high bytes, then the low ones.
 type Integers = [[int8x16_t; 2]; 2];
 
-/// The scales of activations, and what an offset of the weights is multiplied by; of each 32 values in the first two
-/// registers, or of each 16.
+/// The scales of activations, and the factors on the weights' offsets: per 32 values in the first two registers, or per
+/// 16.
 #[inline]
 #[target_feature(enable = "neon")]
 fn factors(x: &BlockQ16, per_16: bool) -> [[float32x4_t; 4]; 2] {
@@ -116,7 +116,7 @@ fn integers(x: &BlockQ16, b: usize) -> Integers {
     [two(&high[b]), two(&low[b])]
 }
 
-/// The sums of the products of `w` with 32 integers; with only 16 of both if `only` says which.
+/// Sums of the products of `w` with 32 integers, or with the half of both that `only` names.
 ///
 /// # Safety
 /// The CPU must have the level's features.
@@ -170,7 +170,7 @@ pub(in crate::arch) unsafe fn matvec<D: Dot, B: UnpackBlocks<N>, const N: usize>
 ) {
     let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / 256);
     let groups = n.div_ceil(256);
-    // The factors of more would not leave registers enough.
+    // With factors per 16, a second row would leave too few registers.
     let rows = if B::FACTORS_PER_16 || y.rows() >= 4 { 1 } else { 2 };
     for (t, w) in w.chunks(rows * blocks).enumerate() {
         let mut i = 0;
@@ -192,7 +192,7 @@ pub(in crate::arch) unsafe fn matvec<D: Dot, B: UnpackBlocks<N>, const N: usize>
     }
 }
 
-/// The products of `R` weight rows, the first of them row `r`, with `M` activation rows from `i` on.
+/// Products of `R` weight rows, the first of them row `r`, with `M` activation rows from `i` on.
 #[inline(always)]
 unsafe fn tile<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
     y: &mut ColumnsMut<'_>,
@@ -207,7 +207,7 @@ unsafe fn tile<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, const
         let (blocks, groups) = (w.len() / R, x.len() / M);
         let (whole, rest) = (blocks / N, blocks % N);
         for g in 0..whole {
-            // The blocks `g·N..` of each row.
+            // The blocks of group `g` of each row.
             let rows = std::array::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
             accumulate::<D, B, N, R, M>(&mut totals, rows, std::array::from_fn(|i| &x[i * groups + g]));
         }
@@ -312,7 +312,7 @@ unsafe fn add_scaled(total: float32x4_t, sum: int32x4_t, scale: float32x4_t, lan
     // SAFETY: the caller's promise.
     unsafe {
         let sum = vcvtq_f32_s32(sum);
-        // The lane is known where this is inlined; the instruction wants it in its code.
+        // The lane is a constant once this is inlined; the instruction takes an immediate.
         match lane {
             0 => vfmaq_laneq_f32::<0>(total, sum, scale),
             1 => vfmaq_laneq_f32::<1>(total, sum, scale),
@@ -357,14 +357,14 @@ matvec_kernels!(
     sums: 4, rows: 2, activation_rows: 2, sums_of_any: 4
 );
 
-/// The values, then zeros.
+/// The values, padded with zeros.
 fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     let mut all = [T::default(); N];
     all[..values.len()].copy_from_slice(values);
     all
 }
 
-/// Rounds a row of activations, with the very results of the scalar level.
+/// Rounds a row of activations, with exactly the results of the scalar level.
 #[target_feature(enable = "neon")]
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {

@@ -1,5 +1,4 @@
-//! The fastest this level can multiply and add: accumulators enough to hide the instructions' latency,
-//! operands in registers.
+//! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in registers.
 
 use crate::arch::Element;
 use std::arch::aarch64::*;
@@ -8,7 +7,7 @@ use std::hint::black_box;
 /// Independent sums: four instructions per cycle of up to four cycles' latency, and some more.
 pub(in crate::arch) const SUMS: usize = 24;
 
-/// In `f32`, of which all panels of this level are.
+/// In `f32`, the element of all panels of this level.
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn peak(_: Element, rounds: u64) -> u64 {
     let x = vdupq_n_f32(black_box(1e-9));

@@ -1,13 +1,12 @@
-//! Block formats as signed bytes in the order of the values, with scales and offsets: what products
-//! of all Arm levels are made from. Scales have so few bits that one multiply-add gives the very
-//! values of `dequantize`.
+//! Block formats as signed bytes in the order of the values, with scales and offsets: the source of the products of all
+//! Arm levels. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
 
 use super::elementwise::widen_f16;
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::aarch64::*;
 
-/// Of 256 weights. Where each 32 share their factors, only the first two registers are used.
+/// Factors of 256 weights. If each 32 share theirs, only the first two registers are used.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct Factors {
     pub(in crate::arch) scale: [float32x4_t; 4],
@@ -16,9 +15,9 @@ pub(in crate::arch) struct Factors {
 
 /// A format whose `N` blocks hold 256 weights, `scale·q + offset`.
 pub(in crate::arch) trait UnpackBlocks<const N: usize>: Pod {
-    /// Whether each 16 weights have factors of their own; else each 32 share them.
+    /// Whether each 16 weights have factors of their own; otherwise each 32 share them.
     const FACTORS_PER_16: bool = false;
-    /// Whether there are offsets; else they are zero.
+    /// Whether there are offsets; otherwise they are zero.
     const OFFSETS: bool = true;
     /// Whether `q` may be −128.
     const WHOLE_BYTES: bool = false;
@@ -403,7 +402,7 @@ fn shifted(x: uint8x16_t, from: usize) -> uint8x16_t {
 #[inline]
 #[target_feature(enable = "neon")]
 fn shifted_to<const TO: i32>(x: uint8x16_t, from: usize) -> uint8x16_t {
-    // `from` is known where this is inlined; the instruction wants it in its code.
+    // `from` is a constant once this is inlined; the instruction takes an immediate.
     match TO - from as i32 {
         4 => vshlq_n_u8::<4>(x),
         3 => vshlq_n_u8::<3>(x),
@@ -442,7 +441,7 @@ fn with_fifth_bits(low: [int8x16_t; 2], qh: [u8; 4]) -> [int8x16_t; 2] {
     let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
     let mut w = low;
     for (h, w) in w.iter_mut().enumerate() {
-        // Each byte looks at the byte of `qh` that holds its bit.
+        // Each byte gets the byte of `qh` that holds its bit.
         let bytes = vqtbl1q_u8(qh, vcombine_u8(vcreate_u8(eight(2 * h)), vcreate_u8(eight(2 * h + 1))));
         let high = vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16));
         *w = vorrq_s8(*w, vreinterpretq_s8_u8(high));

@@ -1,10 +1,9 @@
 //! Products with many activation rows: panels of integers, at this level and with `smmla`.
 //!
-//! Block-quantised weights are multiplied as what they are, bytes. The K-quants take 8-bit
-//! activations, whose scale per 32 leaves an error below llama.cpp's with one per 256. Formats of 32
-//! weights have activations of that kind there, and no room for a second rounding: they take 16-bit
-//! ones, in two planes of bytes. F32, F16 and BF16 weights, and the formats that look groups of
-//! values up, go through `f32` panels.
+//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale per 32 leaves an error
+//! below llama.cpp's with one per 256. For formats of 32 weights llama.cpp has a scale per 32, too, which leaves no
+//! margin: they take 16-bit activations, in two planes of bytes. F32, F16 and BF16 weights, and the formats that look
+//! up groups of values, go through `f32` panels.
 //!
 //! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
 //! `f32` that they are added to with their factors after each 32 (or 16) values. More would not leave
@@ -282,14 +281,14 @@ unsafe fn add_plane<P: Products, const VECS: usize, const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         add_16::<P, VECS>(int, w, x, 4 * span);
-        // Not in a loop: it would stay one.
+        // Unrolled by hand: the compiler would keep a loop.
         if N == 2 {
             add_16::<P, VECS>(int, w, x, 4 * (span + 1));
         }
     }
 }
 
-/// Adds the products of 16 weights, from word `j` on.
+/// Adds the products of 16 weights, from word `j` of the record on.
 #[inline(always)]
 unsafe fn add_16<P: Products, const VECS: usize>(
     int: &mut [[int32x4_t; VECS]; ROWS],
@@ -330,7 +329,7 @@ pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k:
     }
 }
 
-/// Records of a weight row.
+/// Writes the records of a weight row.
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn int_blocks<B: UnpackBlocks<N>, const N: usize>(bytes: &[u8], out: &mut [u32]) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);

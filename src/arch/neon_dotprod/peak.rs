@@ -1,4 +1,4 @@
-//! The fastest this level can multiply and add integers; `f32` as below.
+//! Peak rate of integer multiply-adds; `f32` as at the level below.
 
 use super::matmul::sdot;
 use crate::arch::Element;

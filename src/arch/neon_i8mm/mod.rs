@@ -1,7 +1,7 @@
 //! NEON with `smmla`: FEAT_I8MM, ARMv8.6, among them Neoverse V1 and Apple M2 and later.
 //!
-//! Why there is no level for `bfmmla` and none for half precision, which such cores have, too. By instructions,
-//! `bfmmla` makes 16 products where `fmla` makes 4, `sdot` 16 and `smmla` 32.
+//! There is no level for `bfmmla` and none for half precision, which such cores have, too, for the reasons below. Per
+//! instruction, `bfmmla` makes 16 products, `fmla` 4, `sdot` 16 and `smmla` 32.
 //!
 //! - F16, BF16 and F32 weights stay exact, in `f32` panels of 0.30 instructions per product, 0.25 of them
 //!   `fmla`. An activation is the sum of three bf16 numbers, an F16 weight that of two, an F32 weight of three:

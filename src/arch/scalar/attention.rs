@@ -59,7 +59,7 @@ pub(super) fn attention_stored(
     add_rows(to, q, (span.first, span.blocks.len()), ranges, p, key, value);
 }
 
-/// Adds `n_blocks` blocks of keys from position `first` on, of which `key` and `value` read row `j` of block `i`.
+/// Adds `n_blocks` blocks of keys from position `first` on; `key` and `value` read row `j` of block `i`.
 fn add_rows(
     to: &mut AttnPartial<'_>,
     q: &[f32],
@@ -102,7 +102,7 @@ fn add_rows(
     }
 }
 
-/// Adds a row's partial result `(out, max, sum)` over the keys of a later span.
+/// Merges in a row's partial result `(out, max, sum)` over the keys of a later span.
 fn merge_row(out: &mut [f32], max: &mut f32, sum: &mut f32, later: (&[f32], f32, f32)) {
     if later.2 == 0.0 {
         return; // it saw none of them

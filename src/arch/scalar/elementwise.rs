@@ -153,13 +153,13 @@ fn sigmoid(t: f32) -> (f32, f32) {
     (if t < 0.0 { e } else { 1.0 } / (1.0 + e), e / ((1.0 + e) * (1.0 + e)))
 }
 
-/// Derivative of `silu`: `σ(x)·(1 + x·(1 − σ(x)))`. Beyond the bound it is straight.
+/// Derivative of `silu`: `σ(x)·(1 + x·(1 − σ(x)))`. Outside the bounds `silu` is linear.
 fn silu_slope(x: f32) -> f32 {
     let (sigmoid, slope) = sigmoid(x);
     sigmoid + x.clamp(-100.0, 100.0) * slope
 }
 
-/// Derivative of `gelu(x) = x·σ(u)`: `σ(u) + x·σ'(u)·u'`. Beyond the bound it is straight.
+/// Derivative of `gelu(x) = x·σ(u)`: `σ(u) + x·σ'(u)·u'`. Outside the bounds `gelu` is linear.
 fn gelu_slope(x: f32) -> f32 {
     const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
     let x = x.clamp(-20.0, 20.0);

@@ -13,17 +13,17 @@ use std::time::Instant;
 /// Rank of the adapters.
 const RANK: usize = 4;
 
-/// First weight of the rehearsal's divergence in the loss of backpropagation.
+/// Initial weight of the rehearsal's divergence in the loss of backpropagation.
 const FIRST_REHEARSAL: f32 = 8.0;
-/// Share of the bound that divergence on rehearsed text is held to: on other text it is larger.
+/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
 const REHEARSED_SHARE: f64 = 0.8;
 /// Most windows of control text that are rehearsed in turn.
 const REHEARSED: usize = 64;
 
-/// Control text that backpropagation must predict as the base model does.
+/// Control text on which backpropagation must keep the base model's predictions.
 pub(super) struct Rehearsal<'t> {
     text: &'t [u32],
-    /// First token, and the base model's `ln p` of what follows each token of the window, `(n − 1, n_vocab)`.
+    /// First token of each window, and the base model's `ln p` after each of its tokens, `(n − 1, n_vocab)`.
     windows: Vec<(usize, Vec<f32>)>,
     n_chunk: usize,
 }
@@ -46,7 +46,7 @@ impl<'t> Rehearsal<'t> {
         Ok(Rehearsal { text, windows, n_chunk })
     }
 
-    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; the mean divergence in nats.
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the mean divergence in nats.
     fn gradient(
         &self,
         session: &mut Session,
@@ -76,15 +76,15 @@ impl<'t> Rehearsal<'t> {
     }
 }
 
-/// What backpropagation learns.
+/// What backpropagation learns from.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Told {
     Stream,
-    /// The stream's contexts, each with a token from half a stream away.
+    /// The stream's contexts, each followed by a token from half a stream away.
     Shuffled,
-    /// The stream, with the sign of its gradient reversed.
+    /// The stream, with the gradient negated.
     Opposite,
-    /// Directions by chance, as long as the stream's gradient.
+    /// Random directions as long as the stream's gradient.
     Chance,
 }
 
@@ -96,21 +96,21 @@ pub(super) struct DeepArm {
     gradients: Gradients,
     descent: Sgd,
     max_divergence: f64,
-    /// Price of the rehearsal's divergence.
+    /// Weight of the rehearsal's divergence.
     strength: f32,
-    /// Whether it helped on what was not learnt yet.
+    /// Evidence that the adapters help on tokens not learnt yet.
     pub(super) evidence: Evidence,
-    /// Losses by chunk.
+    /// Loss of each chunk.
     pub(super) losses: Vec<f64>,
-    /// The same where it takes effect only while it helps.
+    /// Loss of each chunk if the adapters take effect only while they help.
     pub(super) judged_losses: Vec<f64>,
     pub(super) update_ms: Vec<f64>,
-    /// Those that predicted the latest chunk before it was learnt, `(n, n_vocab)`.
+    /// Logits that predicted the latest chunk before it was learnt, `(n, n_vocab)`.
     pub(super) logits: Vec<f32>,
 }
 
-/// Whether backpropagation trains a matrix: those of feed-forward layers and of attention's output, in the
-/// last quarter of the layers.
+/// Whether backpropagation trains a matrix: those of feed-forward layers and the output of attention, in the last
+/// quarter of the layers.
 fn is_trained(site: &Site, n_layer: usize) -> bool {
     let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"].iter().any(|part| site.part().starts_with(part));
     part && site.layer().is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
@@ -141,7 +141,7 @@ impl DeepArm {
         })
     }
 
-    /// What it is called, and what it is called where it takes effect only while it helps.
+    /// Names of the arm, and of its variant that takes effect only while it helps.
     pub(super) fn names(&self) -> (&'static str, Option<&'static str>) {
         match self.told {
             Told::Stream => (
@@ -157,8 +157,8 @@ impl DeepArm {
         }
     }
 
-    /// Scores the part `chunk` of the stream behind at most `context` tokens, then learns it; the `turn`th time.
-    /// The loss.
+    /// Scores the part `chunk` of the stream after at most `context` tokens, then learns it, as chunk number `turn`.
+    /// Returns the loss.
     pub(super) fn learn(
         &mut self,
         stream: &[u32],
@@ -195,8 +195,9 @@ impl DeepArm {
             }
             let divergence =
                 rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
-            // A price that rises while the bound is broken, and falls as fast while it is not: if it rose faster, it
-            // would go on to where nothing is learnt, long before the same window of control text comes again.
+            // The weight rises while the bound is broken, and falls at the same rate while it is not: if it rose
+            // faster, it would reach values at which nothing is learnt, long before the same window of control text
+            // comes again.
             let excess = divergence / (REHEARSED_SHARE * self.max_divergence) - 1.0;
             self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0);
             let DeepArm { session, descent, gradients, .. } = self;

@@ -1,13 +1,13 @@
 //! Means with intervals, and medians.
 
-/// A number with the interval that 95 of 100 resamples fall into.
+/// A value with the interval that contains 95 % of its bootstrap resamples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// The number.
+    /// The value.
     pub value: f64,
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
 }
 
@@ -16,8 +16,8 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// `Σ sums / Σ sizes`, and how far it moves when chunks are drawn again with replacement. Chunks of text
-/// depend on each other less than tokens do.
+/// `Σ sums / Σ sizes`, with its spread when chunks are resampled with replacement. Chunks of text depend on each other
+/// less than tokens do.
 pub(super) fn bootstrap(sums: impl Iterator<Item = f64>, sizes: &[f64], n: usize) -> Estimate {
     let sums: Vec<f64> = sums.collect();
     let ratio = |picked: &mut dyn Iterator<Item = usize>| {

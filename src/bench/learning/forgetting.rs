@@ -1,4 +1,4 @@
-//! What adapters do to text that they did not learn from.
+//! Effect of adapters on text that they did not learn from.
 
 use super::base_softmax;
 use super::estimate::{Estimate, bootstrap};
@@ -6,18 +6,18 @@ use crate::error::Error;
 use crate::exec::Session;
 use crate::learn::HeadLearner;
 
-/// What an adapter did to the control text, the half of it that nothing was calibrated with.
+/// Effect of an adapter on the half of the control text that was not used for calibration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Forgetting {
-    /// Nats per token more than the base model.
+    /// Rise of the loss over the base model, in nats per token.
     pub loss: Estimate,
     /// Mean `KL(base ‖ adapted)` in nats.
     pub divergence: f64,
-    /// Share of tokens whose most likely successor stays the same.
+    /// Fraction of tokens whose most likely successor stays the same.
     pub agreement: f64,
 }
 
-/// Loss of the base model on a text, and what adapters do to it.
+/// Loss of the base model on a text, and the effect of adapters on it.
 pub(super) fn forgetting(
     session: &mut Session,
     text: &[u32],
@@ -55,7 +55,7 @@ pub(super) fn forgetting(
     Ok((total / n as f64, found))
 }
 
-/// What the adapters of `adapted` do to a text that `base` reads.
+/// Effect of the adapters of session `adapted` on a text that session `base` reads.
 pub(super) fn forgetting_of(
     base: &mut Session,
     adapted: &mut Session,

@@ -1,5 +1,4 @@
-//! What learning while running is worth on a text, and what it costs: every token is scored before
-//! anything is learnt from it.
+//! Gain and cost of learning during use, measured on a text: every token is scored before anything is learnt from it.
 
 mod deep;
 mod estimate;
@@ -21,31 +20,31 @@ use temperature::Tempered;
 pub use estimate::Estimate;
 pub use forgetting::Forgetting;
 
-/// How to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct LearningOptions {
-    /// Context of the model, in tokens, at least 8; 0 means a quarter of what it was trained for, at most 1024. Each
-    /// token is predicted from at least half of it.
+    /// Context of the model, in tokens, at least 8; 0 means a quarter of the context it was trained for, at most 1024.
+    /// Each token is predicted from at least half of it.
     pub n_ctx: usize,
-    /// Threads, as in [`EngineOptions`].
+    /// Number of threads, as in [`EngineOptions`].
     pub n_threads: Option<NonZeroUsize>,
-    /// What learns.
+    /// Options of the learner.
     pub learner: LearnerOptions,
-    /// What the steps of the head adapter are multiplied by; 1 is what a session does.
+    /// Factor on the steps of the head adapter; a session has 1.
     pub head_rate: f32,
-    /// Step of backpropagation, relative to the norm of a matrix.
+    /// Step length of backpropagation, relative to the norm of a matrix.
     pub deep_rate: f32,
-    /// Whether backpropagation has negative controls, which take as long as all the rest.
+    /// Whether to run negative controls of backpropagation, which take as long as everything else.
     pub deep_controls: bool,
-    /// Resamples of the bootstrap.
+    /// Number of resamples of the bootstrap.
     pub n_bootstrap: usize,
 }
 
-/// One chunk in so many times a prefill by the clock, which is what costs are compared with.
+/// One chunk in this many times a prefill, with which costs are compared.
 const TIMED: usize = 4;
-/// One chunk in so many is scored without the adapters of backpropagation, to judge whether they help.
+/// One chunk in this many is scored without the adapters of backpropagation, to check whether they help.
 const JUDGED: usize = 2;
-/// One chunk in so many is learnt by the exact gradient as well, to tell what truncation leaves out.
+/// One chunk in this many is also learnt with the exact gradient, to measure what truncation leaves out.
 const COMPARED: usize = 8;
 
 impl Default for LearningOptions {
@@ -62,63 +61,63 @@ impl Default for LearningOptions {
     }
 }
 
-/// One way to predict the stream.
+/// One method of predicting the stream.
 #[derive(Clone, Debug)]
 pub struct Contender {
-    /// What it is.
+    /// Name of the method.
     pub name: String,
-    /// Whether it is there to fail: it learns from something that cannot help.
+    /// Whether it is a negative control: it learns from something that cannot help.
     pub negative: bool,
-    /// Nats per token.
+    /// Loss in nats per token.
     pub loss: f64,
-    /// Nats per token less than the base model at equal context.
+    /// Gain over the base model with the same context, in nats per token.
     pub gain: Estimate,
-    /// Nats per token less than the base model, when the logits of both are divided by the temperatures that are the
-    /// best in hindsight: what is learnt besides how sure to be. Of adapters that learn from the stream.
+    /// Gain over the base model in nats per token if the logits of both are divided by their best temperatures, chosen
+    /// in hindsight: what is learnt besides confidence. Only for adapters that learn from the stream.
     pub beyond_temperature: Option<Estimate>,
-    /// Nats per token less than the same that learns the stream's words in another order: what is learnt besides how
-    /// sure to be and which words are frequent.
+    /// Gain in nats per token over the same method learning the stream's words in another order: what is learnt besides
+    /// confidence and word frequencies.
     pub beyond_words: Option<Estimate>,
-    /// Median milliseconds of an update of the direction; 0 if there is none.
+    /// Median milliseconds per update of the direction; 0 if there is none.
     pub update_ms: f64,
-    /// Median milliseconds that it takes to make updates effective: the product of the head and the adapter,
-    /// the bound on forgetting, the length of the step.
+    /// Median milliseconds to make updates effective: the product of head and adapter, the bound on forgetting, the
+    /// length of the step.
     pub settle_ms: f64,
-    /// Milliseconds of the longest update, a choice of directions included, until it was effective.
+    /// Milliseconds of the longest update until it was effective, including a choice of directions.
     pub longest_ms: f64,
-    /// Of those that change the model.
+    /// Effect on control text, for methods that change the model.
     pub forgetting: Option<Forgetting>,
-    /// Nats gained so far, in total, after each chunk.
+    /// Total gain so far after each chunk, in nats.
     pub running_gain: Vec<f64>,
 }
 
-/// A prequential measurement.
+/// Result of a prequential measurement: each token is predicted before it is learnt.
 #[derive(Clone, Debug)]
 pub struct LearningReport {
     /// Context in tokens.
     pub n_ctx: usize,
-    /// Tokens scored, and tokens per chunk.
+    /// Number of tokens scored.
     pub n_tokens: usize,
-    /// Tokens learnt from at a time.
+    /// Tokens per chunk, which are learnt together.
     pub n_chunk: usize,
-    /// Time of reading a chunk and learning it by backpropagation, in prefills of a whole context. Judging whether that
-    /// helps takes half a prefill more, on average.
+    /// Time of reading a chunk and learning it by backpropagation, in units of a prefill of the whole context. Checking
+    /// whether that helps takes half a prefill more, on average.
     pub deep_cost: f64,
-    /// Nats per token of the base model.
+    /// Loss of the base model, in nats per token.
     pub base_loss: f64,
-    /// Nats per token of the base model on the control text.
+    /// Loss of the base model on the control text, in nats per token.
     pub control_loss: f64,
-    /// Mean share of the head adapter's gradient that truncation leaves out, by length, measured on one chunk in eight;
-    /// NaN if none was learnt from.
+    /// Mean fraction of the head adapter's gradient, by length, that truncation leaves out, measured on one chunk in
+    /// eight; NaN if none was learnt from.
     pub truncation: f64,
-    /// Mean of the upper bound of that, over all updates, which is known without the exact gradient.
+    /// Mean over all updates of the upper bound of that fraction, which is known without the exact gradient.
     pub truncation_bound: f64,
-    /// All contenders, the base model first.
+    /// All methods, the base model first.
     pub contenders: Vec<Contender>,
 }
 
 impl LearningReport {
-    /// The contender of this name.
+    /// The method with this name.
     pub fn contender(&self, name: &str) -> Option<&Contender> {
         self.contenders.iter().find(|c| c.name == name)
     }
@@ -128,13 +127,13 @@ impl LearningReport {
 #[derive(Clone, Copy, PartialEq)]
 enum Reads {
     Stream,
-    /// The stream's contexts, each with a token from half a stream away: its words are right, their places wrong.
+    /// The stream's contexts, each followed by a token from half a stream away: right words in wrong places.
     Shuffled,
-    /// The same of the control text, so that not even the words are right.
+    /// Contexts of the control text, shuffled likewise, so that the words are wrong, too.
     OtherShuffled,
 }
 
-/// An adapter by itself.
+/// An adapter without a mixture.
 struct Arm {
     name: String,
     lesson: Lesson,
@@ -148,18 +147,18 @@ struct Arm {
     longest_ms: f64,
 }
 
-/// A mixture whose caches hold each chunk's words in another order: what a mixture gains by which words are frequent,
-/// and by not being too sure. Its weights follow what helps on the stream.
+/// A mixture whose caches hold each chunk's words in another order: it measures what a mixture gains by word
+/// frequencies and lower confidence alone. Its weights adapt to the stream.
 struct Mixture {
     name: &'static str,
     experts: Experts,
-    /// All that the caches were told.
+    /// All tokens that the caches have stored.
     text: Vec<u32>,
     losses: Vec<f64>,
 }
 
 impl Mixture {
-    /// Keeps a chunk's tokens, by chance beside its hidden states `(n, n_embd)`.
+    /// Stores a chunk's tokens, in random order, with its hidden states `(n, n_embd)`.
     fn keep(&mut self, arch: Arch, states: &[f32], tokens: &[u32], turn: usize) {
         let mut state = turn as u64;
         let mut tokens = tokens.to_vec();
@@ -174,7 +173,8 @@ impl Mixture {
     }
 }
 
-/// Sums of the exact gradient of a chunk by `s·B`, but for the rows of the head, to compare the truncated one with.
+/// Sums of a chunk's exact gradient with respect to `s·B`, as factors of the head's rows, for comparison with the
+/// truncated one.
 struct Exact {
     rows: Vec<(u32, Ranks)>,
 }
@@ -193,7 +193,7 @@ impl Exact {
     }
 }
 
-/// A mean of numbers met one by one.
+/// Running mean.
 #[derive(Default)]
 struct Mean {
     sum: f64,
@@ -205,17 +205,17 @@ impl Mean {
         (self.sum, self.n) = (self.sum + x, self.n + 1.0);
     }
 
-    /// NaN if there were none.
+    /// The mean; NaN without numbers.
     fn value(&self) -> f64 {
         self.sum / self.n
     }
 }
 
-/// Measures on `stream` how well the model predicts it with and without learning. The first half of
-/// `control` calibrates, the second is what forgetting is measured on.
+/// Measures on `stream` how well the model predicts it with and without learning. The first half of `control` is used
+/// for calibration, the second to measure forgetting.
 ///
 /// # Errors
-/// If a text is too short, an option makes no sense, or a session fails.
+/// If a text is too short, an option is invalid, or a session fails.
 pub fn learning(
     model: &Model,
     stream: &[u32],
@@ -223,7 +223,7 @@ pub fn learning(
     options: &LearningOptions,
 ) -> Result<LearningReport, Error> {
     const LEAST: usize = 512;
-    // Rehearsal predicts a token from another in windows of a quarter of the context.
+    // Rehearsal needs windows of a quarter of the context with at least two tokens.
     const LEAST_CTX: usize = 8;
     let n_ctx = match options.n_ctx {
         0 => (model.hparams().n_ctx_train / 4).clamp(16, 1024),
@@ -233,7 +233,7 @@ pub fn learning(
         let expected = format!("at least {LEAST_CTX}");
         return Err(LearnError::Option { option: "n_ctx", value: n_ctx as f64, expected }.into());
     }
-    // Such a window must fit the half of the control text that calibrates.
+    // Such a window must fit the half of the control text used for calibration.
     for (n, least) in [(stream.len(), LEAST), (control.len(), LEAST.max(n_ctx / 2))] {
         if n < least {
             return Err(LearnError::TooLittleText { n, least }.into());
@@ -288,7 +288,7 @@ pub fn learning(
         });
     }
 
-    // Base at four times the context; the same tokens, in larger chunks.
+    // The base model with four times the context; the same tokens, in larger chunks.
     let (mut p, mut q, mut logits, mut adapted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut far_losses = vec![0.0; stream.len()];
     far.windows(stream, |i, _, raw| {
@@ -318,7 +318,7 @@ pub fn learning(
             session.window(stream, chunk.clone(), n_chunk, &mut |_, _, _| ())?;
             prefill_ms.push(before.elapsed().as_secs_f64() * 1e3);
         }
-        // The first token of all is not predicted.
+        // Nothing predicts the first token of the stream.
         let came = &stream[chunk.start.max(1)..chunk.end.max(1)];
         let compared = c % COMPARED == COMPARED - 1 && chunk.len() % UPDATE_TOKENS == 0;
         let mut exact = compared.then(|| Exact::new(n_vocab));
@@ -363,8 +363,8 @@ pub fn learning(
         for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::Shuffled) {
             arm.mixture.iter_mut().for_each(|mixture| mixture.keep(arch, &states, came, c));
         }
-        // Contexts of other text, and what came in quite other contexts of it; again from the start at its end, but
-        // elsewhere, since what comes twice can be learnt, and never in its own place.
+        // Contexts of other text, each followed by a token from quite another place in it; at the end of that text it
+        // starts again with another shift, since repetitions could be learnt, and no token keeps its own place.
         let pieces = (known.len() / n_chunk).max(1);
         let (turn, start) = (c / pieces, c % pieces * n_chunk);
         let away = (1 + (3 + turn) % 8) * known.len() / 9;

@@ -1,9 +1,9 @@
-//! What a change of temperature alone would be worth, chosen in hindsight.
+//! Gain of the best change of temperature alone, chosen in hindsight.
 
 use crate::arch::Arch;
 use crate::learn::softmax;
 
-/// What logits are divided by, one after the other.
+/// Temperatures that are tried.
 const TEMPERATURES: [f32; 10] = [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0];
 
 /// Losses of each chunk at each temperature.
@@ -28,7 +28,7 @@ impl Tempered {
         }
     }
 
-    /// Losses by chunk at the temperature that makes their sum least.
+    /// Losses by chunk at the temperature with the smallest sum.
     pub(super) fn best(&self) -> &[f64] {
         let sum = |losses: &[f64]| losses.iter().sum::<f64>();
         self.losses.iter().map(Vec::as_slice).min_by(|x, y| sum(x).total_cmp(&sum(y))).unwrap_or(&[])

@@ -5,13 +5,13 @@ use crate::cache::layout::Group;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The pages of a sequence, each once, and who holds them.
+/// The pages of a sequence, each once, with the tables that refer to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KvState<'a> {
     /// Positions that are filled.
     pub(crate) len: usize,
     pub(crate) pages: Vec<&'a [u8]>,
-    /// Numbers of pages, or [`NO_PAGE`], one table after another.
+    /// Page numbers, or [`NO_PAGE`], for each table.
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) checkpoints: Vec<KvCheckpoint>,
 }
@@ -22,15 +22,15 @@ pub(crate) struct KvCheckpoint {
     pub(crate) pos: usize,
     /// Whether it is the end of a message.
     pub(crate) marked: bool,
-    /// Table, number in it, and number of the page.
+    /// Index of the table, index in it, and number of the page.
     pub(crate) pages: Vec<[u32; 3]>,
 }
 
-/// A window has left the page, or it has no such form.
+/// The page has left the window, or does not exist in this form.
 const NO_PAGE: u32 = u32::MAX;
 
 impl SeqKv {
-    /// What it holds.
+    /// The contents of the sequence.
     pub(crate) fn state<'a>(&'a self) -> KvState<'a> {
         let mut numbers = HashMap::new();
         let mut pages: Vec<&'a [u8]> = Vec::new();
@@ -65,7 +65,7 @@ impl SeqKv {
         if is_first { len.div_ceil(KV_BLOCK) } else { len / KV_BLOCK }
     }
 
-    /// An empty sequence of the same kind that holds `state`; what is wrong with it, if something is.
+    /// A sequence of the same kind with the contents `state`, or what is wrong with these.
     pub(crate) fn with_state(&self, state: &KvState<'_>) -> Result<Result<SeqKv, &'static str>, SessionError> {
         let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
         seq.len = state.len;
@@ -118,7 +118,7 @@ impl SeqKv {
         Ok(seq.check().map(|()| seq))
     }
 
-    /// Whether queries from here and from checkpoints on see all they must.
+    /// Checks that queries from here and from checkpoints on see everything they need.
     fn check(&self) -> Result<(), &'static str> {
         if (0..self.tables.len()).any(|t| self.tables[t].len() > self.pages_of(t)) {
             return Err("more pages than positions");
@@ -144,8 +144,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Whether all that the query at `pos` sees is there: `has` is asked for a table, of which pages may be given back,
-    /// and a page.
+    /// Whether everything that the query at `pos` sees is present: `has` is called with whether a table's pages may be
+    /// released, the table, and the page.
     fn sees(&self, pos: usize, has: impl Fn(bool, usize, usize) -> bool) -> bool {
         let of_group = |group: &Group| {
             group.seen(pos).all(|page| {

@@ -1,12 +1,13 @@
-//! What formats share: the end of a JSON value in a text, calls in JSON, values in XML-like tags, and their grammars.
+//! Parts shared by the formats: the end of a JSON value in a text, calls in JSON, values in XML-like tags, and their
+//! grammars.
 
 use serde_json::{Map, Value, json};
 
 use super::{Marks, Scan, Tool, ToolCall, lark_text};
 use crate::ChatError;
 
-/// The length of white space and the JSON array or object behind it; `None` where it is not whole, an error where there
-/// is none.
+/// The length of white space and the JSON array or object after it; `None` if that is incomplete, an error if there is
+/// none.
 pub(super) fn json_len(text: &str) -> Result<Option<usize>, ()> {
     let begin = text.len() - text.trim_start().len();
     match text[begin..].chars().next() {
@@ -33,7 +34,7 @@ pub(super) fn json_len(text: &str) -> Result<Option<usize>, ()> {
     Ok(None)
 }
 
-/// A JSON value, then `close`, which may be missing where other text follows.
+/// Scans a JSON value, then `close`, which may be missing if other text follows.
 pub(super) fn scan_json(text: &str, close: &str) -> Scan {
     match json_len(text) {
         Err(()) => Scan::Nothing,
@@ -42,7 +43,7 @@ pub(super) fn scan_json(text: &str, close: &str) -> Scan {
     }
 }
 
-/// The end of calls of `len` bytes, with `close` behind them if it is there.
+/// The end of calls of `len` bytes, including `close` if it follows.
 pub(super) fn scan_close(text: &str, len: usize, close: &str) -> Scan {
     let rest = &text[len..];
     let behind = rest.trim_start();
@@ -57,18 +58,18 @@ pub(super) fn scan_close(text: &str, len: usize, close: &str) -> Scan {
     }
 }
 
-/// Everything up to and with `close`.
+/// Scans up to and including `close`.
 pub(super) fn scan_until(text: &str, close: &str) -> Scan {
     text.find(close).map_or(Scan::More, |at| Scan::Calls(at + close.len()))
 }
 
-/// The JSON value that `block` is, apart from what follows it.
+/// The JSON value at the start of `block`.
 pub(super) fn leading_json(block: &str) -> Option<Value> {
     let len = json_len(block).ok()??;
     serde_json::from_str(&block[..len]).ok()
 }
 
-/// Calls in JSON: an object with a name and arguments, or an array of them.
+/// Reads calls in JSON: an object with a name and arguments, or an array of them.
 pub(super) fn read_json(block: &str, _: &[Tool]) -> Option<Vec<ToolCall>> {
     calls_of(&leading_json(block)?)
 }
@@ -94,7 +95,7 @@ fn call_of(value: &Value) -> Option<ToolCall> {
     Some(ToolCall { name, arguments, id })
 }
 
-/// Arguments: an object, or its JSON as a string.
+/// Arguments, given as an object or as its JSON in a string.
 pub(super) fn arguments_of(value: &Value) -> Option<Map<String, Value>> {
     match value {
         Value::Object(members) => Some(members.clone()),
@@ -104,14 +105,14 @@ pub(super) fn arguments_of(value: &Value) -> Option<Map<String, Value>> {
     }
 }
 
-/// A call by name and the JSON of its arguments, which nothing may follow but white space.
+/// A call with this name and the JSON of its arguments, which only white space may follow.
 pub(super) fn named_call(name: &str, arguments: &str) -> Option<ToolCall> {
     let name = name.trim();
     let arguments = arguments_of(&serde_json::from_str(arguments).ok()?)?;
     (!name.is_empty()).then(|| ToolCall { name: name.to_owned(), arguments, id: None })
 }
 
-/// The schema of a tool's arguments, as part of another one: its references stay its own.
+/// The schema of a tool's arguments, to be embedded in another schema; its references still resolve within it.
 pub(super) fn parameters(tool: &Tool) -> Value {
     let mut schema = tool.parameters.clone();
     if let Some(members) = schema.as_object_mut() {
@@ -123,7 +124,7 @@ pub(super) fn parameters(tool: &Tool) -> Value {
     schema
 }
 
-/// The schema of a call as a JSON object, with these keys for name and arguments.
+/// The schema of a call as a JSON object, with the given keys for name and arguments.
 pub(super) fn call_schema(tools: &[Tool], name_key: &str, arguments_key: &str) -> Value {
     let call = |tool: &Tool| {
         let mut properties = Map::new();
@@ -138,15 +139,15 @@ pub(super) fn call_schema(tools: &[Tool], name_key: &str, arguments_key: &str) -
     }
 }
 
-/// The grammar of a JSON value of this schema between two texts, then the marker `close`.
+/// The grammar of a JSON value with this schema between two texts, then the marker `close`.
 pub(super) fn json_grammar(schema: &Value, around: (&str, &str), close: &str, marks: &Marks<'_>) -> String {
     let (before, after) = (lark_text(around.0), lark_text(around.1));
     let close = if close.is_empty() { String::new() } else { marks.lark(close) };
     format!("start: {before} json {after} {close}\njson: %json {schema}\n")
 }
 
-/// The grammar whose rule `start` has this body, in which `call` is a call of one of the tools. `body` writes that of a
-/// tool; it may use `args<number>`, the JSON of the arguments.
+/// A grammar with `start` as the body of its start rule, in which `call` is a call of any tool. `body` writes the rule
+/// for one tool; it may refer to `args<number>`, the JSON of the arguments.
 pub(super) fn per_tool(start: &str, tools: &[Tool], body: impl Fn(&Tool, &str) -> String) -> String {
     let names: Vec<String> = (0..tools.len()).map(|i| format!("call{i}")).collect();
     let mut out = format!("start: {start}\ncall: {}\n", names.join(" | "));
@@ -157,7 +158,7 @@ pub(super) fn per_tool(start: &str, tools: &[Tool], body: impl Fn(&Tool, &str) -
     out
 }
 
-/// A parameter of a tool whose format writes arguments one by one.
+/// A parameter of a tool, for formats that write arguments one by one.
 pub(super) struct Parameter<'a> {
     pub(super) name: &'a str,
     pub(super) schema: &'a Value,
@@ -167,7 +168,8 @@ pub(super) struct Parameter<'a> {
 /// The parameters of `tool`, number `i`, in the order of its schema.
 ///
 /// # Errors
-/// [`ChatError::Tool`] for a schema that says more of an object than its properties and which of them are required.
+/// [`ChatError::Tool`] for a schema that restricts the object by more than its properties and which of them are
+/// required.
 pub(super) fn parameters_of(i: usize, tool: &Tool) -> Result<Vec<Parameter<'_>>, ChatError> {
     let wrong = |message: String| ChatError::Tool { index: i, message };
     let known = ["$schema", "additionalProperties", "description", "properties", "required", "title", "type"];
@@ -188,11 +190,10 @@ pub(super) fn parameters_of(i: usize, tool: &Tool) -> Result<Vec<Parameter<'_>>,
     Ok(members.map(|(name, schema)| Parameter { name, schema, required: is_required(name) }).collect())
 }
 
-/// The rules of arguments with `comma` between them: `args<i>_0_0` is all of them. The body of an argument is that of the
-/// rule `arg<i>_<k>`.
+/// Rules for arguments separated by `comma`: `args<i>_0_0` is the whole list, `arg<i>_<k>` one argument.
 pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -> String {
     let mut rules = String::new();
-    // args{i}_{k}_{c}: the arguments from k on; c says whether one came before, so that a comma is due.
+    // args{i}_{k}_{c}: the arguments from k on; c is 1 if one came before, so that a comma is needed.
     for k in 0..=parameters.len() {
         for c in 0..2 {
             let body = match parameters.get(k) {
@@ -209,12 +210,12 @@ pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -
     rules
 }
 
-/// The grammar of calls whose arguments stand one by one, strings as they are: for each tool `before`, the arguments in
-/// the order of the schema, each between `open` and `close`, then `after`.
+/// The grammar of calls whose arguments are written one by one, strings without quotes: for each tool `before`, the
+/// arguments in the order of the schema, each between `open` and `close`, then `after`.
 ///
 /// # Errors
-/// As [`parameters_of`], and for a schema that restricts strings by more than a list of values: such a text has no
-/// quotes, so that the end is the only thing to find.
+/// As [`parameters_of`], and for a schema that restricts strings by more than a list of values: without quotes only the
+/// end of such a text can be recognised.
 pub(super) fn tagged_grammar(
     tools: &[Tool],
     before: impl Fn(&Tool) -> String,
@@ -254,13 +255,13 @@ pub(super) fn tagged_grammar(
     Ok(format!("start: {}\n{rules}", calls.join(" | ")))
 }
 
-/// Whether a parameter is a string and nothing else, so that it stands without quotes.
+/// Whether a parameter can only be a string, so that it is written without quotes.
 pub(super) fn is_text(property: &Value) -> bool {
     property.get("type").is_some_and(|kind| kind == "string")
 }
 
-/// The value of parameter `name` of function `function`, which stands as `text`: as it is where the parameter is a string,
-/// else as JSON if it is JSON.
+/// The value of parameter `name` of function `function`, written as `text`: a string if the parameter is one, otherwise
+/// parsed as JSON, or a string if it is no JSON.
 pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -> Value {
     let tool = tools.iter().find(|tool| tool.name == function);
     let property = tool.and_then(|tool| tool.parameters.get("properties")?.get(name));
@@ -270,9 +271,9 @@ pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -
     serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into())
 }
 
-/// Reads a notation of values from a text.
+/// Reader for a notation of values.
 pub(super) trait Reader<'a> {
-    /// What is not read yet.
+    /// The text not yet read.
     fn rest(&mut self) -> &mut &'a str;
 
     /// Skips white space and then `text`, if it is there.
@@ -284,7 +285,7 @@ pub(super) trait Reader<'a> {
         found.is_some()
     }
 
-    /// Reads items with commas between them, and `close` behind the last, which may have a comma, too.
+    /// Reads items separated by commas up to `close`; a trailing comma is allowed.
     fn items(&mut self, close: &str, mut item: impl FnMut(&mut Self) -> Option<()>) -> Option<()> {
         while !self.eat(close) {
             item(self)?;
@@ -296,7 +297,7 @@ pub(super) trait Reader<'a> {
     }
 }
 
-/// What is between the next `open` and `close` in `text`, and what follows.
+/// The text between the next `open` and `close` in `text`, and the text after that.
 pub(super) fn between<'a>(text: &'a str, open: &str, close: &str) -> Option<(&'a str, &'a str)> {
     let (_, rest) = text.split_once(open)?;
     rest.split_once(close)

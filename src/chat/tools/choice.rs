@@ -1,4 +1,4 @@
-//! Calls that obey their tools: a mask that lets the model write freely until it begins a call.
+//! Enforcing valid calls: a mask that lets the model write freely until it begins a call.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use crate::MaskError;
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::TokenMask;
 
-/// Most tools of a mask.
+/// Most tools that a mask supports.
 const MAX_TOOLS: usize = 256;
 /// White space between reasoning and a call.
 const WHITE: &str = "WHITE: /[ \\t\\r\\n]{0,20}/\n";
 
-/// Whether a model calls.
+/// Whether the model may or must call tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ToolChoice {
-    /// As it likes.
+    /// Calls are allowed.
     Auto,
-    /// Never.
+    /// Calls are forbidden.
     None,
-    /// At least one tool, before any other text, but behind reasoning that has begun.
+    /// At least one call, before any other text, but after reasoning that has already begun.
     Required,
-    /// This tool, as `Required`.
+    /// A call of this tool, otherwise like `Required`.
     Named(String),
 }
 
@@ -52,15 +52,15 @@ impl ToolChoice {
 
 /// A [`TokenMask`] for an answer with tools.
 ///
-/// The model writes freely. Where it begins a call in its format, the call follows the format's grammar, with the name of
-/// a tool and arguments that its parameters describe; behind the call it is free again. A token that would begin a call
-/// and go on in a way that no call does is forbidden, so every call that was begun can be completed, and is valid then.
+/// The model writes freely until it begins a call in its format; the call then follows the format's grammar, with the
+/// name of a tool and arguments that match its parameters; after the call the text is free again. A token that would
+/// begin a call and continue it in an invalid way is forbidden, so every call can be completed, and is then valid.
 #[derive(Clone, Debug)]
 pub struct ToolMask {
     shared: Arc<Shared>,
     start: Phase,
     phase: Phase,
-    /// All tokens accepted.
+    /// All accepted tokens.
     tokens: Vec<u32>,
     words: Vec<u32>,
 }
@@ -70,15 +70,15 @@ struct Shared {
     trie: TokenTrie,
     reasoning: (&'static str, &'static str),
     triggers: Vec<Trigger>,
-    /// A call from its opening on, where calls are required.
+    /// Grammar of a call including its opening, if calls are required.
     required: Option<Grammar>,
-    /// Where calls are forbidden, their openings are.
+    /// Whether calls, and so their openings, are forbidden.
     forbidden: bool,
-    /// Tokens that reach beyond the end of some opening, or of reasoning that must lead to a call.
+    /// Tokens that extend beyond the end of some opening, or of reasoning that must lead to a call.
     overrun: Vec<u32>,
 }
 
-/// What begins a call, and the grammar of what follows.
+/// Opening of a call, and the grammar of what follows.
 #[derive(Debug)]
 struct Trigger {
     text: &'static str,
@@ -89,11 +89,11 @@ struct Trigger {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Any text; the last bytes of it, from the last border on, and whether only white space came since.
+    /// Free text: its last bytes since the last boundary, and whether only white space came since then.
     Free { tail: Vec<u8>, at_start: bool },
-    /// Reasoning, in which nothing begins a call. Whether a call must follow.
+    /// Reasoning, in which no call can begin; and whether a call must follow it.
     Reasoning { tail: Vec<u8>, required: bool },
-    /// A call, and how many tokens ago it began.
+    /// A call, and the number of tokens since it began.
     Call { matcher: Box<Matcher>, n_tokens: usize },
 }
 
@@ -101,8 +101,9 @@ impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that there is not, no
-    /// tools where a call is required, or more than 256; [`GrammarError`](crate::GrammarError) for parameters that cannot be enforced at all.
+    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that does not exist, no
+    /// tools although a call is required, or more than 256; [`GrammarError`](crate::GrammarError) for parameters that
+    /// cannot be enforced at all.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
@@ -138,7 +139,7 @@ impl ToolMask {
             let grammar = Grammar::calls(trie, &lark)?;
             if required {
                 let opening = format.openings.iter().find(|o| o.keep).unwrap_or(&format.openings[0]);
-                // An opening that is part of the call is in its grammar.
+                // An opening that is part of the call is contained in its grammar.
                 let opening = if opening.keep { "\"\"".to_owned() } else { marks.lark(opening.text) };
                 let white = if in_reasoning { "WHITE " } else { "" };
                 let lark = lark.replacen("start: ", &format!("{WHITE}start: {white}{opening} body\nbody: "), 1);
@@ -169,7 +170,7 @@ impl ToolMask {
         Ok(Self { shared: Arc::new(shared), phase: start.clone(), start, tokens: Vec::new(), words: Vec::new() })
     }
 
-    /// The phase behind `token` in `phase`, which is not inside a call; `None` where it may not come.
+    /// The phase after `token` in `phase`, which is not a call; `None` if the token is forbidden.
     fn next(&self, phase: &Phase, token: u32) -> Option<Phase> {
         let shared = &*self.shared;
         let text = shared.trie.text(token);
@@ -212,7 +213,7 @@ impl ToolMask {
         let (open, close) = shared.reasoning;
         let reasoning =
             (!open.is_empty()).then(|| find(&tail, open.as_bytes())).flatten().map(|at| (at, open.len(), None));
-        // The earliest, of several there the longest.
+        // The earliest opening; if several start there, the longest.
         let first = openings.chain(reasoning).min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
         match first {
             Some(_) if shared.forbidden && first.is_some_and(|f| f.2.is_some()) => None,
@@ -241,12 +242,12 @@ impl ToolMask {
         }
     }
 
-    /// Whether `text` is the beginning of an opening that only counts at the start.
+    /// Whether `text` is a prefix of an opening that only counts at the start.
     fn may_begin(&self, text: &[u8]) -> bool {
         self.shared.triggers.iter().any(|trigger| trigger.at_start && trigger.text.as_bytes().starts_with(text))
     }
 
-    /// A call whose text begins with `text`.
+    /// A call that begins with `text`.
     fn begin(&self, grammar: &Grammar, text: &[u8]) -> Option<Phase> {
         let mut matcher = grammar.matcher();
         for token in self.shared.trie.cut(text) {
@@ -256,13 +257,13 @@ impl ToolMask {
     }
 }
 
-/// The first place of `text` in `bytes`.
+/// The first position of `text` in `bytes`.
 fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
     (!text.is_empty()).then(|| bytes.windows(text.len()).position(|window| window == text)).flatten()
 }
 
-/// Whether a token with this text can hold the end of one of `texts` and go on, or hold the whole of one; with `exact`, also
-/// if it ends there.
+/// Whether a token with this text can contain the end of one of `texts` and continue after it, or contain the whole of
+/// one; with `exact`, also if it ends there.
 fn reaches(token: &[u8], texts: &[&str], exact: bool) -> bool {
     texts.iter().map(|text| text.as_bytes()).any(|text| {
         (1..=token.len()).any(|end| {
@@ -331,7 +332,7 @@ impl TokenMask for ToolMask {
         if let Some(next) = next {
             self.phase = next;
         }
-        // Behind a call the text is free again, unless the call ended it.
+        // After a call the text is free again, unless the call ended it.
         if let Phase::Call { matcher, .. } = &self.phase
             && matcher.is_finished()
             && !self.shared.trie.is_eog(token)
@@ -352,7 +353,7 @@ impl TokenMask for ToolMask {
                 self.tokens.truncate(kept);
                 Ok(())
             }
-            // A border lies between: again from the beginning.
+            // The rollback crosses a boundary: starts again from the beginning.
             _ => {
                 let tokens = std::mem::take(&mut self.tokens);
                 self.phase = self.start.clone();

@@ -1,5 +1,5 @@
-//! DeepSeek R1, V3 and V3.1: calls between markers, each a name and, behind a separator, its arguments, which R1 and V3
-//! write as a block of code.
+//! DeepSeek R1, V3 and V3.1: calls between markers, each a name, a separator and the arguments, which R1 and V3 write
+//! in a code block.
 
 use super::{Format, Opening, Tool, ToolCall, call, lark_text};
 
@@ -12,7 +12,7 @@ pub(super) const V3_1: Format = Format {
     name: "deepseek-v3.1",
     marks: &[CALL, SEPARATOR],
     reasoning: ("<think>", "</think>"),
-    // Where it does not think, the prompt ends so, and some models repeat it.
+    // The prompt ends like this if the model does not think, and some models repeat it.
     hidden: &[],
     openings: &[Opening::marker("<｜tool▁calls▁begin｜>")],
     close: CLOSE,
@@ -21,7 +21,7 @@ pub(super) const V3_1: Format = Format {
     grammar: |tools, marks| {
         let [call, separator, end, close] = [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
         let one = |tool: &Tool, json: &str| format!("{call} {} {separator} {json} {end}", lark_text(&tool.name));
-        // Several calls stand in one block.
+        // One block can contain several calls.
         Ok(call::per_tool(&format!("call+ {close}"), tools, one))
     },
 };
@@ -44,7 +44,7 @@ fn read(block: &str, _: &[Tool]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for part in block.split(CALL).skip(1) {
         let (head, rest) = part.split_once(SEPARATOR)?;
-        // The arguments end with their JSON: what they quote may look like a marker.
+        // The arguments end where their JSON ends: strings in it may look like a marker.
         let begin = rest.find('{')?;
         let len = call::json_len(&rest[begin..]).ok()??;
         let name = match rest[..begin].trim().trim_end_matches("```json").trim() {

@@ -1,4 +1,4 @@
-//! Gemma 4 and FunctionGemma: `call:name{key:value}` between markers, with strings between markers of their own.
+//! Gemma 4 and FunctionGemma: `call:name{key:value}` between markers, with special markers around strings.
 
 use super::call::{self, Parameter, Reader};
 use super::{Format, Opening, Tool, ToolCall, lark_text};
@@ -34,8 +34,8 @@ pub(super) const FUNCTION_GEMMA: Format = Format {
     ..GEMMA4
 };
 
-/// A rule for each parameter. Keys have no quotes and strings their own, so only what has a form here is enforced:
-/// strings, lists of values, numbers, booleans and arrays of these.
+/// A rule for each parameter. Keys have no quotes and strings have special ones, so only types with a rule here are
+/// enforced: strings, lists of values, numbers, booleans and arrays of these.
 fn grammar(tools: &[Tool], close: &str, quote: &str) -> Result<String, ChatError> {
     let mut rules = format!("TEXT: /[^<]*/\ntext: {quote} TEXT {quote}\n");
     let mut calls = Vec::new();
@@ -55,7 +55,7 @@ fn grammar(tools: &[Tool], close: &str, quote: &str) -> Result<String, ChatError
     Ok(format!("start: ({}) {close}\n{rules}", calls.join(" | ")))
 }
 
-/// The body of a rule for a value of this schema; `name` is free for a rule of its own.
+/// The body of a rule for a value of this schema; `name` is available as the name of a helper rule.
 fn value_rule(schema: &Value, quote: &str, name: &str, rules: &mut String) -> Option<String> {
     let members = schema.as_object()?;
     let only = |known: &[&str]| {
@@ -95,7 +95,7 @@ fn read(block: &str, close: &str, quote: &str) -> Option<Vec<ToolCall>> {
     whole.then(|| vec![ToolCall { name: name.trim().to_owned(), arguments, id: None }])
 }
 
-/// A reader of this notation: JSON whose keys have no quotes and whose strings have `quote` around them.
+/// Reader of this notation: JSON with unquoted keys, and `quote` around strings.
 struct Arguments<'a> {
     rest: &'a str,
     quote: &'a str,
@@ -149,7 +149,7 @@ impl<'a> Arguments<'a> {
         }
         let (word, rest) = self.rest.split_at(self.rest.find([',', '}', ']'])?);
         self.rest = rest;
-        // What is no JSON is a string whose marks are missing.
+        // A word that is no JSON is a string whose quotes are missing.
         Some(serde_json::from_str(word.trim()).unwrap_or_else(|_| word.trim().into()))
     }
 }

@@ -1,5 +1,5 @@
-//! For templates that know no tools: a JSON object with `name` and `arguments`, or with `tool_calls`, an array of them,
-//! as the whole answer. The instruction to write that has to come from the messages.
+//! Fallback for templates without tools: a JSON object with `name` and `arguments`, or with `tool_calls`, an array of
+//! them, as the whole answer. The messages must contain the instruction to write that.
 
 use super::{Format, Opening, call};
 

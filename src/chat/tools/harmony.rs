@@ -35,7 +35,7 @@ pub(super) const FORMAT: Format = Format {
     },
     read: |block, _| {
         let (head, arguments) = block.split_once(MESSAGE)?;
-        // The name, then the channel or the type of the content.
+        // The name, followed by the channel or the content type.
         let name = head.split([' ', '<']).next()?;
         Some(vec![call::named_call(name, arguments)?])
     },

@@ -1,4 +1,4 @@
-//! Kimi K2: a section of calls, each named `functions.name:number`, its arguments behind a marker.
+//! Kimi K2: a section of calls, each named `functions.name:number`, with the arguments after a marker.
 
 use super::{Format, Opening, Tool, ToolCall, call, lark_text};
 

@@ -17,7 +17,7 @@ pub(super) const FORMAT: Format = Format {
     read,
     grammar: |tools, marks| {
         let close = marks.lark(CLOSE);
-        // Values are JSON, which Python reads too, apart from three words.
+        // Values are JSON, which is Python, too, except for three words.
         let mut rules = String::new();
         let mut calls = Vec::new();
         for (i, tool) in tools.iter().enumerate() {
@@ -48,7 +48,7 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     python.rest.trim().is_empty().then_some(calls)
 }
 
-/// A reader of Python literals.
+/// Reader of Python literals.
 struct Python<'a> {
     rest: &'a str,
 }

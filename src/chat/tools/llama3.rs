@@ -1,5 +1,5 @@
-//! Llama 3.1 to 3.3: a JSON object with `name` and `parameters` as the whole answer, or behind `<|python_tag|>`; several
-//! with `;` between them.
+//! Llama 3.1 to 3.3: a JSON object with `name` and `parameters` as the whole answer, or after `<|python_tag|>`; several
+//! are separated by `;`.
 
 use super::{Format, Opening, call};
 
@@ -18,7 +18,7 @@ pub(super) const FORMAT: Format = Format {
 };
 
 impl super::Scan {
-    /// The end counted in `text`, of which the `; ` before the second call was left out.
+    /// Converts offsets to those in `text`, which still has the `; ` before the second call.
     fn shifted(self, text: &str) -> Self {
         match self {
             super::Scan::Calls(len) => super::Scan::Calls(len + text.len() - text.trim_start_matches("; ").len()),

@@ -1,4 +1,4 @@
-//! MiniMax M2: `<invoke name="…">` with `<parameter name="…">` in it, one for each call, in a block.
+//! MiniMax M2: a block with an `<invoke name="…">` per call, which contains `<parameter name="…">` tags.
 
 use super::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;

@@ -1,4 +1,4 @@
-//! Mistral: behind `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its name and, behind
+//! Mistral: after `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its name and, after
 //! `[ARGS]`, its arguments (v11 on).
 
 use super::{Format, Opening, Scan, Tool, ToolCall, call};
@@ -46,9 +46,10 @@ pub(super) const V11: Format = Format {
     ..V3
 };
 
-/// Where the name ends and the arguments begin, in the newer form. It depends on no text behind that.
+/// Position at which the name ends and the arguments begin, in the newer form. It does not depend on the text after
+/// that.
 fn arguments_at(text: &str) -> Option<usize> {
-    // Some templates leave the marker out.
+    // Some templates omit the marker.
     let brace = text.find('{').filter(|&at| !text[..at].contains('['));
     brace.or_else(|| text.find(ARGS).map(|at| at + ARGS.len()))
 }

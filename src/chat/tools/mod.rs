@@ -1,9 +1,9 @@
 //! Function calling: the calls in a model's text, in the form that the model was trained on.
 //!
-//! Families write calls in their own ways. A [`ToolFormat`] is one of them, found [by its template](ToolFormat::of). A
-//! [`TurnParser`] takes the text of an answer as it comes and tells apart what the model thinks, says and calls; the
-//! same text gives the same [`Turn`], however it is cut into pieces, and nothing of it is lost: what looks like a call and
-//! is none is text, and a call that was cut off is [`Turn::unfinished`].
+//! Families write calls in different ways. A [`ToolFormat`] is one of them, chosen [by the template](ToolFormat::of). A
+//! [`TurnParser`] takes the text of an answer as it arrives and separates reasoning, text and calls; the same text
+//! gives the same [`Turn`], however it is cut into pieces, and nothing is lost: text that looks like a call but is none
+//! is kept as text, and an incomplete call is [`Turn::unfinished`].
 //!
 //! ```
 //! use ruvllm::chat::tools::{ToolFormat, TurnParser};
@@ -18,8 +18,8 @@
 //! assert_eq!(turn.calls[0].arguments["city"], "Oslo");
 //! ```
 //!
-//! With the feature `grammar`, `ToolMask` makes the arguments of calls obey the parameters of their tools, and calls
-//! themselves forbidden or required.
+//! With the feature `grammar`, `ToolMask` makes the arguments of calls match the parameters of their tools, and can
+//! forbid or require calls.
 //!
 //! A format is a file with one `Format`, and one line in `FORMATS`.
 
@@ -49,7 +49,7 @@ use crate::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
 
-/// All formats. The first whose marks are all in a template is the template's; the last has none.
+/// All formats. A template has the first one whose marks it contains; the last format has no marks.
 const FORMATS: &[&Format] = &[
     &harmony::FORMAT,
     &gemma::GEMMA4,
@@ -76,21 +76,21 @@ const FORMATS: &[&Format] = &[
 /// How a family writes calls.
 struct Format {
     name: &'static str,
-    /// Texts that are all in its templates, and not all in those of formats further down.
+    /// Texts that its templates all contain, and templates of later formats do not.
     marks: &'static [&'static str],
-    /// What encloses reasoning.
+    /// Markers around reasoning.
     reasoning: (&'static str, &'static str),
-    /// Markers that are no text.
+    /// Markers that are dropped from text.
     hidden: &'static [&'static str],
-    /// What begins calls.
+    /// Openings of calls.
     openings: &'static [Opening],
-    /// What ends them; looked for where a call cannot be read.
+    /// End of the calls; searched for if a call cannot be read.
     close: &'static str,
-    /// Where the calls behind an opening end.
+    /// Finds the end of the calls after an opening.
     scan: fn(&str) -> Scan,
-    /// The calls of what is between an opening and its end; `None` when that is none.
+    /// Reads the calls between an opening and its end; `None` if there are none.
     read: fn(&str, &[Tool]) -> Option<Vec<ToolCall>>,
-    /// A Lark grammar for what is between an opening and its end, the end included.
+    /// Lark grammar of the text from an opening to its end, including the end.
     #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
     grammar: fn(&[Tool], &Marks<'_>) -> Result<String, ChatError>,
 }
@@ -99,38 +99,38 @@ struct Format {
 #[derive(Clone, Copy)]
 struct Opening {
     text: &'static str,
-    /// Only at the beginning of an answer, behind reasoning or behind another call.
+    /// Whether it counts only at the start of an answer, after reasoning or after another call.
     at_start: bool,
     /// Whether the text is part of the call.
     keep: bool,
 }
 
 impl Opening {
-    /// An opening anywhere, of a marker.
+    /// A marker as an opening, anywhere in the text.
     const fn marker(text: &'static str) -> Opening {
         Opening { text, at_start: false, keep: false }
     }
 
-    /// An opening at the beginning, which is part of the call.
+    /// An opening at the start that is part of the call.
     const fn start(text: &'static str) -> Opening {
         Opening { text, at_start: true, keep: true }
     }
 }
 
-/// What a text that follows an opening is. It only depends on the text up to the number of bytes it says.
+/// Result of scanning the text after an opening. It depends only on the bytes that it covers.
 #[derive(Debug, PartialEq)]
 enum Scan {
-    /// Not whole yet.
+    /// Incomplete so far.
     More,
     /// Calls of this many bytes.
     Calls(usize),
-    /// No call, but text behind so many bytes of markup.
+    /// No call, but text after this many bytes of markup.
     Text(usize),
     /// No call.
     Nothing,
 }
 
-/// Writes markers into grammars: as the special token they are in a vocabulary, or as text.
+/// Writes markers in grammars: as a special token if the vocabulary has it, otherwise as text.
 struct Marks<'a>(&'a dyn Fn(&str) -> Option<u32>);
 
 impl Marks<'_> {
@@ -139,7 +139,7 @@ impl Marks<'_> {
     }
 }
 
-/// A text as Lark writes it.
+/// A text as a Lark string.
 fn lark_text(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -155,16 +155,16 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A tool.
+    /// Makes a tool.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
         Self { name: name.into(), parameters }
     }
 
-    /// The tools of [`ChatInputs::tools`](super::ChatInputs::tools): an array in the OpenAI form, with or without
-    /// `{"type": "function", "function": …}` around each.
+    /// Parses the tools of [`ChatInputs::tools`](super::ChatInputs::tools): an array in the OpenAI form, with or
+    /// without `{"type": "function", "function": …}` around each.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] with the place that is wrong.
+    /// [`ChatError::Tool`], with the position of the error.
     pub fn from_json(tools: &Value) -> Result<Vec<Self>, ChatError> {
         let wrong = |index, message: &str| ChatError::Tool { index, message: message.to_owned() };
         let tools = tools.as_array().ok_or_else(|| wrong(0, "the tools are not an array"))?;
@@ -192,25 +192,25 @@ pub struct ToolCall {
     pub name: String,
     /// The arguments by name.
     pub arguments: Map<String, Value>,
-    /// The model's own name for the call, if it gave one.
+    /// Id of the call, if the model gave one.
     pub id: Option<String>,
 }
 
-/// What an answer is made of. All parts are in the order they came.
+/// The parts of an answer, each in order of appearance.
 #[derive(Clone, Debug, PartialEq, Default)]
 #[non_exhaustive]
 pub struct Turn {
-    /// What the model thought.
+    /// Reasoning of the model.
     pub reasoning: String,
-    /// What it said.
+    /// Text for the user.
     pub text: String,
-    /// What it calls.
+    /// Calls of tools.
     pub calls: Vec<ToolCall>,
-    /// A call that was cut off, as the model wrote it.
+    /// An incomplete call at the end, as the model wrote it.
     pub unfinished: Option<String>,
 }
 
-/// What a piece of text adds to a [`Turn`].
+/// An addition to a [`Turn`] by a piece of text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TurnPart {
@@ -239,8 +239,7 @@ impl PartialEq for ToolFormat {
 }
 
 impl ToolFormat {
-    /// The format that a chat template writes calls in. For a template that knows none, a JSON object with `name` and
-    /// `arguments`.
+    /// The format in which a chat template writes calls. If it has none, a JSON object with `name` and `arguments`.
     pub fn of(template: &str) -> Self {
         let found = FORMATS.iter().find(|format| format.marks.iter().all(|mark| template.contains(mark)));
         Self(found.copied().unwrap_or(&generic::FORMAT))
@@ -262,7 +261,7 @@ impl ToolFormat {
     }
 }
 
-/// Whether `prompt` ends inside what `reasoning` encloses.
+/// Whether `prompt` ends inside the markers `reasoning`.
 fn ends_in_reasoning(prompt: &str, reasoning: (&str, &str)) -> bool {
     !reasoning.0.is_empty() && prompt.trim_end().ends_with(reasoning.0.trim_end())
 }
@@ -271,20 +270,20 @@ fn ends_in_reasoning(prompt: &str, reasoning: (&str, &str)) -> bool {
 enum State {
     Text,
     Reasoning,
-    /// Behind this opening.
+    /// After this opening.
     Call(&'static str),
 }
 
-/// Takes the text of an answer, special tokens included, and makes a [`Turn`] of it.
+/// Parses the text of an answer, including special tokens, into a [`Turn`].
 #[derive(Debug)]
 pub struct TurnParser {
     format: ToolFormat,
     tools: Vec<Tool>,
     turn: Turn,
     state: State,
-    /// Whether nothing but white space came since the beginning, the reasoning or the last call.
+    /// Whether only white space came since the start, the reasoning or the last call.
     at_start: bool,
-    /// What may be the beginning of a marker, or is a call that is not whole.
+    /// Text held back: a possible start of a marker, or an incomplete call.
     held: String,
     parts: Vec<TurnPart>,
 }
@@ -309,20 +308,20 @@ impl TurnParser {
         parser
     }
 
-    /// Takes the next piece of text; what it adds.
+    /// Takes the next piece of text; returns what it adds.
     pub fn push(&mut self, text: &str) -> Vec<TurnPart> {
         self.held.push_str(text);
         while self.step(false) {}
         std::mem::take(&mut self.parts)
     }
 
-    /// The turn, when no more text comes.
+    /// The turn, once no more text comes.
     pub fn finish(mut self) -> Turn {
         self.finish_parts();
         self.turn
     }
 
-    /// Ends the text: what that adds besides [`Turn::unfinished`], and [`Self::turn`] is whole.
+    /// Ends the text: returns what that adds, except [`Turn::unfinished`], and completes [`Self::turn`].
     pub fn finish_parts(&mut self) -> Vec<TurnPart> {
         while self.step(true) {}
         std::mem::take(&mut self.parts)
@@ -333,7 +332,8 @@ impl TurnParser {
         &self.turn
     }
 
-    /// Deals with the beginning of what is held; whether there is more to deal with. `last` when no more text comes.
+    /// Processes the start of the held text; returns whether there is more to process. `last` means that no more text
+    /// comes.
     fn step(&mut self, last: bool) -> bool {
         match self.state {
             State::Text => self.step_text(last),
@@ -348,7 +348,8 @@ impl TurnParser {
             let white = self.held.len() - self.held.trim_start().len();
             self.held.drain(..white);
         }
-        // The earliest marker, of several there the longest; and from where on one may still come.
+        // Finds the earliest marker, the longest if several start there; and the position from which a marker may still
+        // be completed.
         let mut found: Option<(usize, &'static str)> = None;
         let mut kept = self.held.len();
         let always = [format.reasoning.0].into_iter().chain(format.hidden.iter().copied());
@@ -373,7 +374,7 @@ impl TurnParser {
         if !last && found.is_none_or(|(at, _)| kept <= at) {
             let more = kept > 0;
             self.emit_text(kept);
-            // What is left may become a marker: wait.
+            // The rest may become a marker: wait.
             return more && kept == self.held.len() && !self.held.is_empty();
         }
         let Some((at, marker)) = found else {
@@ -422,7 +423,7 @@ impl TurnParser {
                 (self.state, self.at_start) = (State::Text, true);
             }
             Scan::Nothing => self.end_call(shown, 0, None),
-            // The end of the text is the end of a call that lacks only its end.
+            // At the end of the text, a call may lack only its end marker.
             Scan::More => match ((format.read)(&self.held, &self.tools), self.held.find(format.close)) {
                 (Some(calls), _) => self.end_call(shown, self.held.len(), Some(calls)),
                 (None, Some(at)) if !format.close.is_empty() => self.end_call(shown, at + format.close.len(), None),
@@ -436,7 +437,7 @@ impl TurnParser {
         !self.held.is_empty()
     }
 
-    /// Leaves the call, of which `len` bytes are held: as `calls`, or as text.
+    /// Leaves the call, of which `len` bytes are held, as `calls` or as text.
     fn end_call(&mut self, shown: &str, len: usize, calls: Option<Vec<ToolCall>>) {
         self.state = State::Text;
         match calls {
@@ -449,7 +450,7 @@ impl TurnParser {
                 }
             }
             None => {
-                // At least one character, so that an opening that is part of it is not found again.
+                // At least one character, so that an opening that is part of the text is not found again.
                 let first = self.held.chars().next().map_or(0, char::len_utf8);
                 let len = if shown.is_empty() { len.max(first) } else { len };
                 self.held.insert_str(0, shown);

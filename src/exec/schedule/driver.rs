@@ -1,4 +1,4 @@
-//! A schedule on a thread of its own.
+//! A schedule on its own thread.
 
 use super::stream::Wake;
 use super::{Live, NoObserver, Observer, Request, Schedule, ScheduleOptions, Stream, Terms};
@@ -7,9 +7,10 @@ use crate::exec::Engine;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Requests on an engine, computed side by side by a thread of its own: a cheap handle to clone, `Send + Sync + 'static`.
+/// Requests on an engine, computed concurrently by a separate thread: a handle that is cheap to clone,
+/// `Send + Sync + 'static`.
 ///
-/// When the last handle is dropped, requests whose [`Stream`]s are still there are computed to their ends.
+/// When the last handle is dropped, requests whose [`Stream`]s still exist are computed to their ends.
 ///
 /// ```
 /// use ruvllm::exec::{Request, ScheduleOptions, Scheduler};
@@ -29,13 +30,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone)]
 pub struct Scheduler(Arc<Handle>);
 
-/// What all handles share.
+/// State shared by all handles.
 struct Handle {
     terms: Arc<Terms>,
     inbox: Arc<Inbox>,
 }
 
-/// What the thread is told.
+/// Messages to the thread.
 #[derive(Default)]
 struct Inbox {
     wake: Arc<Wake>,
@@ -46,9 +47,9 @@ struct Inbox {
 struct State {
     #[expect(clippy::vec_box)] // moved from list to list, never copied
     requests: Vec<Box<Live>>,
-    /// Whether the last handle is gone.
+    /// Whether the last handle was dropped.
     is_closed: bool,
-    /// Whether the thread is gone; before the last handle only if it panicked.
+    /// Whether the thread has ended; before the last handle is dropped only after a panic.
     is_over: bool,
 }
 
@@ -59,15 +60,15 @@ impl fmt::Debug for Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler for `engine`, which others may use, too: passes are exclusive.
+    /// A scheduler for `engine`, which can be shared, as passes are exclusive.
     ///
     /// # Errors
-    /// If an option makes no sense, there is no memory, or the system gives no thread.
+    /// If an option is invalid, there is not enough memory, or the system cannot start a thread.
     pub fn new(engine: &Engine, options: &ScheduleOptions) -> Result<Scheduler, ScheduleError> {
         Scheduler::observed(engine, options, NoObserver)
     }
 
-    /// The same with someone who hears of every request's life.
+    /// As [`Scheduler::new`], with an observer of every request.
     ///
     /// # Errors
     /// As [`Scheduler::new`].
@@ -88,10 +89,10 @@ impl Scheduler {
         Ok(Scheduler(Arc::new(Handle { terms, inbox })))
     }
 
-    /// Takes a request in; the answer comes through the [`Stream`].
+    /// Submits a request; the answer comes through the [`Stream`].
     ///
     /// # Errors
-    /// If it could never be computed, or there are too many requests.
+    /// If the request could never be computed, or there are too many requests.
     pub fn submit(&self, request: Request) -> Result<Stream, ScheduleError> {
         let Handle { terms, inbox } = &*self.0;
         let (live, stream) = terms.judge(request, &inbox.wake)?;
@@ -104,7 +105,7 @@ impl Scheduler {
         })
     }
 
-    /// Requests that wait or run.
+    /// Number of requests that wait or run.
     pub fn n_requests(&self) -> usize {
         self.0.terms.n_requests()
     }
@@ -116,7 +117,7 @@ impl Drop for Handle {
     }
 }
 
-/// Ends what nobody will take out of the inbox any more.
+/// On drop, ends requests that nothing will take out of the inbox any more.
 struct Over<'a>(&'a Inbox);
 
 impl Drop for Over<'_> {
@@ -135,7 +136,7 @@ impl Inbox {
         told
     }
 
-    /// The thread: passes while there is something to compute, and sleep otherwise.
+    /// Loop of the thread: runs passes while there is something to compute, and sleeps otherwise.
     fn drive(&self, mut schedule: Schedule) {
         let _over = Over(self);
         let mut requests = Vec::new();

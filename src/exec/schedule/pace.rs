@@ -1,22 +1,22 @@
-//! How many rows of prompts a pass takes, so that those who decode do not wait for them.
+//! Number of prompt rows in a pass, limited so that decoding sequences do not wait for them.
 
 use std::time::Duration;
 
-/// Rows of prompts that every pass takes at least, so that prompts get on whatever the limit.
+/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit.
 pub(super) const MIN_CHUNK: usize = 8;
-/// Rows beside decoding ones as long as nothing was measured.
+/// Prompt rows beside decoding ones until there are measurements.
 const FIRST_CHUNK: usize = 32;
 /// Weight of the newest measurement in a moving average.
 const NEWEST: f64 = 0.2;
-/// Powers of two of decoding rows that are told apart.
+/// Number of classes of decoding rows, by powers of two.
 const N_BUCKETS: usize = 12;
 
 /// Times of passes, as moving averages in seconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
-    /// Of a pass of so many decoding rows, by the number's logarithm.
+    /// Time of a pass with this many decoding rows, by the number's logarithm.
     decode: [Option<f64>; N_BUCKETS],
-    /// What a prompt's row takes in a pass of its own kind, and adds beside decoding rows.
+    /// Time per prompt row in a pass without decoding rows, and that it adds to a pass with some.
     row_alone: Option<f64>,
     row_beside: Option<f64>,
 }
@@ -30,14 +30,14 @@ impl Pace {
         (n_decode.max(1).ilog2() as usize).min(N_BUCKETS - 1)
     }
 
-    /// What a pass of `n_decode` decoding rows takes: as the nearest one measured.
+    /// Expected time of a pass of `n_decode` decoding rows, from the nearest class measured.
     fn decode(&self, n_decode: usize) -> Option<f64> {
         let bucket = Pace::bucket(n_decode);
         let (below, above) = self.decode.split_at(bucket);
         above.first().copied().flatten().or_else(|| below.iter().rev().chain(&above[1..]).find_map(|&time| time))
     }
 
-    /// Learns from a pass.
+    /// Records the time of a pass.
     pub(super) fn note(&mut self, n_decode: usize, n_prompt: usize, time: Duration) {
         let time = time.as_secs_f64();
         match (n_decode, n_prompt) {
@@ -46,7 +46,7 @@ impl Pace {
             (0, _) => average(&mut self.row_alone, time / n_prompt as f64),
             _ => {
                 if let Some(decode) = self.decode(n_decode) {
-                    // Never 0, or a slow decoding pass before would let any chunk through.
+                    // Never 0: otherwise a slow decoding pass before would allow any number of rows.
                     let rows = (time - decode).max(0.05 * time);
                     average(&mut self.row_beside, rows / n_prompt as f64);
                 }
@@ -54,8 +54,8 @@ impl Pace {
         }
     }
 
-    /// Rows of prompts for a pass with `n_decode` decoding rows, so that it takes `max_itl`, by default twice its time
-    /// without them; at most `n_batch`.
+    /// Number of prompt rows for a pass with `n_decode` decoding rows, so that it takes at most `max_itl`, by default
+    /// twice its time without prompt rows; at most `n_batch`.
     pub(super) fn chunk(&self, n_decode: usize, max_itl: Option<Duration>, n_batch: usize) -> usize {
         if n_decode == 0 {
             return n_batch;
@@ -63,7 +63,7 @@ impl Pace {
         let rows = match (self.decode(n_decode), self.row_beside.or(self.row_alone)) {
             (Some(decode), Some(row)) if row > 0.0 => {
                 let limit = max_itl.map_or(2.0 * decode, |limit| limit.as_secs_f64());
-                // Saturates.
+                // The cast saturates.
                 ((limit - decode) / row).round() as usize
             }
             _ => FIRST_CHUNK,
@@ -86,13 +86,13 @@ mod tests {
             pace.note(4, 0, MS(20));
             pace.note(4, 40, MS(20 + 40 / 2));
         }
-        // Half a millisecond a row: 20 ms are 40 rows.
+        // Half a millisecond per row: 20 ms are 40 rows.
         assert_eq!(pace.chunk(4, None, 512), 40);
         assert_eq!(pace.chunk(5, None, 32), 32);
         assert_eq!(pace.chunk(4, Some(MS(120)), 512), 200);
-        // A limit below the time of decoding lets prompts get on, slowly.
+        // Even if the limit is below the time of decoding, prompts advance slowly.
         assert_eq!(pace.chunk(4, Some(MS(1)), 512), MIN_CHUNK);
-        // Other numbers of rows: as the nearest number measured.
+        // Other numbers of rows: as for the nearest number measured.
         assert_eq!(pace.chunk(64, None, 512), 40);
         assert_eq!(pace.chunk(1, None, 512), 40);
     }
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(pace.chunk(2, None, 512), 100);
         (0..30).for_each(|_| pace.note(2, 100, MS(110)));
         assert_eq!(pace.chunk(2, None, 512), 10);
-        // Without a clock all is zero.
+        // Without a clock all times are zero.
         let mut none = Pace::default();
         none.note(2, 0, Duration::ZERO);
         none.note(2, 7, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The answer of a request on its way from the schedule to its reader.
+//! The answer of a request, passed from the schedule to its reader.
 
 use super::RequestId;
 use crate::error::{Error, ScheduleError};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Tells whoever computes that there may be something to do.
+/// Signals to the computing thread that there may be something to do.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
     is_set: Mutex<bool>,
@@ -22,7 +22,7 @@ impl Wake {
         self.set.notify_all();
     }
 
-    /// Waits until it is set, at most for `timeout`, and resets it.
+    /// Waits until the signal is set, at most for `timeout`, and resets it.
     pub(super) fn wait(&self, timeout: Option<Duration>) {
         let guard = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let mut guard = match timeout {
@@ -50,9 +50,9 @@ struct Channel {
 struct State {
     pieces: VecDeque<Piece>,
     outcome: Option<Result<Finish, Error>>,
-    /// Whether the reader is behind: from `n_pieces` waiting pieces on, until half of them are left.
+    /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are left.
     is_paused: bool,
-    /// Of the reader, if it is a task that waits.
+    /// Waker of the reader, if it is a waiting task.
     waker: Option<Waker>,
 }
 
@@ -61,7 +61,7 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the reader that there is something.
+    /// Changes the state and wakes the reader.
     fn tell(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         change(&mut state);
@@ -84,7 +84,7 @@ pub(super) fn stream(id: RequestId, n_pieces: usize, wake: &Arc<Wake>) -> (Sende
     (Sender(Arc::clone(&channel)), Stream { id, channel, finish: None, is_over: false })
 }
 
-/// The schedule's end. Dropped without an outcome, it ends the answer with [`ScheduleError::Ended`].
+/// The schedule's end. If it is dropped without an outcome, the answer ends with [`ScheduleError::Ended`].
 #[derive(Debug)]
 pub(super) struct Sender(Arc<Channel>);
 
@@ -93,7 +93,7 @@ impl Sender {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Whether the reader is so far behind that the request has to wait.
+    /// Whether the reader lags so far behind that the request must pause.
     pub(super) fn is_paused(&self) -> bool {
         self.0.lock().is_paused
     }
@@ -121,8 +121,9 @@ impl Drop for Sender {
 /// The pieces of a request's answer, as they come; nothing follows an error.
 ///
 /// Iterating waits for the next piece, [`Stream::poll_next`] does not. At most
-/// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and what a grammar forces in one pass) wait
-/// for the reader: who reads slowly pauses this request, and no other. Dropping it cancels the request within a pass.
+/// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and the tokens that a grammar forces in one
+/// pass) wait for the reader: slow reading pauses this request, and no other. Dropping the stream cancels the request
+/// within a pass.
 #[derive(Debug)]
 pub struct Stream {
     id: RequestId,
@@ -132,12 +133,12 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The request's number, as an [`Observer`](super::Observer) hears it.
+    /// The request's number, as an [`Observer`](super::Observer) gets it.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// How the answer ended, once all of its pieces were read; nothing if that was by an error.
+    /// How the answer ended, once all of its pieces were read; `None` after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
@@ -148,8 +149,8 @@ impl Stream {
         self.channel.wake.set();
     }
 
-    /// The next piece, if it is there; `Ready(None)` at the end. Otherwise the task of `cx` is woken when it comes, as
-    /// futures are.
+    /// The next piece, if it is available; `Ready(None)` at the end. Otherwise the task of `cx` is woken when it
+    /// arrives, as for futures.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         let channel = Arc::clone(&self.channel);
         let mut state = channel.lock();
@@ -160,10 +161,10 @@ impl Stream {
         piece
     }
 
-    /// All text that is left.
+    /// All remaining text.
     ///
     /// # Errors
-    /// The first that comes.
+    /// The first error of the answer.
     pub fn text(self) -> Result<String, Error> {
         self.map(|piece| Ok(piece?.text)).collect()
     }

@@ -1,4 +1,4 @@
-//! Attention over page tables, and what appends to them.
+//! Attention over page tables, and appending to them.
 
 use super::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan};
@@ -6,7 +6,7 @@ use crate::metal::kernels::*;
 use crate::quant::DType;
 use half::f16;
 
-/// Shape of a layer.
+/// Shape of a layer's attention.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     n_head: usize,
@@ -18,13 +18,13 @@ struct Shape {
     sinks: bool,
 }
 
-/// A layer without window, cap and sinks, keys as wide as values.
+/// A layer without window, cap and sinks, whose values are as wide as its keys.
 const fn plain(n_head: usize, n_head_kv: usize, head_dim: usize) -> Shape {
     Shape { n_head, n_head_kv, head_dim, head_dim_v: head_dim, window: 0, softcap: 0.0, sinks: false }
 }
 
 const POSITIONS: usize = PAGE_POSITIONS as usize;
-/// Values of a page before the layer's keys and values: another layer.
+/// Number of values in a page before the layer's keys and values, as if of another layer.
 const BEFORE: usize = 24;
 
 /// A sequence: keys and values of its positions, `(n_head_kv, len, head_dim)`.
@@ -40,7 +40,7 @@ struct Cache {
     pages: Vec<Handle>,
     table: Handle,
     n_pages: usize,
-    /// Where in the table each sequence begins.
+    /// Index of each sequence's first entry in the table.
     first: Vec<usize>,
 }
 
@@ -53,8 +53,8 @@ fn value_offset(s: &Shape) -> usize {
 }
 
 impl Cache {
-    /// Sequences of these lengths; pages that lie before `seen` of a sequence were given back. Pages are shuffled, and
-    /// filled no further than positions go.
+    /// Makes sequences of these lengths; the pages before position `seen` of a sequence are missing. Pages are
+    /// shuffled, and filled only up to the last position.
     fn new(gpu: &mut Checker<'_>, lcg: &mut Lcg, s: &Shape, lens: &[usize], seen: &[usize]) -> Cache {
         let random = |lcg: &mut Lcg, n: usize| (0..n).map(|_| f16::from_f32(lcg.signed())).collect::<Vec<_>>();
         let n_pages = lens.iter().map(|len| len.div_ceil(POSITIONS)).sum();
@@ -109,7 +109,7 @@ impl Cache {
             };
             let mut y = vec![0.0; s.head_dim_v];
             attend(&mut y, q, k, v, (start as u32, pos as u32 + 1), &p);
-            // A sink takes part of the weights: `y · Σe / (Σe + e^sink)`.
+            // A sink takes a part of the weights: the output is `y · Σe / (Σe + e^sink)`.
             let score = |j: usize| {
                 let product: f32 = (0..s.head_dim).map(|i| q[i] * k[j * s.head_dim + i].to_f32()).sum();
                 let score = product * p.scale;
@@ -118,7 +118,8 @@ impl Cache {
             let sum: f64 = (start..=pos).map(|j| f64::from(score(j)).exp()).sum();
             let share = sum / (sum + f64::from(sinks[head]).exp());
             out.extend(y.iter().map(|y| (f64::from(*y) * share) as f32));
-            // Errors of scores come back as relative errors of weights, on both sides; then sums over the keys.
+            // Errors of scores become relative errors of weights, in numerator and denominator; then come the sums over
+            // the keys.
             let magnitude: f32 = q.iter().map(|q| q.abs()).sum::<f32>() * p.scale;
             let of_score = s.head_dim as f32 * EPS * magnitude;
             tolerance = tolerance.max(4.0 * of_score + 2.0 * (pos + 1 - start) as f32 * EPS + 2.0 * FAST);
@@ -131,7 +132,7 @@ fn scale(s: &Shape) -> f32 {
     1.0 / (s.head_dim as f32).sqrt()
 }
 
-/// The number of the kernel for a shape.
+/// Variant number of the kernel for a shape.
 fn variant(s: &Shape) -> u32 {
     let widest = s.head_dim.max(s.head_dim_v) as u32;
     *HEAD_DIMS.iter().find(|&&d| widest <= d).unwrap()
@@ -158,7 +159,7 @@ fn args(s: &Shape, cache: &Cache, n_rows: usize) -> AttentionArgs {
     }
 }
 
-/// Splits that a row at `pos` sees.
+/// Number of splits that a row at `pos` sees.
 fn n_splits(s: &Shape, pos: usize) -> usize {
     let start = if s.window == 0 { 0 } else { (pos + 1).saturating_sub(s.window) };
     pos / SPLIT as usize - start / SPLIT as usize + 1
@@ -189,7 +190,7 @@ pub(super) fn decode(gpu: &mut Checker<'_>) -> Result<(), String> {
         let most = lens.iter().map(|len| n_splits(&s, len - 1)).max().unwrap();
         let args = AttentionArgs { n_splits: most as u32, ..args(&s, &cache, lens.len()) };
 
-        // Splits that a row does not have stay unwritten, so both kernels share the buffer.
+        // Splits that a row lacks stay unwritten, so both kernels share the buffer.
         let partial = gpu.stage.empty((ATTENTION_DECODE.buffers[3].len)(&args) * 4, 4);
         let data = [Data::F32(&q), Data::U32(&rows), Data::Made(cache.table), Data::Made(partial)];
         gpu.call(&ATTENTION_DECODE, DType::F32, variant(&s), &args, &data, &cache.pages)?;
@@ -221,7 +222,7 @@ fn compare(
 
 pub(super) fn prompt(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(8);
-    // Rows of sequences: lengths, and how many of their last positions are in the batch.
+    // Sequences as pairs: their length, and the number of their last positions in the batch.
     let cases = [
         (plain(2, 1, 64), &[(3, 3), (70, 40)][..]),
         (Shape { softcap: 0.7, ..plain(2, 2, 80) }, &[(64, 8)]),
@@ -256,7 +257,7 @@ pub(super) fn prompt(gpu: &mut Checker<'_>) -> Result<(), String> {
             [Data::F32(&q), Data::U32(&rows), Data::Made(cache.table), Data::U32(&tiles), Data::F32(&sinks), Data::Out];
         let out = gpu.call(&ATTENTION_PROMPT, DType::F32, variant(&s), &args, &data, &cache.pages)?;
         compare(&format!("attention_prompt {s:?}"), &s, &cache, &q, &rows, &sinks, out.f32(0))?;
-        // A row alone in its tile has the same bits.
+        // A row alone in its tile must have the same bits.
         let alone: Vec<u32> = (0..n_rows as u32).flat_map(|row| [row, 1]).collect();
         if n_rows <= 4 {
             let args = AttentionArgs { n_tiles: n_rows as u32, ..args };
@@ -321,7 +322,7 @@ pub(super) fn append(gpu: &mut Checker<'_>) -> Result<(), String> {
 /// Attention of one query row over adjacent keys and values, span by span.
 fn attend(y: &mut [f32], q: &[f32], k: &[f16], v: &[f16], range: (u32, u32), p: &AttnParams) {
     let arch = Arch::scalar();
-    // Blocks are whole; what is behind the last key is not seen.
+    // Blocks are whole; keys after the last one are not seen.
     let whole = |x: &[f16], dim: usize| {
         let mut x = x.to_vec();
         x.resize(x.len().next_multiple_of(KV_BLOCK * dim), f16::ZERO);

@@ -1,4 +1,4 @@
-//! Norms, rotations and what is done value by value.
+//! Norms, rotations and element-wise kernels.
 
 use super::{Checker, Data, EPS, FAST, Lcg, close};
 use crate::arch::Arch;
@@ -24,8 +24,8 @@ pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {
             y.chunks_exact_mut(n).zip(x.chunks_exact(n)).for_each(|(y, x)| arch.layer_norm(y, x, &w, &b, eps));
             y
         };
-        // The sum's relative error is that of n positive terms on both sides; a normed value is at most √n, and the
-        // mean of a layer norm is as wrong as n terms below 1.5, over the deviation.
+        // The sum's relative error is that of n positive terms on both sides; a normalised value is at most √n, and the
+        // mean of a layer norm has the error of n terms below 1.5, over the deviation.
         let of_sum = (2 * n) as f32 * EPS + FAST;
         let rms_tolerance = |_: usize| of_sum * (n as f32).sqrt();
         let deviation = |x: &[f32]| {
@@ -95,12 +95,12 @@ pub(super) fn rope(gpu: &mut Checker<'_>) -> Result<(), String> {
 pub(super) fn elementwise(gpu: &mut Checker<'_>) -> Result<(), String> {
     let (mut lcg, arch) = (Lcg(12), Arch::scalar());
     for n in [1, 300] {
-        // Values around the exponential's range, too.
+        // Includes values at the limits of the exponential's range.
         let gate: Vec<f32> = (0..n).map(|i| lcg.signed() * if i % 5 == 0 { 200.0 } else { 6.0 }).collect();
         let up = lcg.values(n);
         let args = ElementwiseArgs { n: n as u32 };
-        // A sigmoid's exponent errs by a few units of its own size, 40 where the result is not yet nothing; gelu's
-        // exponent is three products.
+        // A sigmoid's exponent has an error of a few units of its own size, which is at most 40 where the result is not
+        // yet 0; gelu's exponent is a product of three factors.
         let tolerance = |i: usize| 8.0 * FAST * gate[i].abs().min(40.0) + 1e-30;
         for (kernel, f) in [(&SILU_MUL, Arch::silu_mul as fn(Arch, &mut [f32], &[f32])), (&GELU_MUL, Arch::gelu_mul)] {
             let y = gpu.call(kernel, DType::F32, 0, &args, &[Data::F32(&gate), Data::F32(&up)], &[])?;

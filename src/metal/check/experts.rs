@@ -1,4 +1,4 @@
-//! Routing, lists of rows, weighted sums.
+//! Routing, lists of rows per expert, weighted sums.
 
 use super::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::arch::Arch;
@@ -48,7 +48,7 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                     let chosen = largest(&ranks, n_used);
                     let what = format!("route, gating {gating}, {n_expert} experts");
                     let found = &out.u32(0)[row * n_used..][..n_used];
-                    // Where bias brings ranks together within their error, either choice is right.
+                    // If the bias makes ranks equal within their error, either choice is right.
                     let rank_of = |e: u32| ranks[e as usize];
                     let right: Vec<f32> = chosen.iter().map(|&e| ranks[e]).collect();
                     let ranks: Vec<f32> = found.iter().map(|&e| rank_of(e)).collect();
@@ -80,7 +80,7 @@ pub(super) fn expert_rows(gpu: &mut Checker<'_>) -> Result<(), String> {
     for (n_chosen, n_expert) in [(1, 1), (32, 3), (77, 5)] {
         let chosen: Vec<u32> = (0..n_chosen).map(|_| lcg.below(n_expert)).collect();
         let args = ExpertRowsArgs { n_chosen: n_chosen as u32, n_expert };
-        // Lists are written as far as they go.
+        // Lists are written up to their length only.
         let lists = vec![u32::MAX; n_chosen * n_expert as usize];
         let id = gpu.stage.filled(bytemuck::cast_slice(&lists), 4);
         let data = [Data::U32(&chosen), Data::Out, Data::Made(id)];

@@ -1,5 +1,5 @@
-//! Every kernel against the scalar level, with odd sizes: on the emulated GPU of `tests/metal`, and by
-//! `ruvllm doctor --metal` on a real one.
+//! Checks every kernel against the scalar level, with odd sizes: on the emulated GPU of `tests/metal`, and on a real
+//! one in `ruvllm doctor --metal`.
 //!
 //! Tolerances: sums of n terms may be taken in any order and with or without fused multiplication, so they err by at
 //! most `n · 2⁻²⁴ · Σ|term|`. Square roots, divisions and exponentials may be approximate: `FAST` is their relative
@@ -14,19 +14,19 @@ mod sample;
 use super::kernels::{Access, Args, Dispatch, Kernel};
 use crate::quant::DType;
 
-/// Relative error of a few operations, approximate functions included: 16 units in the last place.
+/// Relative error of a few operations, including approximate functions: 16 units in the last place.
 const FAST: f32 = 16.0 / (1 << 24) as f32;
 /// Unit roundoff of `f32`.
 const EPS: f32 = 1.0 / (1 << 24) as f32;
 
-/// A test of a kernel or some.
+/// A test of one or several kernels.
 #[derive(Debug)]
 pub struct Case {
-    /// By the kernels it tries.
+    /// Name, after the kernels it tests.
     pub name: &'static str,
     /// The file of its kernels.
     pub source: &'static str,
-    /// What is wrong, if anything is: the detector or `result`, then the details.
+    /// Runs the test; the error says which check failed, then the details.
     pub run: fn(&mut Checker<'_>) -> Result<(), String>,
 }
 
@@ -54,43 +54,43 @@ pub const CASES: &[Case] = &[
 
 /// A GPU on which single kernels run.
 pub trait Stage {
-    /// A buffer that holds `data`; its address is a multiple of `align`.
+    /// Makes a buffer with the contents `data`; its address is a multiple of `align`.
     fn filled(&mut self, data: &[u8], align: u64) -> Handle {
         let buffer = self.empty(data.len() as u64, align);
         self.fill(buffer, 0, data);
         buffer
     }
 
-    /// A buffer that holds nothing yet.
+    /// Makes an uninitialised buffer.
     fn empty(&mut self, bytes: u64, align: u64) -> Handle;
 
-    /// Fills a part of a buffer.
+    /// Writes a part of a buffer.
     fn fill(&mut self, buffer: Handle, offset: u64, data: &[u8]);
 
     /// Writes the address of `target` at `offset` of `into`.
     fn point(&mut self, into: Handle, offset: u64, target: Handle);
 
-    /// What a buffer holds; an error if some of it was never written, where that can be told.
+    /// Contents of a buffer; an error if some of it was never written, where that can be detected.
     ///
     /// # Errors
-    /// What is wrong.
+    /// A description of the failure.
     fn read(&mut self, buffer: Handle) -> Result<Vec<u8>, String>;
 
-    /// Runs a kernel and waits for it; `pages` are buffers that it reaches through addresses.
+    /// Runs a kernel and waits for it; `pages` are buffers that it accesses through addresses.
     ///
     /// # Errors
-    /// What is wrong.
+    /// A description of the failure.
     fn run(&mut self, dispatch: &Dispatch, buffers: &[Handle], pages: &[Handle]) -> Result<(), String>;
 
-    /// Runs threads in another order from now on, unless 0, where that can be chosen.
+    /// Changes the order of threads from now on, unless `seed` is 0, where that is possible.
     fn shuffle(&mut self, _seed: u32) {}
 }
 
-/// A buffer of a [`Stage`], which the stage numbers.
+/// Number of a buffer of a [`Stage`].
 #[derive(Clone, Copy, Debug)]
 pub struct Handle(pub u32);
 
-/// Knuth's MMIX generator.
+/// Linear congruential generator with Knuth's MMIX constants.
 #[derive(Clone, Debug)]
 pub struct Lcg(pub u64);
 
@@ -115,7 +115,7 @@ impl Lcg {
     }
 }
 
-/// What a buffer of a call is.
+/// Contents of a buffer for a call.
 #[derive(Debug)]
 pub enum Data<'a> {
     /// Numbers.
@@ -124,13 +124,13 @@ pub enum Data<'a> {
     U32(&'a [u32]),
     /// Blocks of weights.
     Bytes(&'a [u8]),
-    /// Written by the kernel alone.
+    /// Output, written only by the kernel.
     Out,
-    /// Made before; it is not read back.
+    /// A buffer made before; it is not read back.
     Made(Handle),
 }
 
-/// What a kernel left in the buffers that it writes, in order.
+/// Contents of the buffers that a kernel wrote, in order.
 #[derive(Debug)]
 pub struct Output(Vec<Vec<u8>>);
 
@@ -146,7 +146,7 @@ impl Output {
     }
 }
 
-/// Runs cases.
+/// Runs test cases.
 pub struct Checker<'a> {
     stage: &'a mut dyn Stage,
     formats: &'a [DType],
@@ -154,18 +154,18 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Cases run on `stage`, with weights in these formats. With `twice` each call is made a second time with threads in
-    /// another order, which may change no bit.
+    /// A checker on `stage`, with weights in these formats. If `twice`, each call is repeated with another order of
+    /// threads, which must not change any bit.
     pub fn new(stage: &'a mut dyn Stage, formats: &'a [DType], twice: bool) -> Checker<'a> {
         Checker { stage, formats, twice }
     }
 
-    /// Runs a kernel; `pages` are buffers that it reaches through addresses.
+    /// Runs a kernel; `pages` are buffers that it accesses through addresses.
     ///
     /// # Errors
-    /// What is wrong.
-    ///
+    /// A description of the failure.
     /// # Panics
+    /// If `data` does not have the lengths given in the table of kernels.
     /// If `data` does not have the lengths that the table says.
     pub fn call<A: Args>(
         &mut self,
@@ -229,7 +229,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Compares with what was expected; `tolerance` is absolute, per value.
+/// Compares values with the expected ones; `tolerance` is absolute, per value.
 fn close(what: &str, y: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f32) -> Result<(), String> {
     assert_eq!(y.len(), expected.len(), "{what}");
     for (i, (&y, &e)) in y.iter().zip(expected).enumerate() {
@@ -241,7 +241,7 @@ fn close(what: &str, y: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f
     Ok(())
 }
 
-/// Compares bits.
+/// Compares for equality.
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, y: &[T], expected: &[T]) -> Result<(), String> {
     assert_eq!(y.len(), expected.len(), "{what}");
     match (0..y.len()).find(|&i| y[i] != expected[i]) {

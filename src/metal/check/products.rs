@@ -13,7 +13,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Blocks whose largest value is in 0.001..1000: their scales are random bytes.
+    /// Random blocks whose largest value is within 0.001..1000; the bytes of scales are random, too.
     pub(super) fn random(lcg: &mut Lcg, dtype: DType, rows: usize, n_in: usize) -> Weights {
         let f = dtype.format().unwrap();
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
@@ -31,7 +31,7 @@ impl Weights {
         Weights { bytes, values, n_in, row_bytes }
     }
 
-    /// The product of row `r` with `x`, and its tolerance: a term more for the rounding of each weight.
+    /// The product of row `r` with `x`, and its tolerance: one more term, for the rounding of each weight.
     fn dot(&self, r: usize, x: &[f32]) -> (f32, f32) {
         let terms =
             || self.values[r * self.n_in..][..self.n_in].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
@@ -40,7 +40,7 @@ impl Weights {
     }
 }
 
-/// Row lengths: some blocks, or for plain floats whatever there may be.
+/// Row lengths: some blocks, or arbitrary lengths for plain floats.
 fn lengths(dtype: DType) -> &'static [usize] {
     match dtype.block().0 {
         1 => &[1, 7, 100, 547],
@@ -73,7 +73,7 @@ pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
                     close(&what, y.f32(0), &e, |i| t[i])?;
                     single = y.f32(0).to_vec();
                 } else {
-                    // A row's sum does not depend on how many rows there are.
+                    // A row's sum must not depend on the number of rows.
                     same(&what, y.f32(0), &single[..n_rows * n_out])?;
                 }
             }
@@ -87,7 +87,8 @@ pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     for &format in gpu.formats {
         let (n_in, n_out, n_expert) = (lengths(format)[1], 11, 3);
         let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
-        // Two choices per row of one input, then one input per choice; an index that no expert has.
+        // Two choices per row sharing an input, then one input per choice; and the index of an expert that does not
+        // exist.
         for (chosen, choices_per_row) in [(&[2, 0, 1, 2][..], 2), (&[1, 7, 0][..], 1)] {
             let x = lcg.values(chosen.len() / choices_per_row * n_in);
             let args = MatvecExpertsArgs {
@@ -148,7 +149,7 @@ pub(super) fn matmul_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     for &format in gpu.formats {
         let (n_in, n_out, n_expert, choices_per_row) = (lengths(format)[1], 67, 3, 2);
         let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
-        // Expert 0 in every row, so that it has more than a tile; expert 2 in none.
+        // Expert 0 in every row, so that it has more than one tile; expert 2 in none.
         let chosen: Vec<u32> = (0..80).map(|c| if c % 2 == 0 { 0 } else { 1 }).collect();
         let mut counts = vec![0; n_expert];
         let mut lists = vec![u32::MAX; n_expert * chosen.len()];
@@ -191,7 +192,8 @@ pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
             let x = gpu.call(&EMBED, format, 0, &args, &data, &[])?;
             let value = |token: u32, i: usize| if token < 5 { w.values[token as usize * n_embd + i] } else { 0.0 };
             let e: Vec<f32> = tokens.iter().flat_map(|&t| (0..n_embd).map(move |i| scale * value(t, i))).collect();
-            // A weight is `d · q + m`: three roundings of numbers as large as the row's largest, with sums of q twice.
+            // A weight is `d · q + m`: three roundings of numbers up to the row's largest, with sums of q up to twice
+            // that.
             let largest = w.values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
             close(&format!("embed {format} {n_embd}"), x.f32(0), &e, |_| 8.0 * EPS * scale * largest)?;
         }

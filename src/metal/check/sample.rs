@@ -1,11 +1,11 @@
-//! What a sampler asks of logits.
+//! Kernels that prepare logits for sampling.
 
 use super::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::arch::Arch;
 use crate::metal::kernels::*;
 use crate::quant::DType;
 
-/// Logits with equal ones among them.
+/// Logits, some of them equal.
 fn logits(lcg: &mut Lcg, n: usize) -> Vec<f32> {
     (0..n).map(|_| lcg.below(1000) as f32 / 32.0 - 16.0).collect()
 }

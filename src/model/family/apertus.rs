@@ -1,5 +1,5 @@
-//! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has numbers of its own
-//! in each layer.
+//! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has parameters per
+//! layer.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};

@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Biases, FfnSpec, Norms};
 
-/// GELU is that of the error function, as in Hugging Face's; llama.cpp takes the tanh formula.
+/// BERT. GELU uses the error function, as in Hugging Face; llama.cpp uses the tanh formula.
 pub(super) fn bert(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = post_norms(keys, keys.dense(Activation::GeluErf)?)?;
     h.set_biases(Biases::All);
@@ -31,8 +31,8 @@ fn post_norms(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError>
     Ok(h)
 }
 
-/// The first of every three layers sees the whole text, the others windows with a rope of their own; the first layer has
-/// no norm before attention, as embeddings have one.
+/// ModernBERT. The first of every three layers sees the whole text, the others windows with a rope of their own; the
+/// first layer has no norm before attention, as embeddings have one.
 pub(super) fn modern(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("classifier.pooling_type");
     keys.ignore("hidden_activation");

@@ -1,5 +1,5 @@
-//! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer beside each other, norms without
-//! bias. Command R7B rotates in windows alone.
+//! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer in parallel, norms without bias.
+//! Command R7B rotates only in layers with windows.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};

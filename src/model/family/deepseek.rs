@@ -1,18 +1,18 @@
-//! Latent attention: DeepSeek 2 and 3 and what has their form (GLM 4.7 Flash, Kimi K2), MiniCPM 3, Mistral 4, Kimi
-//! Linear.
+//! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi K2), MiniCPM 3,
+//! Mistral 4, Kimi Linear.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
-/// Files of DeepSeek 2 do not say that weights of experts are not divided by their sum.
+/// DeepSeek 2. Its files do not say that expert weights are not divided by their sum.
 pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = latent(keys, keys.mixture(0, false)?)?;
     h.ropes[0].order = RopeOrder::Norm;
     Ok(h)
 }
 
-/// Its factors are not in the file (llama.cpp's `models/minicpm3.cpp`).
+/// MiniCPM 3. Its factors are not in the file (llama.cpp's `models/minicpm3.cpp`).
 pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = latent(keys, keys.dense(Activation::SwiGlu)?)?;
     let depth = (h.n_layer as f32).sqrt();
@@ -22,7 +22,7 @@ pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Where YaRN stretches the context, its magnitude is a factor on scores.
+/// Latent attention; if YaRN stretches the context, its magnitude is a factor on scores.
 fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.set_latent(keys)?;

@@ -1,4 +1,5 @@
-//! EXAONE 4, with norms behind each block, and the mixture K-EXAONE. Where layers have windows, they alone are rotated.
+//! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows, only those are
+//! rotated.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};

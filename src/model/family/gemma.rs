@@ -28,7 +28,7 @@ pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// EmbeddingGemma: 3 whose tokens see later ones, and dense modules behind it.
+/// EmbeddingGemma: Gemma 3 with bidirectional attention, and dense modules after it.
 pub(super) fn embedding(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = gemma3(keys)?;
     keys.only("attention.causal", &[0.0])?;
@@ -38,7 +38,7 @@ pub(super) fn embedding(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         let [Some(n_in), Some(n_out)] = sizes.map(|size| size.transpose()) else { break };
         h.dense.push((n_in?, n_out?));
     }
-    // Files may name modules that they do not hold.
+    // Files may name modules that they do not contain.
     if !keys.has("dense_2.weight") {
         h.dense.clear();
     }
@@ -51,8 +51,8 @@ pub(super) fn embedding(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// What 2 and 3 share. The 27B models, told by their layer count, scale queries by
-/// `(n_embd/n_head)^-½`, all others by `head_dim^-½`.
+/// Shared by Gemma 2 and 3. The 27B models, recognised by their layer count, scale queries by `(n_embd/n_head)^-½`, all
+/// others by `head_dim^-½`.
 fn gemma(keys: &Keys<'_>, layers_27b: usize) -> Result<Hparams, ModelError> {
     let mut h = gemma1(keys)?;
     h.set_norms(Norms::Both);

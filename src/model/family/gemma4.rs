@@ -1,5 +1,5 @@
-//! Gemma 4 without experts: layers with windows and others have heads and ropes of their own, the last ones read other
-//! layers' keys and values, and each layer has a vector for each token.
+//! Gemma 4 without experts: layers with and without windows differ in heads and ropes, the last layers read the keys
+//! and values of others, and each layer has a vector for each token.
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -22,7 +22,7 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         (attn.qk_norm, attn.value_norm, attn.scale) = (Some(QkNorm::PerHead), true, 1.0);
         attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
     }
-    // Divisors of frequencies say which part of a head is rotated where there is no window.
+    // In layers without a window, frequency divisors say which part of a head is rotated.
     let narrowest = h.attention().filter(|attn| attn.window.is_some()).map(|attn| attn.head_dim).min();
     let n_dims = keys.opt_count("rope.dimension_count_swa", MAX_HEAD_DIM)?.unwrap_or(h.ropes[1].n_dims);
     if narrowest.is_some_and(|head_dim| n_dims % 2 != 0 || n_dims > head_dim) {

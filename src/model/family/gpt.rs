@@ -1,4 +1,4 @@
-//! OpenAI's GPT-2, StarCoder 1 and what else has learned positions; GPT-NeoX (Pythia), Falcon, BLOOM and MPT.
+//! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM and MPT.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -20,7 +20,7 @@ pub(super) fn gptneox(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// The slopes of ALiBi are not in the file.
+/// BLOOM. Its ALiBi slopes are not in the file.
 pub(super) fn bloom(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = biased(keys, Activation::Gelu)?;
     h.embd_norm = true;
@@ -45,7 +45,7 @@ pub(super) fn mpt(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// The 7B models have one norm for both branches, larger ones one for each.
+/// Falcon. The 7B models have one norm for both branches, larger ones one for each.
 pub(super) fn falcon(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::GeluErf)?)?;
     h.set_norms(if keys.has_part("attn_norm_2.weight") { Norms::Parallel } else { Norms::Shared });

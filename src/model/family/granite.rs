@@ -25,7 +25,7 @@ pub(super) fn hybrid(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let h = Hparams::llama(keys, NormKind::Rms, ffn)?;
-    // Here it says whether anything is rotated.
+    // In Granite files this key says whether anything is rotated.
     keys.only("rope.scaling.finetuned", &[1.0])?;
     multiplied(keys, h)
 }
@@ -43,7 +43,7 @@ fn multiplied(keys: &Keys<'_>, mut h: Hparams) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Layers with windows among others, and attention sinks.
+/// Granite with windows in some layers, and attention sinks.
 pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     h.set_windows(keys, None, 0)?;
@@ -51,7 +51,7 @@ pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Older files do not have the multipliers.
+/// MiniCPM. Older files lack the multipliers.
 pub(super) fn minicpm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     for key in ["embedding_scale", "residual_scale", "logit_scale"] {
         keys.positive(key)?.ok_or_else(|| keys.missing(key))?;

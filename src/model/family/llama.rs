@@ -1,4 +1,5 @@
-//! Llama 1 to 3 and what is built like it: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan 7B, ERNIE 4.5, …
+//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan 7B, ERNIE 4.5,
+//! …
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -15,7 +16,7 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Queries that grow with the position.
+/// Mistral 3: a factor on queries that grows with the position.
 pub(super) fn mistral3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     let n_ctx_orig = h.ropes[0].n_ctx_orig;
@@ -23,8 +24,8 @@ pub(super) fn mistral3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Llama 4. Of every four layers the last one sees everything and is not rotated, the others see chunks of 8192
-/// positions; neither the chunks nor the temperature's numbers are in files (llama.cpp's `llama-model.cpp`).
+/// Llama 4. Of every four layers the last sees everything and is not rotated, the others see chunks of 8192 positions;
+/// neither the chunks nor the temperature's parameters are in the file (llama.cpp's `llama-model.cpp`).
 pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut mixtures = keys.mixture(0, false)?;
     for moe in mixtures.iter_mut().filter_map(FfnSpec::moe_mut) {
@@ -39,7 +40,7 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.set_windows(keys, Some(8192), 4)?;
     h.set_temperature(keys, (0.1, 8192), 1)?;
     h.rotate_in_windows_alone();
-    // Maverick, told by its experts, has no norm of queries and keys.
+    // Maverick, recognised by its number of experts, has no norm of queries and keys.
     let qk_norm = (h.mixtures().all(|moe| moe.n_expert != 128)).then_some(QkNorm::PlainRotated);
     for attn in h.attention_mut() {
         if attn.window.is_some() {
@@ -49,7 +50,7 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// The 13B models, told by their layer count, have ALiBi instead of a rope.
+/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope and are refused.
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if keys.n_layer == 40 {
         return Err(ModelError::OutOfRange {
@@ -61,7 +62,7 @@ pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     hparams(keys)
 }
 
-/// Mixtures in all layers but the first ones.
+/// ERNIE 4.5: mixtures in all layers except the first ones.
 pub(super) fn ernie4_5(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.only("interleave_moe_layer_step", &[1.0])?;
     hparams(keys)

@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::QkNorm;
 
-/// Each head of queries and keys has a norm, the first layer is dense.
+/// Mixtures with a norm for each head of queries and keys, and a dense first layer.
 pub(super) fn head_norms(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     mixture(keys, 1, true, QkNorm::PerHead)
 }

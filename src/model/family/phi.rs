@@ -12,7 +12,7 @@ pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Phi 3.5 MoE. Both picks of its router have a softmax of their own, as in Hugging Face's; llama.cpp has one softmax.
+/// Phi 3.5 MoE. Each of the router's two picks has its own softmax, as in Hugging Face; llama.cpp has one softmax.
 pub(super) fn phimoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut layers = keys.mixture(0, false)?;
     layers.iter_mut().filter_map(FfnSpec::moe_mut).for_each(|moe| moe.gating = Gating::SparseMixer);
@@ -23,7 +23,7 @@ pub(super) fn phimoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Phi 4 mini has no head of its own.
+/// Phi 3 and 4; Phi 4 mini has no head of its own.
 pub(super) fn phi3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense_fused(Activation::SwiGlu)?)?;
     h.set_windows(keys, None, 0)?;

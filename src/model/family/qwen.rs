@@ -1,4 +1,4 @@
-//! Qwen 2, 2.5, 3 and 3.5, dense and mixture of experts, and Seed OSS. Of the models that see, only the text.
+//! Qwen 2, 2.5, 3 and 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind};
@@ -22,7 +22,7 @@ pub(super) fn qwen3moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     three(keys, moe(keys, true)?)
 }
 
-/// Of text the three positions of a token are equal, so sections of dimensions do not matter.
+/// Qwen 2 VL. A text token has three equal positions, so the sections of dimensions do not matter.
 pub(super) fn qwen2vl(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("rope.dimension_sections");
     qwen2(keys)
@@ -104,7 +104,8 @@ fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Files that do not say how wide experts are have the width of all used ones together; the shared one has a gate.
+/// Mixtures. If a file lacks the experts' width, `feed_forward_length` is that of all used experts together; the shared
+/// one has a gate.
 fn moe(keys: &Keys<'_>, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
     let mut layers = keys.mixture(0, normalise)?;
     let together = keys.opt_u64("expert_feed_forward_length")?.is_none();

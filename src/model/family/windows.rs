@@ -1,10 +1,10 @@
-//! Mixtures of experts with windows of a form of their own: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2, SmallThinker.
+//! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2, SmallThinker.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
-/// Layers with windows alone are rotated.
+/// AFMoE: only layers with windows are rotated.
 pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(0, true)?)?;
     h.own_head = true;
@@ -16,7 +16,7 @@ pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Layers with windows have a rope and a number of key/value heads of their own, and sinks.
+/// MiMo 2: layers with windows have their own rope, number of key/value heads, and sinks.
 pub(super) fn mimo2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let n_dense = (0..keys.n_layer).take_while(|&i| !keys.has_in_layer(i, "ffn_gate_inp.weight")).count();
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, true)?)?;
@@ -29,7 +29,7 @@ pub(super) fn mimo2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Where layers have windows, the first of every four has none, and is not rotated.
+/// SmallThinker: if layers have windows, the first of every four has none and is not rotated.
 pub(super) fn smallthinker(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut layers = keys.mixture(0, true)?;
     for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {

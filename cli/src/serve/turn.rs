@@ -1,0 +1,222 @@
+//! What a request asks for, in the words of chat completions: the other APIs are put into them.
+
+use super::answer::Answer;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::params::{Format, Params, mask};
+use super::{App, Tenant, blocking};
+use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
+use ruvllm::exec::Request;
+use ruvllm::sample::TokenMask;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Most alternatives to a token that are told.
+const MAX_TOP_LOGPROBS: usize = 20;
+
+/// Whose request it is, and how to answer it.
+pub(super) struct Job {
+    pub(super) app: Arc<App>,
+    pub(super) tenant: Tenant,
+    pub(super) params: Params,
+    /// Alternatives to each token that are told.
+    pub(super) logprobs: Option<usize>,
+}
+
+impl Job {
+    /// A request for answer `i`, to `tokens`.
+    fn request(&self, tokens: Vec<u32>, i: usize, mask: Option<Box<dyn TokenMask>>) -> Result<Request, ApiError> {
+        let request = Request::new(tokens, self.params.sampler(i, mask)?);
+        let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
+        request = request.salt(&self.tenant.0);
+        if let Some(n) = self.params.max_tokens {
+            request = request.max_tokens(n);
+        }
+        if let Some(n) = self.logprobs {
+            request = request.logprobs(n);
+        }
+        for (adapter, scale) in &self.params.adapters {
+            request = request.adapter(Arc::clone(adapter), *scale);
+        }
+        Ok(request)
+    }
+
+    /// As many answers to each prompt as are asked for, prompt by prompt.
+    pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
+        blocking(move || {
+            let mask = mask(&self.app, &format)?;
+            let mut answers = Vec::new();
+            for tokens in &prompts {
+                for _ in 0..self.params.n {
+                    let request = self.request(tokens.clone(), answers.len(), mask.clone())?;
+                    let stream = self.app.scheduler.submit(request)?;
+                    answers.push(Answer::new(answers.len(), tokens.len(), stream, None, false));
+                }
+            }
+            Ok((self, answers))
+        })
+        .await
+    }
+}
+
+/// What the next message of a conversation has to be.
+pub(super) struct Turn {
+    pub(super) job: Job,
+    format: Format,
+    conversation: Conversation,
+    tools: Vec<Tool>,
+    choice: ToolChoice,
+    /// Whether it ends behind the first call.
+    one_call: bool,
+}
+
+impl Turn {
+    pub(super) fn of(app: Arc<App>, tenant: Tenant, fields: &mut Fields) -> Result<Turn, ApiError> {
+        let params = Params::of(&app, fields)?;
+        let format = Format::of(fields)?;
+        let n_top = top_logprobs("top_logprobs", fields.take("top_logprobs")?)?;
+        let logprobs = match (fields.flag("logprobs")?, n_top) {
+            (true, n) => Some(n.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => return Err(ApiError::field("top_logprobs", "logprobs has to be true")),
+        };
+        let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let choice = fields.take::<Value>("tool_choice")?.map(|choice| ToolChoice::from_json(&choice));
+        let choice = choice.transpose().map_err(|error| ApiError::field("tool_choice", error))?;
+        let conversation = app.conversation(fields)?;
+        let tools = conversation.tools()?;
+        if !tools.is_empty() && !format.is_text() {
+            return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
+        }
+        let choice = choice.unwrap_or(if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto });
+        let job = Job { app, tenant, params, logprobs };
+        Ok(Turn { job, format, conversation, tools, choice, one_call })
+    }
+
+    /// Tokens of its prompt.
+    pub(super) async fn count_tokens(self) -> Result<usize, ApiError> {
+        let Turn { job, conversation, .. } = self;
+        blocking(move || Ok(job.app.tokenizer.encode_prompt(&conversation.render(&job.app)?).len())).await
+    }
+
+    /// As many answers as are asked for.
+    pub(super) async fn submit(self) -> Result<(Job, Vec<Answer>), ApiError> {
+        blocking(move || {
+            let Turn { job, format, conversation, tools, choice, one_call } = self;
+            let app = &job.app;
+            let prompt = conversation.render(app)?;
+            let mask = if tools.is_empty() && choice == ToolChoice::None {
+                mask(app, &format)?
+            } else {
+                let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
+                Some(Box::new(mask) as Box<dyn TokenMask>)
+            };
+            let tokens = app.tokenizer.encode_prompt(&prompt);
+            let mut answers = Vec::new();
+            for i in 0..job.params.n {
+                // What tells text from calls may be special tokens.
+                let stream = app.scheduler.submit(job.request(tokens.clone(), i, mask.clone())?.special())?;
+                let parser = TurnParser::new(app.tool_format, &tools, &prompt);
+                answers.push(Answer::new(i, tokens.len(), stream, Some(parser), one_call));
+            }
+            Ok((job, answers))
+        })
+        .await
+    }
+}
+
+pub(super) fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>, ApiError> {
+    match n {
+        Some(n) if n > MAX_TOP_LOGPROBS => {
+            Err(ApiError::field(name, format!("expected at most {MAX_TOP_LOGPROBS}, found {n}")))
+        }
+        n => Ok(n),
+    }
+}
+
+/// A conversation, and what its template is told besides.
+pub(super) struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    kwargs: Map<String, Value>,
+    add_generation_prompt: bool,
+}
+
+impl App {
+    pub(super) fn conversation(&self, fields: &mut Fields) -> Result<Conversation, ApiError> {
+        let messages: Vec<Value> = fields.need("messages")?;
+        if messages.is_empty() {
+            return Err(ApiError::field("messages", "there are none"));
+        }
+        let mut kwargs: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+            kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
+        }
+        Ok(Conversation {
+            messages: messages
+                .into_iter()
+                .enumerate()
+                .map(|(i, message)| message_for_template(i, message, self.knows_developer))
+                .collect::<Result<_, _>>()?,
+            tools: fields.take("tools")?,
+            kwargs,
+            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+        })
+    }
+}
+
+impl Conversation {
+    fn tools(&self) -> Result<Vec<Tool>, ApiError> {
+        let tools = self.tools.as_ref().map(Tool::from_json).transpose();
+        Ok(tools.map_err(|error| ApiError::field("tools", error))?.unwrap_or_default())
+    }
+
+    /// The prompt; at most ten seconds.
+    pub(super) fn render(&self, app: &App) -> Result<String, ApiError> {
+        let inputs = ruvllm::chat::ChatInputs {
+            messages: self.messages.clone().into(),
+            tools: self.tools.clone().filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())),
+            kwargs: self.kwargs.clone(),
+            add_generation_prompt: self.add_generation_prompt,
+            bos_token: app.bos.clone(),
+            eos_token: app.eos.clone(),
+            ..ruvllm::chat::ChatInputs::new(&[])
+        };
+        Ok(app.template.render(&inputs).map_err(ruvllm::Error::from)?)
+    }
+}
+
+/// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
+fn message_for_template(i: usize, mut message: Value, knows_developer: bool) -> Result<Value, ApiError> {
+    let wrong = |what: &str| ApiError::field(&format!("messages[{i}]"), what);
+    let Some(fields) = message.as_object_mut() else { return Err(wrong("expected an object")) };
+    match fields.get("role").and_then(Value::as_str) {
+        None => return Err(wrong("it has no role")),
+        // OpenAI's newer name of it.
+        Some("developer") if !knows_developer => drop(fields.insert("role".into(), "system".into())),
+        Some(_) => {}
+    }
+    match fields.get_mut("content") {
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().map(|part| match part["type"].as_str() {
+                Some("text") => part["text"].as_str().ok_or_else(|| wrong("a part has no text")),
+                Some("refusal") => part["refusal"].as_str().ok_or_else(|| wrong("a part has no refusal")),
+                other => Err(wrong(&format!("parts of the type {other:?} are not supported, only text"))),
+            });
+            let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
+            fields.insert("content".into(), text.into());
+        }
+        None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
+        Some(_) => return Err(wrong("its content is neither text nor parts")),
+    }
+    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+        if let Some(arguments) = arguments
+            && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
+        {
+            *arguments = object.into();
+        }
+    }
+    Ok(message)
+}
