@@ -697,6 +697,16 @@ pub enum ModelError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// The weights alone exceed the memory limit.
+    #[error(
+        "the weights take {need} bytes, the memory limit is {limit}: use a smaller model, or fewer bits per weight"
+    )]
+    MemoryLimit {
+        /// Bytes of the weights.
+        need: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The progress callback cancelled.
     #[error("loading was cancelled")]
     Cancelled,
@@ -776,6 +786,24 @@ pub enum SessionError {
         /// Size of the pool in bytes.
         budget: u64,
     },
+    /// A context does not fit into the memory limit that the model was opened with.
+    #[error("a context of {n_ctx} tokens takes {need} bytes with the weights, the memory limit is {limit}; {}", fitting(.fits))]
+    MemoryLimit {
+        /// Tokens of the context asked for.
+        n_ctx: usize,
+        /// Bytes it takes, with weights, buffers and all.
+        need: u64,
+        /// The limit.
+        limit: u64,
+        /// A context that fits, if there is one, and its precision of keys and of values.
+        fits: Option<(usize, KvType, KvType)>,
+    },
+    /// A full context cannot be shifted.
+    #[error("there is no context shift with {what}; leave it out (--context-shift), and use a larger context")]
+    NoShift {
+        /// What it does not go with.
+        what: &'static str,
+    },
     /// A key or value is beyond 65,504, the largest number of half precision.
     #[error("a {part} of layer {layer} is too large for a half-precision cache; use KvType::F32 (-ctk f32 -ctv f32)")]
     KvOverflow {
@@ -849,6 +877,15 @@ pub enum SessionError {
     Metal(#[from] MetalError),
 }
 
+fn fitting(fits: &Option<(usize, KvType, KvType)>) -> String {
+    match fits {
+        Some((n_ctx, k, v)) => {
+            format!("one of {n_ctx} fits with {k} keys and {v} values (-c {n_ctx} -ctk {k} -ctv {v})")
+        }
+        None => "none fits: use a smaller model".into(),
+    }
+}
+
 /// Why a session could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -884,6 +921,14 @@ pub enum StateError {
         found: String,
         /// Its value here.
         expected: String,
+    },
+    /// A session whose context was shifted: its keys are not those of its tokens.
+    #[error(
+        "the context was shifted, {n_dropped} tokens are gone: a session is saved before that, or after it was cleared"
+    )]
+    Shifted {
+        /// Tokens that were dropped.
+        n_dropped: usize,
     },
     /// The contents are not the saved ones.
     #[error("the checksum is {found:016x}, expected {expected:016x}: the file is damaged")]

@@ -84,6 +84,7 @@ pub mod model;
 pub mod quant;
 pub mod runner;
 pub mod sample;
+mod system;
 mod team;
 pub mod tokenizer;
 
@@ -91,6 +92,7 @@ pub use error::*;
 pub use exec::{CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
 pub use model::Model;
 pub use sample::Sampler;
+pub use system::SystemMemory;
 pub use tokenizer::Tokenizer;
 
 /// Runs the examples of these pages as tests.

@@ -6,7 +6,7 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::exec::{MemoryEstimate, SessionOptions};
+use ruvllm::exec::SessionOptions;
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
@@ -66,7 +66,8 @@ fn learning_takes_what_was_estimated() {
             session.observe(piece).unwrap();
         }
         let taken = (MOST.load(Ordering::Relaxed) - before) as u64;
-        let estimate = MemoryEstimate::of(h, &options).with_learner(h, &options, &learner).learner;
+        let plan = model.memory_plan(&options.clone().into()).unwrap();
+        let estimate = plan.with_learner(h, &options, &learner).learner;
         println!("{taken} of {estimate}");
         assert!(taken <= estimate && estimate < 2 * taken, "{taken} bytes taken, {estimate} estimated");
     }

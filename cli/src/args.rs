@@ -38,7 +38,7 @@ const ONE_TEXT: &str = "one text is computed at a time here; `ruvllm batch -f FI
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
 const MEDIA: &str = "only text is supported; leave it out";
-const CONTEXT: &str = "a full context ends the text; use a larger -c";
+const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
 
 /// Flags of llama.cpp that do not exist here: names, what to do.
 const UNSUPPORTED: &[(&[&str], &str)] = &[

@@ -10,11 +10,13 @@ use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
 use super::output::{Failure, note, paint, print, printable};
 use super::sessions::{Kept, SessionName, state_folder};
+use super::speculation::Drafted;
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-use ruvllm::exec::{CancelToken, KvType, Session, StopReason};
+use ruvllm::exec::{CancelToken, Session, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
@@ -84,7 +86,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let options = args.text.session.options(None, KvType::default());
+    let options = args.text.options();
     let system = match (&args.system_prompt, &args.system_prompt_file) {
         (Some(text), _) => Some(text.clone()),
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
@@ -140,6 +142,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         template,
         stop,
         n_batch: options.n_batch,
+        context_shift: options.context_shift.map(|keep| keep.next_multiple_of(KV_BLOCK)),
         session,
         learning,
         sampler,
@@ -172,6 +175,8 @@ struct Chat<'a> {
     template: ChatTemplate,
     stop: Vec<String>,
     n_batch: usize,
+    /// Tokens that a shift of the context keeps, in whole pages, if there is one.
+    context_shift: Option<usize>,
     session: Session,
     learning: Learning<'a>,
     sampler: Sampler,
@@ -391,9 +396,10 @@ impl Chat<'_> {
         }
 
         let start = Instant::now();
-        let mut generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
+        let generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
             .stop(self.stop.iter().cloned())
             .max_tokens(self.args.text.max_tokens());
+        let mut generation = self.args.text.speculation.apply(generation);
         let prefill = start.elapsed();
         let start = Instant::now();
         let mut begun = false;
@@ -409,6 +415,7 @@ impl Chat<'_> {
         }
         let decode = start.elapsed();
         let n = generation.tokens().len();
+        let drafted = Drafted::of(&generation);
         let reason = generation.finish().map(|finish| finish.reason);
         drop(generation);
         let mut notes = Vec::new();
@@ -417,8 +424,9 @@ impl Chat<'_> {
             notes.push(paint(
                 "2",
                 &format!(
-                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s; {} of {} in context]",
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s{}; {} of {} in context]",
                     per_second(n, decode),
+                    drafted.note(),
                     self.session.position(),
                     self.session.n_ctx()
                 ),
@@ -448,6 +456,9 @@ impl Chat<'_> {
             if ids.is_empty() {
                 return Err(Stop::Failed(Failure::Work("the chat template made no text of the message".into())));
             }
+            if let Some(shifted) = self.shifted(&ids)? {
+                return Ok(shifted);
+            }
             if ids.len() < self.session.n_ctx() {
                 if forgotten > 0 {
                     note(paint("33", &format!("[the context is full: the oldest {forgotten} messages are forgotten]")));
@@ -465,6 +476,25 @@ impl Chat<'_> {
             };
             self.messages.drain(oldest..oldest + n);
             forgotten += n;
+        }
+    }
+
+    /// With --context-shift, the tokens of a conversation that has outgrown the context without those that were dropped;
+    /// nothing if it has not, or if the session holds too little of it.
+    fn shifted(&mut self, ids: &[u32]) -> Result<Option<Vec<u32>>, Stop> {
+        let Some(keep) = self.context_shift.filter(|&keep| keep < ids.len()) else { return Ok(None) };
+        loop {
+            let n_dropped = self.session.n_dropped();
+            let Some(rest) = ids[keep..].get(n_dropped..) else { return Ok(None) };
+            let left = [&ids[..keep], rest].concat();
+            if left.len() < self.session.n_ctx() {
+                return Ok((n_dropped > 0).then_some(left));
+            }
+            // Of an answer the text is what counts, which may have other tokens than were generated.
+            self.session.keep(&left);
+            if self.session.n_dropped() < n_dropped || self.session.shift()? == 0 {
+                return Ok(None);
+            }
         }
     }
 }

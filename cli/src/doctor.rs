@@ -1,7 +1,9 @@
 //! `ruvllm doctor`: what this build and this machine can do.
 
-use super::model::{available_memory, forced_level, level, meminfo};
+use super::memory::Report;
+use super::model::{ModelArgs, ResidenceArgs, forced_level, level};
 use super::output::{Failure, print, print_json, size};
+use ruvllm::SystemMemory;
 use ruvllm::arch::Arch;
 use ruvllm::exec::default_threads;
 use serde_json::json;
@@ -11,11 +13,14 @@ const EXAMPLES: &str = "\
 Examples:
   ruvllm doctor
   ruvllm doctor --json
+  ruvllm doctor -m model.gguf           what a model takes here, and how to run it
   RUVLLM_ARCH=scalar ruvllm doctor      fails if the level is not there";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -77,7 +82,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let optimised = !cfg!(debug_assertions);
     let forced = forced_level();
     let cpu = cpu_name();
-    let (total, available) = (meminfo("MemTotal"), available_memory());
+    let memory = SystemMemory::now();
+    let model = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
+        None
+    } else {
+        Some(Report::of(&args.model.open(&ResidenceArgs::default())?)?)
+    };
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
     if args.json {
         return print_json(&json!({
@@ -91,8 +101,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             "level_forced": forced.is_some(),
             "gpu": gpu(),
             "threads": default_threads(),
-            "memory_total": total,
-            "memory_available": available,
+            "memory_total": memory.map(|memory| memory.total),
+            "memory_available": memory.map(|memory| memory.available),
+            "memory_limit": memory.and_then(|memory| memory.limit),
+            "model": model.as_ref().map(|report| json!({"label": args.model.label(), "memory": report.json()})),
             "architectures": architectures,
         }));
     }
@@ -112,11 +124,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         line("gpu", gpu);
     }
     line("threads", format!("{} by default", default_threads()));
-    match (total, available) {
-        (Some(total), Some(available)) => {
-            line("memory", format!("{}, {} of it available", size(total), size(available)))
+    match memory {
+        Some(SystemMemory { total, available, limit, .. }) => {
+            let limit = limit.map_or(String::new(), |limit| format!(", limited to {}", size(limit)));
+            line("memory", format!("{}{limit}, {} of it available", size(total), size(available)));
         }
-        _ => line("memory", "not told by this system".into()),
+        None => line("memory", "not told by this system".into()),
+    }
+    if let Some(report) = &model {
+        line("model", args.model.label());
+        report.lines().into_iter().for_each(|(label, text)| line(&format!("  {label}"), text));
     }
     line("architectures", architectures.join(", "));
     print(out)

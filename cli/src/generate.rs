@@ -5,7 +5,9 @@ use super::learning::LearningArgs;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
-use ruvllm::exec::{Generation, KvType, Session, StopReason};
+use super::speculation::{Drafted, SpeculationArgs};
+use clap::builder::BoolishValueParser;
+use ruvllm::exec::{Generation, KvType, Session, SessionOptions, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
@@ -54,9 +56,17 @@ pub(super) struct TextArgs {
     /// End before this text appears; repeatable
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) reverse_prompt: Vec<String>,
+    /// When the context is full, drop half of what lies behind the tokens of --keep and go on [default: end the text]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
+    context_shift: bool,
+    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift", allow_negative_numbers = true)]
+    keep: u32,
     /// Show timings even if stderr is no terminal
     #[arg(short, long)]
     pub(super) verbose: bool,
+    #[command(flatten)]
+    pub(super) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(super) learning: LearningArgs,
     #[command(flatten)]
@@ -66,6 +76,12 @@ pub(super) struct TextArgs {
 }
 
 impl TextArgs {
+    /// Options of the session.
+    pub(super) fn options(&self) -> SessionOptions {
+        let options = self.session.options(None, KvType::default());
+        SessionOptions { context_shift: self.context_shift.then_some(self.keep as usize), ..options }
+    }
+
     /// Most tokens to generate.
     pub(super) fn max_tokens(&self) -> usize {
         usize::try_from(self.n_predict).unwrap_or(usize::MAX)
@@ -110,7 +126,7 @@ impl PromptArgs {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let prompt = args.prompt.text()?;
-    let options = args.text.session.options(None, KvType::default());
+    let options = args.text.options();
 
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;
@@ -137,7 +153,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if outcome.is_err() && !interrupted {
         return outcome;
     }
-    let Written { ids, text, reason, n_cached, prefill, decode } = written;
+    let Written { ids, text, reason, n_cached, drafted, prefill, decode } = written;
     let (n_predicted, n_prompt) = (ids.len(), prompt_ids.len() - n_cached);
     if args.json {
         print_json(&json!({
@@ -159,6 +175,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_second": per_second(n_predicted, decode),
             },
+            "drafts": drafted.json(),
         }))?;
         return outcome;
     }
@@ -169,10 +186,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         let cached = if n_cached > 0 { format!("cached {n_cached} tokens, ") } else { String::new() };
         let line = format!(
-            "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s; seed {}{ended}",
+            "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s{}; seed {}{ended}",
             milliseconds(load),
             per_second(n_prompt, prefill),
             per_second(n_predicted, decode),
+            drafted.note(),
             sampler.seed(),
         );
         note(paint("2", &line));
@@ -188,6 +206,7 @@ struct Written {
     reason: Option<StopReason>,
     /// Tokens of the prompt that came from the folder of --prompt-cache.
     n_cached: usize,
+    drafted: Drafted,
     prefill: Duration,
     decode: Duration,
 }
@@ -206,9 +225,10 @@ impl Written {
         let start = Instant::now();
         let stop = args.text.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
         self.n_cached = session.reuse(prompt_ids)?.total();
-        let mut generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
+        let generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
             .stop(stop)
             .max_tokens(args.text.max_tokens());
+        let mut generation = args.text.speculation.apply(generation);
         self.prefill = start.elapsed();
 
         // Only now, so that a progress bar does not paint over it.
@@ -229,6 +249,7 @@ impl Written {
         });
         self.decode = start.elapsed();
         self.ids = generation.tokens().to_vec();
+        self.drafted = Drafted::of(&generation);
         self.reason = generation.finish().map(|finish| finish.reason);
         if !args.json && !self.text.ends_with('\n') {
             print("\n")?;

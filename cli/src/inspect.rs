@@ -1,10 +1,11 @@
 //! `ruvllm inspect`: what is in a GGUF file, from its header alone; the rest of the file need not
 //! be there yet.
 
+use super::memory::Report;
 use super::output::{self, Failure, count, print, print_json, size};
 use clap::ArgAction;
 use ruvllm::GgufError;
-use ruvllm::exec::{MemoryEstimate, SessionOptions};
+use ruvllm::exec::{MemoryPlan, PlanOptions};
 use ruvllm::gguf::{Array, Gguf, Header, Metadata, TensorInfo, Value};
 use ruvllm::model::{Hparams, Model};
 use ruvllm::quant::{DType, FileType};
@@ -57,6 +58,7 @@ struct Findings {
     tokenizer: Option<Tokenizer>,
     /// Why this build cannot run it.
     obstacle: Option<String>,
+    memory: Option<Report>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -95,6 +97,7 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
     let hparams = Hparams::of(&header.metadata, &header.tensors);
     let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
     let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
+    let mut model = None;
     let obstacle = match (&hparams, &tokenizer, unusable) {
         // Parts know nothing of each other's tensors.
         (Err(_), ..) if part.is_some_and(|(no, _)| no > 1) => {
@@ -103,8 +106,20 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         (Err(error), ..) => Some(error.to_string()),
         (_, Err(error), _) => Some(error.to_string()),
         (.., Some(t)) => Some(format!("tensor {} is of type {}, which is not supported", t.name, t.dtype)),
-        _ if expected_size.is_none() && part.is_none() => Model::open(path).err().map(|error| error.to_string()),
+        _ if expected_size.is_none() && part.is_none() => match Model::open(path) {
+            Ok(opened) => {
+                model = Some(opened);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        },
         _ => None,
+    };
+    let of_header = |h: &Hparams| MemoryPlan::of_header(&header, h, &PlanOptions::default()).map(Report::of_plan);
+    let memory = match (&model, &hparams) {
+        (Some(model), _) => Report::of(model).ok(),
+        (None, Ok(h)) => of_header(h).ok(),
+        (None, Err(_)) => None,
     };
     Ok(Findings {
         header,
@@ -114,6 +129,7 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         hparams: hparams.ok(),
         tokenizer: tokenizer.ok().flatten(),
         obstacle,
+        memory,
     })
 }
 
@@ -193,11 +209,6 @@ fn range(sizes: impl Iterator<Item = usize>) -> String {
     if min == max { min.to_string() } else { format!("{min} to {max}") }
 }
 
-fn memory(hparams: &Hparams) -> (usize, MemoryEstimate) {
-    let options = SessionOptions::default();
-    (hparams.n_ctx_train.min(ruvllm::exec::DEFAULT_CTX), MemoryEstimate::of(hparams, &options))
-}
-
 fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
     let Header { metadata: m, tensors, .. } = &f.header;
     let (n_params, tensor_bytes) = sums(tensors);
@@ -239,10 +250,7 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
             "add_bos": f.tokenizer.as_ref().map(Tokenizer::add_bos),
         })),
         "chat_template": m.get("tokenizer.chat_template").is_some(),
-        "memory": f.hparams.as_ref().map(|h| {
-            let (n_ctx, estimate) = memory(h);
-            json!({"n_ctx": n_ctx, "weights": tensor_bytes, "kv_cache": estimate.kv_cache, "compute": estimate.compute})
-        }),
+        "memory": f.memory.as_ref().map(Report::json),
     });
     if args.metadata {
         value["metadata"] =
@@ -341,11 +349,6 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
                 range(h.layers.iter().map(|layer| layer.ffn.n_ff()))
             ),
         );
-        let (n_ctx, estimate) = memory(h);
-        line(
-            "memory",
-            format!("{} for weights, {} for a context of {n_ctx}", size(tensor_bytes), size(estimate.total())),
-        );
     }
     match text(m, "tokenizer.ggml.model") {
         Some(model) => {
@@ -356,6 +359,7 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
         None => line("tokenizer", "none".into()),
     }
     line("chat template", if m.get("tokenizer.chat_template").is_some() { "yes".into() } else { "no".into() });
+    f.memory.iter().flat_map(Report::lines).for_each(|(label, text)| line(label, text));
     let verdict = match (&f.obstacle, f.expected_size, f.part) {
         (Some(obstacle), ..) => format!("no: {obstacle}"),
         (None, None, None) => "yes".into(),

@@ -24,6 +24,7 @@ mod inspect;
 mod learn;
 mod learning;
 mod logits;
+mod memory;
 mod merge;
 mod model;
 mod output;
@@ -34,6 +35,7 @@ mod sampling;
 mod serve;
 #[cfg(feature = "chat")]
 mod sessions;
+mod speculation;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;

@@ -1,17 +1,16 @@
 //! Flags that name a model and say how to run it, and what comes of them.
 
+use super::memory::parse_size;
 use super::output::{Failure, Progress, note, size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use ruvllm::AdapterError;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, MemoryEstimate, Session, SessionOptions,
-};
+use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PlanOptions, Session, SessionOptions};
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
 use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{AdapterError, SystemMemory};
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -110,6 +109,7 @@ impl ModelArgs {
 pub(super) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result<Model, Failure> {
     let mut bar: Option<(OpenStage, Progress)> = None;
     let options = OpenOptions::new().arch(level()?).residence(residence.residence());
+    let options = residence.memory_limit.into_iter().fold(options, OpenOptions::memory_limit);
     let overrides = residence.override_kv.iter().cloned();
     let options = overrides.fold(options, |options, (key, value)| options.override_kv(key, value));
     let options = options.device(residence.device.device()).progress(|stage, share| {
@@ -178,6 +178,9 @@ pub(super) struct ResidenceArgs {
     /// Copy weights to huge pages before starting
     #[arg(long, env = "LLAMA_ARG_NO_MMAP", value_parser = BoolishValueParser::new())]
     no_mmap: bool,
+    /// Most memory to take with everything: 512M, 8G, …; what does not fit is refused before it is begun
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory_limit: Option<u64>,
     /// Give a metadata key another value than the file does, for instance llama.rope.freq_base=float:1e6; types are int,
     /// float, bool and str; may be given more than once
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = override_kv)]
@@ -404,16 +407,17 @@ pub(super) fn session(
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }
-    let rows = rows.min(options.n_batch).min(session.n_ctx());
-    let need = MemoryEstimate::of(model.hparams(), options).with_logits(model.hparams(), rows);
-    let rank = session.adapters().map(|(_, adapter, _)| adapter.max_rank()).sum();
-    let need = need.with_adapters(rank, options).total();
-    if let Some(free) = available_memory().filter(|&free| need > free) {
+    let adapters = session.adapters().map(|(_, adapter, _)| Arc::clone(adapter)).collect();
+    let n_threads = NonZeroUsize::new(session.n_threads());
+    let plan = PlanOptions { n_logits: rows, n_threads, adapters, ..options.clone().into() };
+    let plan = model.check_memory(&plan)?;
+    let need = plan.total() - plan.weights - plan.weights_copy;
+    if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
         note(format!(
             "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",
             session.n_ctx(),
             size(need),
-            size(free)
+            size(memory.available)
         ));
     }
     let trained = model.hparams().n_ctx_train;
@@ -421,16 +425,4 @@ pub(super) fn session(
         note(format!("warning: a context of {} tokens, but the model was trained for {trained}", session.n_ctx()));
     }
     Ok(session)
-}
-
-/// A value of `/proc/meminfo` in bytes.
-pub(super) fn meminfo(key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Memory that can be had without swapping, where the system tells.
-pub(super) fn available_memory() -> Option<u64> {
-    meminfo("MemAvailable")
 }

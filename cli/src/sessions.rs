@@ -180,6 +180,13 @@ impl Kept {
 
     pub(super) fn save(&self, session: &Session) -> Result<(), Failure> {
         let path = self.folder.join(STATE);
+        if session.n_dropped() > 0 {
+            // After a shift of the context no state goes with the messages: they are computed again.
+            return match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::file(&path)(error)),
+                _ => Ok(()),
+            };
+        }
         session.save(&path).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
     }
 }

@@ -11,6 +11,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
 /// A folder of its own for each test, gone afterwards.
 struct Folder(PathBuf);
@@ -279,6 +281,28 @@ fn vectors_of_texts() {
     assert!(first.iter().zip(&vectors[0]).all(|(a, b)| (a - b).abs() <= 1e-6), "{first:?} {:?}", vectors[0]);
     let cosine = number(&answer["cosineSimilarity"][0][1]);
     assert!((cosine - dot(&vectors[0], &vectors[1])).abs() < 1e-4);
+}
+
+/// Drafts change no token, and are told.
+#[test]
+fn speculation() {
+    let prompt = "use std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse std::fmt;\nuse std::io;\nuse";
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "-s", "3"]] {
+        let [plain, ngram, default] = [&["--no-spec"][..], &["--spec", "ngram"], &[]]
+            .map(|more| parsed(&run(&[&["-p", prompt, "-n", "80", "--json"], sampling, more].concat())));
+        let drafts = &plain["drafts"];
+        assert_eq!((drafts["passes"].as_u64(), &drafts["drafters"]), (Some(79), &json!({})));
+        for answer in [&ngram, &default] {
+            assert_eq!((&answer["ids"], &answer["text"]), (&plain["ids"], &plain["text"]));
+            let drafts = &answer["drafts"]["drafters"]["ngram"];
+            assert!(drafts["accepted"].as_u64().unwrap() <= drafts["drafted"].as_u64().unwrap());
+            // The first token comes with the prompt.
+            let n = answer["drafts"]["passes"].as_u64().unwrap() + drafts["accepted"].as_u64().unwrap();
+            assert_eq!(n, 79);
+        }
+    }
+    fails(&["-p", "x", "--spec", "oracle"], 2, &["oracle", "--spec", "ngram"]);
+    fails(&["-p", "x", "--spec", "ngram", "--no-spec"], 2, &["--spec", "--no-spec"]);
 }
 
 #[test]
@@ -986,6 +1010,223 @@ fn prompts_are_cached_in_a_folder() {
     fails(&["-p", "x", "--prompt-cache-size", "9"], 2, &["--prompt-cache <DIR>"]);
     let file = folder.file("file", "");
     fails(&["-p", "x", "--prompt-cache", &file], 1, &["file", "folder"]);
+}
+
+/// One that fails with the file size limit has SIGXFSZ ignored, so that a write past it is an error, as on a full disk.
+#[cfg(unix)]
+fn command_on_a_full_disk(args: &[&str]) -> Command {
+    let mut shell = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_ruvllm")]).args(args).stdin(Stdio::null());
+    shell
+}
+
+/// Names in a folder; none if it is not there.
+#[cfg(unix)]
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Kills `child` after `delay`, or as soon as `begun` says that it writes.
+#[cfg(unix)]
+fn kill_after(mut child: std::process::Child, delay: Option<Duration>, begun: impl Fn() -> bool) {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() && delay.map_or(!begun(), |delay| start.elapsed() < delay) {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    // That of a process that has ended meanwhile is no error.
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A process that is killed while it computes or writes leaves whole blocks, or what is removed and written anew.
+#[cfg(unix)]
+#[test]
+fn killed_processes_leave_the_cache_sound() {
+    let folder = Folder::new();
+    let cache = folder.name("cache");
+    let prompt = "A lifetime says how long a reference is valid. ".repeat(30);
+    let flags = ["-p", &prompt, "-n", "4", "--temp", "0", "--json"];
+    let with = [&flags[..], &["--prompt-cache", &cache]].concat();
+    let start = Instant::now();
+    let cold = parsed(&run(&flags))["ids"].clone();
+    let whole = start.elapsed();
+    for i in 0..12u32 {
+        let before = names(folder.path("cache").as_path()).len();
+        let child = command(&with).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // Every other one at the first, second, … file that it writes.
+        let delay = (i % 2 == 0).then(|| whole * (i + 1) / 12);
+        kill_after(child, delay, || names(folder.path("cache").as_path()).len() > before + i as usize / 2);
+        let again = run(&with);
+        assert_eq!(parsed(&again)["ids"], cold, "{i}");
+        if i % 3 == 2 {
+            // Half of what is there is torn, as by a power failure; the rest goes, so that there is something to write.
+            for (j, name) in names(folder.path("cache").as_path()).iter().enumerate() {
+                let path = folder.path("cache").join(name);
+                let bytes = std::fs::read(&path).unwrap();
+                match j % 2 {
+                    0 => std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap(),
+                    _ => std::fs::remove_file(&path).unwrap(),
+                }
+            }
+        }
+    }
+    let last = parsed(&run(&with));
+    assert_eq!(last["ids"], cold);
+    let n_cached = parsed(&run(&with))["timings"]["cache_n"].as_u64().unwrap();
+    assert!(n_cached >= 64, "{n_cached}");
+}
+
+/// A conversation whose process is killed goes on from the last message that was kept; its state is used, or computed again.
+#[cfg(unix)]
+#[test]
+fn killed_conversations_go_on() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    // With exact arithmetic what is computed again has the bits of what was generated.
+    let flags = ["chat", "-m", &model, "-n", "6", "--temp", "0", "--ignore-eos", "--exact", "--session", "trip"];
+    let within = |state: &str| {
+        let mut command = command(&flags);
+        command.env("XDG_STATE_HOME", folder.path(state)).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let says = |state: &str, input: &[u8]| {
+        let mut child = within(state).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let start = Instant::now();
+    text(&says("timed", b"the\n"));
+    let whole = start.elapsed();
+    for i in 0..8u32 {
+        let (state, copy) = (format!("state{i}"), format!("copy{i}"));
+        text(&says(&state, b"the\n"));
+        let of = |state: &str| folder.path(state).join("ruvllm/sessions/trip");
+        let before = names(&of(&state)).len();
+        let mut child = within(&state).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"the the\n").unwrap();
+        // Files are written under other names first.
+        kill_after(child, (i % 2 == 0).then(|| whole * (i + 2) / 8), || names(&of(&state)).len() > before);
+        std::fs::create_dir_all(of(&copy)).unwrap();
+        std::fs::copy(of(&state).join("messages.json"), of(&copy).join("messages.json")).unwrap();
+        assert_eq!(text(&says(&state, b"the\n")), text(&says(&copy, b"the\n")), "{i}");
+    }
+}
+
+/// Processes that read and write one folder at the same time get what they would compute alone.
+#[test]
+fn processes_share_a_cache() {
+    let folder = Folder::new();
+    let cache = folder.name("cache");
+    let texts: Vec<String> = (0..3).map(|i| "A slice borrows part of an array. ".repeat(12 + i)).collect();
+    let flags = |text: &str| ["-p", text, "-n", "4", "--temp", "0", "--json", "-t", "1"].map(str::to_owned);
+    let ids = |out: &Output| parsed(out)["ids"].clone();
+    let cold: Vec<_> = texts.iter().map(|text| ids(&run(&flags(text).each_ref().map(String::as_str)))).collect();
+    for _ in 0..3 {
+        let children: Vec<_> = texts
+            .iter()
+            .map(|text| {
+                let mut command = command(&flags(text).each_ref().map(String::as_str));
+                command.args(["--prompt-cache", &cache]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        let found: Vec<_> = children.into_iter().map(|child| ids(&child.wait_with_output().unwrap())).collect();
+        assert_eq!(found, cold);
+    }
+    let left = std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path());
+    assert!(left.into_iter().all(|path| path.extension().is_some_and(|extension| extension == "kv")));
+}
+
+/// On a full disk, and in a folder that cannot be written to, prompts are computed as without a cache; conversations say
+/// which file it was, and keep what they had.
+#[cfg(unix)]
+#[test]
+fn full_disks_and_read_only_folders() {
+    let folder = Folder::new();
+    let cache = folder.name("cache");
+    let prompt = "A lifetime says how long a reference is valid. ".repeat(12);
+    let flags = ["-p", &prompt, "-n", "4", "--temp", "0", "--json"];
+    let with = [&flags[..], &["--prompt-cache", &cache]].concat();
+    let cold = parsed(&run(&flags))["ids"].clone();
+    let full = command_on_a_full_disk(&with).output().unwrap();
+    assert_eq!(parsed(&full)["ids"], cold);
+    assert_eq!(names(folder.path("cache").as_path()), [""; 0]);
+    if cfg!(target_os = "linux") {
+        // A folder that nobody can write to, whoever runs this.
+        let with = [&flags[..], &["--prompt-cache", "/proc/self/task"]].concat();
+        assert_eq!(parsed(&run(&with))["ids"], cold);
+    }
+    // What lies in a folder without the right to write is used.
+    parsed(&run(&with));
+    let mode = |bits: u32| std::os::unix::fs::PermissionsExt::from_mode(bits);
+    std::fs::set_permissions(&cache, mode(0o555)).unwrap();
+    let read = parsed(&run(&with));
+    std::fs::set_permissions(&cache, mode(0o755)).unwrap();
+    assert_eq!(read["ids"], cold);
+    assert!(read["timings"]["cache_n"].as_u64().unwrap() >= 64);
+
+    let model = tiny(&folder);
+    let chat = ["chat", "-m", &model, "-n", "6", "--temp", "0", "--ignore-eos", "--session", "trip"];
+    let says = |mut command: Command, state: &Path| {
+        command.env("XDG_STATE_HOME", state).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // One that refuses does not wait for it.
+        let _ = child.stdin.take().unwrap().write_all(b"the\n");
+        child.wait_with_output().unwrap()
+    };
+    let state = folder.path("state");
+    text(&says(command(&chat), &state));
+    let saved = state.join("ruvllm/sessions/trip/state.gguf");
+    let before = std::fs::read(&saved).unwrap();
+    let full = says(command_on_a_full_disk(&chat), &state);
+    assert_eq!(full.status.code(), Some(1));
+    assert!(stderr(&full).contains("state.gguf"), "{}", stderr(&full));
+    assert_eq!(std::fs::read(&saved).unwrap(), before);
+    let left = names(saved.parent().unwrap());
+    assert!(left.iter().all(|name| ["lock", "messages.json", "state.gguf"].contains(&name.as_str())), "{left:?}");
+    text(&says(command(&chat), &state));
+    if cfg!(target_os = "linux") {
+        let refused = says(command(&chat), Path::new("/proc/self/task"));
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(stderr(&refused).contains("/proc/self/task/ruvllm/sessions/trip"), "{}", stderr(&refused));
+    }
+}
+
+/// What a context takes is known before it is computed.
+#[test]
+fn memory_is_planned() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let inspected = parsed(&run(&["inspect", &model, "--json"]))["memory"].clone();
+    let doctor = parsed(&run(&["doctor", "-m", &model, "--json"]))["model"]["memory"].clone();
+    assert_eq!(inspected["total"], doctor["total"]);
+    let parts = ["weights", "kv_cache", "buffers", "rest"].map(|part| inspected[part].as_u64().unwrap());
+    assert_eq!(parts.iter().sum::<u64>(), inspected["total"].as_u64().unwrap());
+    // Two layers, keys and values of two heads of 16, 128 tokens, two bytes.
+    assert_eq!(parts[1], 2 * 2 * 2 * 16 * 128 * 2);
+    if cfg!(target_os = "linux") {
+        assert_eq!(
+            (&doctor["recommended"]["n_ctx"], &doctor["recommended"]["cache_type_k"]),
+            (&json!(128), &json!("f16"))
+        );
+        assert!(text(&run(&["doctor", "-m", &model])).contains("-c 128 -ctk f16 -ctv f16 -t "));
+    }
+    let flags = ["-m", &model, "-p", "the", "-n", "2"];
+    let limited = |limit: &str| run(&[&flags[..], &["--memory-limit", limit]].concat());
+    text(&limited("1G"));
+    let small = limited("100K");
+    assert_eq!(small.status.code(), Some(1));
+    assert!(stderr(&small).contains("weights take"), "{}", stderr(&small));
+    let long = run(&[&flags[..], &["--memory-limit", "4M", "-c", "1000000"]].concat());
+    assert_eq!(long.status.code(), Some(1));
+    assert!(
+        stderr(&long).contains("a context of 1000000 tokens takes") && stderr(&long).contains("fits"),
+        "{}",
+        stderr(&long)
+    );
+    fails(&[&flags[..], &["--memory-limit", "lots"]].concat(), 2, &["512M"]);
 }
 
 #[test]

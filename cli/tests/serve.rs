@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A server on a free port; ended when dropped.
@@ -20,6 +20,7 @@ impl Server {
             .args(["serve", "--port", "0", "-t", "2"])
             .args(flags)
             .stdin(Stdio::null())
+            .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -117,8 +118,16 @@ fn unchunk(mut body: &str) -> String {
     whole
 }
 
-/// One that most tests share.
-static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["-c", "512", "--temp", "0"]));
+/// One that most tests share; it ends with the last of them.
+fn shared() -> Arc<Server> {
+    static SERVER: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    let mut server = SERVER.lock().unwrap();
+    server.upgrade().unwrap_or_else(|| {
+        let new = Arc::new(Server::start(&["-c", "512", "--temp", "0"]));
+        *server = Arc::downgrade(&new);
+        new
+    })
+}
 
 fn completion(prompt: &str, n: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": n, "seed": 1})
@@ -130,7 +139,7 @@ fn text(response: &Value) -> &str {
 
 #[test]
 fn what_it_is() {
-    let server = &SERVER;
+    let server = &*shared();
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.into()));
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     assert!(models["data"][0]["id"].as_str().unwrap().ends_with(".gguf"), "{models}");
@@ -149,7 +158,7 @@ fn what_it_is() {
 /// The text is that of `ruvllm generate`; streamed, from tokens, and with others beside it, too.
 #[test]
 fn completions() {
-    let server = &SERVER;
+    let server = &*shared();
     let output = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(["-p", "Ownership is", "-n", "24", "--temp", "0", "-c", "512", "--no-display-prompt"])
         .stdin(Stdio::null())
@@ -191,7 +200,7 @@ fn completions() {
 
 #[test]
 fn how_answers_are_chosen_and_end() {
-    let server = &SERVER;
+    let server = &*shared();
     let drawn = |seed: u64| {
         server.ask(
             "/v1/completions",
@@ -221,7 +230,7 @@ fn how_answers_are_chosen_and_end() {
 
 #[test]
 fn chats() {
-    let server = &SERVER;
+    let server = &*shared();
     let body = json!({
         "model": "gpt-4o", "max_completion_tokens": 16, "logprobs": true, "top_logprobs": 1,
         "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "What is a trait?"}]}],
@@ -253,7 +262,7 @@ fn chats() {
 
 #[test]
 fn formats_and_tools() {
-    let server = &SERVER;
+    let server = &*shared();
     let schema = json!({
         "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "color": {"enum": ["red", "blue"]}},
         "required": ["n", "color"], "additionalProperties": false,
@@ -294,7 +303,7 @@ fn formats_and_tools() {
 
 #[test]
 fn bad_requests() {
-    let server = &SERVER;
+    let server = &*shared();
     let refused = |body: Value, status: u16, text: &str| {
         let (found, response) = server.post("/v1/completions", &body);
         let message = response["error"]["message"].as_str().unwrap();
@@ -353,7 +362,7 @@ fn clients_that_go_away() {
     }
     server.is_idle_soon();
     let response = server.ask("/v1/completions", &completion("Ownership is", 24));
-    assert_eq!(text(&response), text(&SERVER.ask("/v1/completions", &completion("Ownership is", 24))));
+    assert_eq!(text(&response), text(&shared().ask("/v1/completions", &completion("Ownership is", 24))));
 }
 
 /// Keys are needed, but for `/health`; each sees its own cached prompts alone.
@@ -443,7 +452,7 @@ fn choose_schema() -> Value {
 /// The text of chat completions, in the words of Responses; streamed, too.
 #[test]
 fn responses() {
-    let server = &SERVER;
+    let server = &*shared();
     let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a trait?"}]);
     let chat = server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 12}));
     let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
@@ -502,7 +511,7 @@ fn responses() {
 /// The text of chat completions, in the words of Anthropic's API; streamed, too.
 #[test]
 fn messages() {
-    let server = &SERVER;
+    let server = &*shared();
     let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a trait?"}]);
     let chat = server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 12}));
     let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
@@ -564,7 +573,7 @@ fn messages() {
 /// Vectors as `ruvllm embed` makes them, as numbers and as the bytes that openai-python asks for.
 #[test]
 fn embeddings() {
-    let server = &SERVER;
+    let server = &*shared();
     let output = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(["embed", "-p", "A borrow ends.", "--embd-output-format", "array"])
         .stdin(Stdio::null())
@@ -591,7 +600,7 @@ fn embeddings() {
 /// What programs for llama-server ask.
 #[test]
 fn native() {
-    let server = &SERVER;
+    let server = &*shared();
     let expected = server.ask("/v1/completions", &completion("Ownership is", 12));
     let body = json!({"prompt": "Ownership is", "n_predict": 12, "n_probs": 2, "return_tokens": true, "seed": 1});
     let whole = server.ask("/completion", &body);

@@ -1,7 +1,7 @@
 //! Which pages the layers of a model share, and where in a page each layer lies.
 
 use super::{KvPolicy, KvTiers, KvType};
-use crate::arch::KV_BLOCK;
+use crate::arch::{KV_BLOCK, KV_SPAN};
 use std::ops::Range;
 
 /// Shape of the keys and values that a layer stores per position.
@@ -242,6 +242,13 @@ impl KvLayout {
         };
         let states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0] as u64);
         self.groups.iter().map(of_group).chain(states).sum()
+    }
+
+    /// [Pieces](super::SeqKv::pieces) of a sequence that ends at position `end` at most.
+    pub(crate) fn max_pieces(&self, end: usize) -> usize {
+        let borders = self.groups.iter().map(|group| group.forms.len()).max().unwrap_or(1);
+        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom needs more room.
+        end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
     }
 
     /// Most bytes that a sequence of `n_ctx` positions takes, computed at most `n_batch` at a time.

@@ -5,7 +5,7 @@ mod state;
 
 use super::folder::block_keys;
 use super::layout::{Group, KvLayout, LayerAt, N_MARKED};
-use super::pool::{KvPool, Page};
+use super::pool::{KvPool, Page, PageMemory};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use super::{KvBytes, KvPolicy, KvType};
 use crate::arch::{
@@ -17,7 +17,7 @@ use half::f16;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use recurrent::States;
 pub(crate) use state::{KvCheckpoint, KvState};
@@ -62,6 +62,25 @@ struct Pending {
     page: usize,
 }
 
+/// Of a page that is only counted.
+#[derive(Debug)]
+struct NoMemory;
+
+impl PageMemory for NoMemory {
+    /// Not none: that is how the pool knows pages for which there was no memory.
+    fn bytes(&self) -> &[u8] {
+        &[0]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
 /// What the query at a position needs of what is given back in time.
 #[derive(Clone, Debug)]
 pub(super) struct Checkpoint {
@@ -97,6 +116,36 @@ impl SeqKv {
     /// Number of filled positions.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Most bytes that a sequence takes from an empty pool while a prompt of `n` tokens fills it, `n_batch` at a time. Where
+    /// pages are given back, one of pages without memory is filled to see, unless it is very long: then the bound of all sequences.
+    pub(crate) fn peak_bytes(layout: &Arc<KvLayout>, n: usize, n_batch: usize) -> u64 {
+        const MAX: usize = 1 << 18;
+        if layout.window().is_none() || n > MAX {
+            return layout.bytes(n, n_batch);
+        }
+        let pool = KvPool::with_source(u64::MAX, |_| Some(Box::new(NoMemory)));
+        let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
+        while seq.len < n {
+            let n_new = (n - seq.len).min(n_batch.max(1));
+            // There is no budget to exceed.
+            if seq.reserve(n_new).is_err() {
+                return layout.bytes(n, n_batch);
+            }
+            seq.commit(n_new);
+        }
+        // The end of the prompt is a checkpoint: who goes on copies its last page.
+        let copied = layout.groups.iter().filter(|group| is_given_back(group, 0)).map(|group| &group.forms[0]);
+        let _copies: Vec<_> = copied.map(|form| pool.page(form.page_bytes, form.bytes_by_type())).collect();
+        // Pages that were given back are kept, up to some, for who needs some next.
+        let stats = pool.stats();
+        stats.used + stats.free
+    }
+
+    /// How its pages are laid out.
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
     }
 
     /// Precision of its keys and values.
@@ -538,6 +587,56 @@ impl SeqKv {
         }
     }
 
+    /// Drops the pages `gone`, and moves those behind them to their places: `turn` turns a key of a layer to its new
+    /// position, and it is rounded as when it was stored. Layouts whose pages are given back, or whose keys are transformed,
+    /// have no such shift.
+    ///
+    /// # Errors
+    /// If there is no memory for pages that others hold, too; nothing has changed then. If a key does not fit its precision
+    /// any more: then what lies behind the first page of `gone` is of no use.
+    pub(crate) fn shift(
+        &mut self,
+        crew: &Crew<'_>,
+        arch: Arch,
+        gone: Range<usize>,
+        turn: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<(), SessionError> {
+        self.forget_pending();
+        let (layout, len) = (Arc::clone(&self.layout), self.len);
+        let moved = gone.end..len.div_ceil(KV_BLOCK);
+        for group in 0..layout.groups.len() {
+            moved.clone().try_for_each(|page| self.own_page(group, page))?;
+        }
+        let overflow = AtomicUsize::new(usize::MAX);
+        for (g, group) in layout.groups.iter().enumerate() {
+            let form = &group.forms[0];
+            crew.for_chunks(&mut self.tables[group.table][moved.clone()], 1, |i, slot| {
+                let bytes = slot[0].as_mut().and_then(Arc::get_mut).expect("pages are owned").values_mut::<u8>();
+                let n_rows = (len - (moved.start + i) * KV_BLOCK).min(KV_BLOCK);
+                for (layer, at) in layout.layers.iter().enumerate().filter(|(_, at)| at.group == g) {
+                    let dim = at.shape.head_dim;
+                    let mut keys = vec![0.0; n_rows * dim];
+                    for head in 0..at.shape.n_head_kv {
+                        let [block, _] = at.head(0, form, head);
+                        arch.load_kv(form.types[0], &bytes[block.clone()], dim, &mut keys);
+                        for (row, key) in keys.chunks_exact_mut(dim).enumerate() {
+                            turn(layer, key);
+                            if !arch.store_kv(form.types[0], &mut bytes[block.clone()], row, key) {
+                                overflow.fetch_min(layer, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                }
+            });
+            self.tables[group.table].drain(gone.clone());
+        }
+        self.len -= gone.len() * KV_BLOCK;
+        match overflow.into_inner() {
+            usize::MAX => Ok(()),
+            layer => Err(SessionError::KvOverflow { layer, part: KvPart::Key }),
+        }
+    }
+
     /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a window has left them.
     pub(crate) fn read(&self, arch: Arch, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32]) {
         let at = self.layout.layers[layer];
@@ -604,13 +703,6 @@ impl SeqKv {
             }
             (first < end).then_some(first..start)
         })
-    }
-
-    /// Pieces of a sequence that ends at position `end` at most.
-    pub(crate) fn max_pieces(&self, end: usize) -> usize {
-        let borders = self.layout.groups.iter().map(|group| group.forms.len()).max().unwrap_or(1);
-        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom needs more room.
-        end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
     }
 
     /// Adds the keys of a [piece](SeqKv::pieces) to the partial results of query rows of KV head `head`, see

@@ -12,7 +12,7 @@ use super::arena::{Arena, Frame, counted};
 use super::forward::{
     MAX_GROUP, RopeTables, Rotation, attn_params, attn_tiles, choose_experts, divisor, head_norms, norm, sigmoid,
 };
-use super::linear::{Ctx, Product, RowAdapters, Scratch, ScratchBackward, Wanted, linear, linear_backward};
+use super::linear::{Ctx, Product, RowAdapters, Scratch, ScratchBackward, Sizes, Wanted, linear, linear_backward};
 use super::probe::{Probe, Tap};
 use crate::arch::{AttnBackward, MAX_HEAD_DIM};
 use crate::cache::SeqKv;
@@ -348,7 +348,7 @@ impl<'a> Tape<'a> {
         let widths = widths.map(|n_out| (DType::F32, m, n_out));
         let logits = (model.weights().output.w.dtype, logit_rows(h, n_outputs), h.n_vocab);
         let outputs = widths.chain([logits]);
-        let forward = Scratch::take(frame, model, n_threads, (0, m), rank);
+        let forward = Scratch::take(frame, Sizes::of(model, n_threads), (0, m), rank);
         (forward, ScratchBackward::take(frame, arch, n_threads, m, h.n_embd, outputs, rank))
     }
 

@@ -3,6 +3,7 @@
 use super::hook::TokenKind;
 use super::linear::SlotAdapters;
 use super::sequence::Sequence;
+use crate::cache::KvLayout;
 use crate::error::SessionError;
 use crate::lora::Attached;
 use std::ops::Range;
@@ -52,6 +53,30 @@ impl<'a> Slot<'a> {
     pub(super) fn pos(&self) -> usize {
         self.seq.kv.len()
     }
+
+    pub(super) fn size(&self) -> SlotSize<'_> {
+        SlotSize {
+            layout: self.seq.kv.layout(),
+            n_past: self.pos(),
+            n_tokens: self.tokens.len(),
+            n_outputs: self.n_outputs(),
+            is_generated: self.is_generated(),
+            rank: self.seq.adapters.attached.iter().map(|a| a.max_rank).sum(),
+        }
+    }
+}
+
+/// What the buffers of a pass depend on, of one slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotSize<'a> {
+    pub(super) layout: &'a KvLayout,
+    /// Tokens before it.
+    pub(super) n_past: usize,
+    pub(super) n_tokens: usize,
+    pub(super) n_outputs: usize,
+    pub(super) is_generated: bool,
+    /// Ranks of its adapters, summed.
+    pub(super) rank: usize,
 }
 
 /// Set of rows of a pass.
@@ -69,6 +94,14 @@ impl Rows {
         match self {
             Rows::All => (0, slot.row, slot.tokens.len()),
             Rows::Outputs => (slot.first_output, slot.output, slot.n_outputs()),
+        }
+    }
+
+    /// Rows of a slot of this size.
+    pub(super) fn n(self, size: &SlotSize<'_>) -> usize {
+        match self {
+            Rows::All => size.n_tokens,
+            Rows::Outputs => size.n_outputs,
         }
     }
 
@@ -126,17 +159,15 @@ impl Outputs {
         &self.logits[rows.start * self.n_vocab..rows.end * self.n_vocab]
     }
 
-    /// The last row of all; empty if there is none.
-    pub(super) fn last(&self) -> &[f32] {
-        &self.logits[self.logits.len().saturating_sub(self.n_vocab)..]
+    /// The row before the last `n` of all; empty if there is none.
+    pub(super) fn before_last(&self, n: usize) -> &[f32] {
+        let end = self.logits.len().saturating_sub(n * self.n_vocab);
+        &self.logits[end.saturating_sub(self.n_vocab)..end]
     }
 
-    /// A copy of the last row, with room for one.
-    pub(super) fn fork_last(&self, n_vocab: usize) -> Result<Outputs, SessionError> {
-        let mut fork = Outputs { n_vocab, ..Outputs::default() };
-        fork.reserve(1, n_vocab, 0)?;
-        fork.logits.extend_from_slice(self.last());
-        Ok(fork)
+    /// Forgets the last `n` rows.
+    pub(super) fn drop_last(&mut self, n: usize) {
+        self.logits.truncate(self.logits.len().saturating_sub(n * self.n_vocab));
     }
 
     /// Sets the contents to one row, or none, that was computed before. The memory must be

@@ -2,15 +2,20 @@
 
 use super::arena::Arena;
 use super::batch::{Outputs, Rows, Slot, Wanted};
+use super::draft::RowTimes;
 use super::forward::{Pass, forward};
+use super::hook::TokenKind;
+use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
-    CancelToken, KvPolicy, KvPool, KvTiers, KvType, Session, SessionOptions, compute_bytes, default_threads, kv_layout,
-    n_ctx,
+    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
+    default_threads, kv_layout, shift,
 };
+use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
+use crate::clock::Timer;
 use crate::error::SessionError;
 use crate::model::{Device, Model};
 use crate::runner::Runner;
@@ -41,7 +46,8 @@ const POLL: Duration = Duration::from_millis(5);
 pub struct EngineOptions {
     /// Threads, the caller's included. Default: [`default_threads`].
     pub n_threads: Option<NonZeroUsize>,
-    /// Most bytes that keys and values of all sequences take together. Default: as many as there are.
+    /// Most bytes that keys and values of all sequences take together. Default: as many as there are, or as the model's
+    /// memory limit leaves.
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
@@ -94,17 +100,23 @@ struct Core {
     arena: Mutex<Arena>,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
+    /// What passes over generated rows took.
+    times: Mutex<RowTimes>,
 }
 
 impl Core {
-    fn new(options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
+    fn new(model: &Model, options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
         let n_threads = options.n_threads.map_or_else(default_threads, NonZeroUsize::get);
         if n_threads > MAX_THREADS {
             let expected = format!("at most {MAX_THREADS}");
             return Err(SessionError::Option { option: "n_threads", value: n_threads, expected });
         }
         let team = Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
-        let budget = options.kv_budget.unwrap_or(u64::MAX);
+        let mut budget = options.kv_budget.unwrap_or(u64::MAX);
+        if let Some(limit) = model.memory_limit() {
+            let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
+            budget = budget.min(limit.saturating_sub(plan.total() - plan.kv));
+        }
         let pool = match &runner {
             Some(runner) => {
                 let runner = Arc::clone(runner);
@@ -124,8 +136,15 @@ impl Core {
             }
             None => pool,
         };
-        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner })
+        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner, times: Mutex::default() })
     }
+}
+
+/// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are counted, so that what is
+/// left for pages does not depend on a session.
+fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
+    session.n_batch = session.n_batch.max(SessionOptions::default().n_batch);
+    PlanOptions { n_threads: NonZeroUsize::new(n_threads), ..session.into() }
 }
 
 impl Engine {
@@ -136,7 +155,7 @@ impl Engine {
     /// the model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, SessionError> {
         let runner = open_runner(model, options.device.unwrap_or(model.device()))?;
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, runner)?) })
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, runner)?) })
     }
 
     /// An engine whose passes are computed by `runner`, made for this model.
@@ -148,7 +167,7 @@ impl Engine {
         options: &EngineOptions,
         runner: Arc<dyn Runner>,
     ) -> Result<Engine, SessionError> {
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(options, Some(runner))?) })
+        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, Some(runner))?) })
     }
 
     /// The runner that computes instead of the CPU, if there is one.
@@ -166,12 +185,12 @@ impl Engine {
         self.core.team.n_threads()
     }
 
-    /// A session with default options.
+    /// A session with [`Model::session_options`].
     ///
     /// # Errors
     /// If there is no memory for its buffers.
     pub fn session(&self) -> Result<Session, SessionError> {
-        self.session_with(&SessionOptions::default())
+        self.session_with(&self.model.session_options()?)
     }
 
     /// A session with the given options.
@@ -193,14 +212,7 @@ impl Engine {
     /// If an option is invalid, or there is no memory for its tokens.
     pub fn sequence(&self, options: &SessionOptions) -> Result<Sequence, SessionError> {
         let h = self.model.hparams();
-        let n_ctx = n_ctx(h, options);
-        if n_ctx == 0 || n_ctx > u32::MAX as usize / 2 {
-            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
-        }
-        if h.learned_positions && n_ctx > h.n_ctx_train {
-            let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
-            return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
-        }
+        let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
         if policy != KvPolicy::default() {
             self.cpu_only("keys and values that are not f16")?;
@@ -214,6 +226,10 @@ impl Engine {
                 return Err(SessionError::Option { option: "kv_tiers.middle", value: middle, expected });
             }
         }
+        if self.model.memory_limit().is_some() {
+            self.model.check_memory(&plan_options(options.clone(), self.n_threads()))?;
+        }
+        shift::check(self, n_ctx, options)?;
         let layout = Arc::new(kv_layout(h, policy));
         let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
         Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
@@ -274,7 +290,7 @@ impl Engine {
             let Slot { seq, tokens, kind, first_output, .. } = slot;
             seq.kv.commit(tokens.len());
             seq.push(tokens, *kind);
-            if tokens.len() == 1 {
+            if *kind == TokenKind::Generated {
                 model.decoded();
             }
             let logits = &mut outputs.logits[rows.start * n_vocab..rows.end * n_vocab];
@@ -316,7 +332,7 @@ impl Engine {
     }
 
     /// Computes again what a sequence's cache has lost; nobody sees the rows.
-    fn compute_missing(
+    pub(super) fn compute_missing(
         &self,
         seq: &mut Sequence,
         outputs: &mut Outputs,
@@ -405,13 +421,36 @@ impl Engine {
             adapter_nanos: &adapter_nanos,
             first_layers: None,
         };
-        self.enter(cancel, |crew, arena| match self.runner() {
-            Some(runner) => offload(runner, pass, crew, arena, probe),
-            None => forward(pass, crew, arena, probe),
+        let time = self.enter(cancel, |crew, arena| {
+            let timer = Timer::start();
+            let outcome = match self.runner() {
+                Some(runner) => offload(runner, pass, crew, arena, probe),
+                None => forward(pass, crew, arena, probe),
+            };
+            outcome.map(|()| timer.elapsed())
         })??;
+        let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
+        if slots.iter().all(is_decoding) {
+            self.times().note(row, time);
+        }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
         slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
         Ok(())
+    }
+
+    /// What passes over generated rows took.
+    pub(super) fn times(&self) -> MutexGuard<'_, RowTimes> {
+        self.core.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that nothing is left of those
+    /// that are rejected. A hook has to see the text's tokens and no others. And drafts share the page of the token before
+    /// them: for a guess no page is taken, which another sequence, or the pool's budget, may need.
+    pub(super) fn n_draftable(&self, seq: &Sequence, next: usize) -> usize {
+        if seq.hook.is_some() || self.runner().is_some() {
+            return 0;
+        }
+        (next.next_multiple_of(KV_BLOCK) - next).min(seq.n_ctx().saturating_sub(next))
     }
 
     /// Bytes of the buffers of a pass.
@@ -437,8 +476,8 @@ impl Model {
     /// # Errors
     /// If the system gives no threads.
     pub fn engine(&self) -> Result<Engine, SessionError> {
-        let core =
-            self.shared(|| Core::new(&EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
+        let core = self
+            .shared(|| Core::new(self, &EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
         Ok(Engine { model: self.clone(), core })
     }
 

@@ -6,9 +6,9 @@
 
 use super::activation::{gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
 use super::arena::{Arena, Frame, counted};
-use super::batch::{Adapters, Outputs, Rows, Slot, Wanted};
+use super::batch::{Adapters, Outputs, Rows, Slot, SlotSize, Wanted};
 use super::latent::LatentBuffers;
-use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, linear, single_rows};
+use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, Sizes, linear, single_rows};
 use super::probe::{Probe, Tap};
 use super::recurrent::{self, Mixing};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
@@ -103,6 +103,19 @@ impl RopeTables {
             for (i, (cos, sin)) in cos.zip(sin).enumerate() {
                 arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
             }
+        }
+    }
+
+    /// Pairs of dimensions that all ropes together turn.
+    pub(super) fn n_pairs(&self) -> usize {
+        self.ropes.iter().map(|rope| rope.frequencies.len()).sum()
+    }
+
+    /// [`RopeTables::angles`] of one position, without the factors on keys and queries.
+    pub(super) fn unscaled_angles(&self, arch: Arch, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
+        for RopeTable { frequencies, first, .. } in &self.ropes {
+            let pairs = *first..first + frequencies.len();
+            arch.rope_angles(&mut cos[pairs.clone()], &mut sin[pairs], frequencies, pos as f32, 1.0);
         }
     }
 
@@ -241,12 +254,12 @@ struct AttnSizes {
 }
 
 impl AttnSizes {
-    fn of(spec: &AttnSpec, slots: &[Slot<'_>], rows: Rows) -> AttnSizes {
-        let sizes = || slots.iter().map(|slot| rows.of(slot).2).filter(|&n| n > 0);
-        let longest = slots.iter().map(|slot| slot.pos() + slot.tokens.len()).max().unwrap_or(0);
-        let n_pieces = slots.iter().map(|slot| slot.seq.kv.max_pieces(longest)).max().unwrap_or(0);
+    fn of<'k>(spec: &AttnSpec, slots: impl Iterator<Item = SlotSize<'k>> + Clone, rows: Rows) -> AttnSizes {
+        let sizes = || slots.clone().map(|slot| rows.n(&slot)).filter(|&n| n > 0);
+        let longest = slots.clone().map(|slot| slot.n_past + slot.n_tokens).max().unwrap_or(0);
+        let n_pieces = slots.clone().map(|slot| slot.layout.max_pieces(longest)).max().unwrap_or(0);
         AttnSizes {
-            m_kv: slots.iter().map(|slot| slot.tokens.len()).sum(),
+            m_kv: slots.clone().map(|slot| slot.n_tokens).sum(),
             m: sizes().sum(),
             m_padded: sizes().map(|n| attn_tiles(spec, n).1).sum(),
             n_partials: sizes().filter(|&n| n == 1).count() * n_pieces,
@@ -313,35 +326,50 @@ pub(crate) fn with_scratch(
     m: usize,
     f: impl FnOnce(&mut Scratch<'_>),
 ) -> Result<(), SessionError> {
-    f(&mut arena.plan(|frame| Scratch::take(frame, model, crew.n_threads(), (m, 0), 0))?);
+    f(&mut arena.plan(|frame| Scratch::take(frame, Sizes::of(model, crew.n_threads()), (m, 0), 0))?);
     Ok(())
 }
 
+/// Bytes of the buffers of a pass over slots of these sizes.
+pub(super) fn buffer_bytes<'k>(sizes: Sizes<'_>, slots: impl Iterator<Item = SlotSize<'k>> + Clone) -> u64 {
+    let n_outputs = slots.clone().map(|slot| slot.n_outputs).sum();
+    counted(|frame| Buffers::take(frame, sizes, slots.clone(), n_outputs)) as u64
+}
+
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, model: &Model, n_threads: usize, slots: &[Slot<'_>], n_last: usize) -> Buffers<'a> {
-        let h = model.hparams();
-        let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
+    fn take<'k>(
+        frame: &mut Frame<'a>,
+        sizes: Sizes<'_>,
+        slots: impl Iterator<Item = SlotSize<'k>> + Clone,
+        n_last: usize,
+    ) -> Buffers<'a> {
+        let h = sizes.h;
+        let (m, n_slots): (usize, usize) = (slots.clone().map(|slot| slot.n_tokens).sum(), slots.clone().count());
         let most = |size: fn(&MoeSpec) -> usize| h.mixtures().map(size).max().unwrap_or(0);
         let (n_expert, n_used) = (most(|x| x.n_expert), most(|x| x.n_used));
         let (m_moe, m_single) = (if n_expert > 0 { m } else { 0 }, single_rows(h));
         // Where a prompt's last row alone is left, it is taken like the row of a slot with one.
         let attention = h.attention().flat_map(|spec| [Rows::All, Rows::Outputs].map(|rows| (spec, rows)));
-        let attention = attention
-            .map(|(spec, rows)| counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots, rows))));
+        let attention = attention.map(|(spec, rows)| {
+            counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots.clone(), rows)))
+        });
         let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
         let has_both = h.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Both(..)));
         let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
         let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
         let n_angles = RopeTables::n_angles(h, m);
         let mut ends = |rows: Rows| {
-            let ends = frame.take::<u32>(slots.len());
-            ends.iter_mut().zip(slots).for_each(|(end, slot)| *end = rows.range(slot).end as u32);
+            let ends = frame.take::<u32>(n_slots);
+            let mut last = 0;
+            for (end, slot) in ends.iter_mut().zip(slots.clone()) {
+                last += rows.n(&slot) as u32;
+                *end = last;
+            }
             &*ends
         };
         let [ends, output_ends] = [ends(Rows::All), ends(Rows::Outputs)];
-        let rank = |slot: &Slot<'_>| slot.seq.adapters.attached.iter().map(|a| a.max_rank).sum();
-        let rank = slots.iter().map(rank).max().unwrap_or(0);
-        let n_generated = Rows::All.n_generated(slots);
+        let rank = slots.clone().map(|slot| slot.rank).max().unwrap_or(0);
+        let n_generated: usize = slots.clone().take_while(|slot| slot.is_generated).map(|slot| slot.n_tokens).sum();
         // All rows of the last layer count as generated.
         let n_rows = (n_generated.max(n_last), m - n_generated);
         Buffers {
@@ -357,7 +385,7 @@ impl<'a> Buffers<'a> {
             sin: frame.take(n_angles),
             ends,
             output_ends,
-            expert_ends: frame.take(slots.len()),
+            expert_ends: frame.take(n_slots),
             moe: MoeBuffers {
                 router: frame.take(m_moe * n_expert),
                 chosen: frame.take(m_moe * n_used),
@@ -366,7 +394,7 @@ impl<'a> Buffers<'a> {
                 x: frame.take(m_moe * h.n_embd),
                 y: frame.take(m_moe.max(m_single) * h.n_embd),
             },
-            scratch: Scratch::take(frame, model, n_threads, n_rows, rank),
+            scratch: Scratch::take(frame, sizes, n_rows, rank),
         }
     }
 
@@ -400,7 +428,8 @@ pub(crate) fn forward(
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
     let n_last = if probe.sees_all_rows() { m } else { n_outputs };
-    let mut b = arena.plan(|frame| Buffers::take(frame, model, crew.n_threads(), slots, n_last))?;
+    let sizes = Sizes::of(model, crew.n_threads());
+    let mut b = arena.plan(|frame| Buffers::take(frame, sizes, slots.iter().map(Slot::size), n_last))?;
     for slot in &*slots {
         slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
     }
@@ -715,7 +744,7 @@ fn attention(
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
     let Base { arch, crew, .. } = base;
-    let sizes = AttnSizes::of(spec, slots, rows);
+    let sizes = AttnSizes::of(spec, slots.iter().map(Slot::size), rows);
     let AttnSizes { m_kv, m, .. } = sizes;
     let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
     let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);

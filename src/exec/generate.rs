@@ -1,5 +1,6 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
+use super::draft::{DraftStats, Speculation, Speculator};
 use super::hook::Cut;
 use super::writer::{Finish, Piece, StopReason, Timings, Writer};
 use super::{CachedTokens, Session};
@@ -42,14 +43,17 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
     refused: Option<Error>,
-    /// Position of the first token generated.
-    start: usize,
+    /// Position of the first token generated; less than 0 once the context was shifted beyond it.
+    start: isize,
     /// Sampled, not yet in the session.
     pending: Option<Piece>,
     failed: bool,
     begun: Timer,
     n_prompt: usize,
     n_cached: CachedTokens,
+    speculator: Option<Speculator>,
+    /// Passes that computed generated tokens.
+    n_passes: usize,
     timings: Timings,
     /// What the session's adapters had taken before.
     adapters_before: Duration,
@@ -100,7 +104,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
             writer,
-            start: held.position(),
+            start: held.position() as isize,
             adapters_before: held.adapter_time(),
             parts: Some((session, sampler)),
             prompt: Vec::new(),
@@ -109,6 +113,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             begun: Timer::start(),
             n_prompt: 0,
             n_cached: CachedTokens::default(),
+            speculator: None,
+            n_passes: 0,
             timings: Timings::default(),
         }
     }
@@ -161,6 +167,24 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self
     }
 
+    /// Computes several tokens per pass where that is faster: the text stays the same, see [`Speculation`]. Sessions with
+    /// a [hook](super::OutputHook), and engines on a device, do without.
+    #[must_use]
+    pub fn speculate(mut self, speculation: Speculation) -> Self {
+        self.speculator = Some(Speculator::new(speculation));
+        self
+    }
+
+    /// Passes that computed generated tokens so far.
+    pub fn n_passes(&self) -> usize {
+        self.n_passes
+    }
+
+    /// What became of each drafter's drafts.
+    pub fn drafters(&self) -> Vec<(&'static str, DraftStats)> {
+        self.speculator.iter().flat_map(Speculator::by_drafter).collect()
+    }
+
     /// Tokens generated so far, those of a stop string included.
     pub fn tokens(&self) -> &[u32] {
         self.writer.tokens()
@@ -171,8 +195,10 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let reason = self.writer.reason()?;
         let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
         let timings = Timings { adapters, ..self.timings };
-        let &Generation { n_prompt, n_cached, .. } = self;
-        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens().len(), timings })
+        let &Generation { n_prompt, n_cached, n_passes, .. } = self;
+        let drafts = DraftStats { n_passes, ..self.speculator.as_ref().map(Speculator::stats).unwrap_or_default() };
+        let (stop, n_generated) = (self.writer.stopped_by(), self.tokens().len());
+        Some(Finish { reason, stop, n_prompt, n_cached, n_generated, drafts, timings })
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
@@ -218,7 +244,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self.timings.prefill = timer.elapsed();
         self.n_cached = self.session().cached_tokens();
         self.n_prompt = prompt.len() - self.n_cached.total();
-        self.start = self.session().position();
+        self.start = self.session().position() as isize;
         // What is forced waits until it is known how many tokens there may be.
         if self.forced().is_empty() {
             self.sample()?;
@@ -233,10 +259,11 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self.writer.forced(sampler.borrow_mut())
     }
 
-    /// Computes the token that waits and what the mask forces behind it, in one pass, and samples what follows; or ends.
+    /// Computes the token that waits and what the mask forces behind it, in one pass, unless drafts have done that, and
+    /// samples what follows; or ends.
     fn decode(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
-        let is_full = self.start + self.tokens().len() > self.session().position();
+        let is_full = self.position_of(self.tokens().len()) > self.session().position();
         let room = self.session().n_ctx() - self.session().position();
         let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
         let sampler = sampler.borrow_mut();
@@ -259,15 +286,47 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(())
     }
 
-    /// Computes the token that waits and `forced` behind it; the pieces of these, without text.
+    /// Computes the token that waits and `forced` behind it, as far as they were not drafted, and new drafts; the pieces
+    /// of `forced`, without text.
     fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
         let timer = Timer::start();
-        let Some((session, sampler)) = &mut self.parts else { return Ok(Vec::new()) };
+        let Generation { parts: Some((session, sampler)), writer, speculator, .. } = self else {
+            return Ok(Vec::new());
+        };
         let (session, sampler): (&mut Session, &mut Sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
         let mut pieces: Vec<Piece> = forced.iter().map(|&token| Piece::new(token)).collect();
-        let (writer, mut next) = (&self.writer, pieces.iter_mut());
-        let mut tell = |logits: &[f32]| next.next().into_iter().for_each(|piece| writer.tell(piece, sampler, logits));
-        session.catch_up_with(forced, writer.logprobs.is_some(), &mut tell)?;
+        let mut n = 0;
+        while n < forced.len() && session.is_drafted(forced[n]) {
+            writer.tell(&mut pieces[n], sampler, session.logits());
+            session.accept(forced[n]);
+            n += 1;
+        }
+        if let Some(speculator) = speculator {
+            speculator.accepted(n);
+        }
+        let forced = &forced[n..];
+        if session.is_ahead() || !forced.is_empty() {
+            session.drop_drafts();
+            let mut drafts = match speculator {
+                Some(speculator) => {
+                    let room = session.n_draftable(forced.len());
+                    let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
+                    speculator.draft(session.engine(), (session.tokens(), forced), n)
+                }
+                None => Vec::new(),
+            };
+            loop {
+                let mut next = pieces[n..].iter_mut();
+                let mut tell =
+                    |logits: &[f32]| next.next().into_iter().for_each(|piece| writer.tell(piece, sampler, logits));
+                match session.catch_up_with(forced, &drafts, writer.logprobs.is_some(), &mut tell) {
+                    // What cannot be computed may be a draft.
+                    Err(error) if !drafts.is_empty() && !matches!(error, SessionError::Cancelled) => drafts.clear(),
+                    outcome => break outcome?,
+                }
+            }
+            self.n_passes += 1;
+        }
         self.timings.decode += timer.elapsed();
         Ok(pieces)
     }
@@ -299,7 +358,12 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         }
         let timer = Timer::start();
         self.writer.hold(piece)?;
-        self.session_mut().push_ahead(token)?;
+        if self.session_mut().accept(token) {
+            self.speculator.iter_mut().for_each(|speculator| speculator.accepted(1));
+        } else {
+            self.make_room()?;
+            self.session_mut().push_ahead(token)?;
+        }
         if let Some(n) = self.writer.release() {
             self.keep(n);
         }
@@ -307,21 +371,39 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(())
     }
 
+    /// Shifts a context that is full, if the session was made for it.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let session = self.session_mut();
+        if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
+            let n_dropped = session.shift()?;
+            self.start -= n_dropped as isize;
+        }
+        Ok(())
+    }
+
+    /// Position of the generated token `n`.
+    fn position_of(&self, n: usize) -> usize {
+        self.start.saturating_add_unsigned(n).try_into().unwrap_or(0)
+    }
+
     /// Takes all but the first `n` generated tokens out of the session.
     fn keep(&mut self, n: usize) {
-        let position = self.start + n;
+        let position = self.position_of(n);
         self.session_mut().cut(position, Cut::AnswerShortened);
     }
 
     /// Takes out of the session the tokens whose pieces nobody was given.
     fn take_back(&mut self) {
-        let end = self.start + self.writer.n_out();
+        let end = self.position_of(self.writer.n_out());
         let nobody_has = self.writer.forget();
         if let Some((session, _)) = self.parts.as_mut().filter(|_| nobody_has) {
             let session: &mut Session = session.borrow_mut();
             if end < session.position() {
                 session.cut(end, Cut::AnswerShortened);
             }
+        }
+        if let Some((session, _)) = &mut self.parts {
+            (*session).borrow_mut().drop_drafts();
         }
     }
 }

@@ -63,6 +63,7 @@ impl Session {
         gradients.check(&self.seq.adapters.attached[target].adapter)?;
         let mut saved = std::mem::take(&mut self.saved);
         saved.prepare(self.model(), gradients, tokens.len());
+        self.drop_drafts();
         let pos = self.position();
         self.seq.kv.hold(pos);
         let result = self.run(TokenKind::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());

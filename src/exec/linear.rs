@@ -120,6 +120,22 @@ impl<'a> Product<'a> {
     }
 }
 
+/// What of a model, and of who computes it, the sizes of buffers depend on.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes<'a> {
+    pub(super) h: &'a Hparams,
+    pub(super) arch: Arch,
+    /// Every combination of format and row length among the matrices.
+    pub(super) shapes: &'a [(DType, usize)],
+    pub(super) n_threads: usize,
+}
+
+impl<'a> Sizes<'a> {
+    pub(super) fn of(model: &'a Model, n_threads: usize) -> Sizes<'a> {
+        Sizes { h: model.hparams(), arch: model.arch(), shapes: &model.weights().shapes, n_threads }
+    }
+}
+
 /// Room for activations of up to `m` rows in the forms that products read.
 pub(crate) struct Scratch<'a> {
     prepared: &'a mut [u8],
@@ -130,17 +146,16 @@ pub(crate) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// For products of up to `n_generated` rows of generated tokens and `n_prompt` of prompts with any matrix of `model`
-    /// on `n_threads`; `rank` is that of all adapters together.
+    /// For products of up to `n_generated` rows of generated tokens and `n_prompt` of prompts with any matrix of the
+    /// model; `rank` is that of all adapters together.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
-        model: &Model,
-        n_threads: usize,
+        sizes: Sizes<'_>,
         (n_generated, n_prompt): (usize, usize),
         rank: usize,
     ) -> Scratch<'a> {
-        let (arch, shapes) = (model.arch(), &model.weights().shapes);
-        let m_single = single_rows(model.hparams());
+        let Sizes { h, arch, shapes, n_threads } = sizes;
+        let m_single = single_rows(h);
         let rows = (n_generated.max(m_single), n_prompt);
         let prepared = shapes.iter().map(|&(dtype, n)| prepared_len(arch, dtype, rows, n)).max();
         let by_panels = shapes.iter().filter(|_| n_prompt > 0);
@@ -167,11 +182,6 @@ fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
         ActForm::F32 => 0,
         ActForm::Q16 | ActForm::P16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
     }
-}
-
-/// Bytes of [`Scratch::low`] for `m` rows and adapters whose ranks sum to `rank`.
-pub(crate) fn low_bytes(m: usize, rank: usize) -> u64 {
-    (MAX_PRODUCTS as u64).saturating_mul(m as u64).saturating_mul(4 * rank as u64)
 }
 
 /// Activations as the kernels of some products read them: rows of generated tokens, then rows of prompts.

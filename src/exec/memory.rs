@@ -1,7 +1,24 @@
-//! How much memory engines and sessions take.
+//! How much memory engines and sessions take, and will take.
 
-use super::{Engine, Session};
-use crate::cache::KvBytes;
+use super::batch::SlotSize;
+use super::forward::buffer_bytes;
+use super::linear::Sizes;
+use super::{Engine, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
+use crate::arch::Arch;
+use crate::cache::{KvBytes, KvType, SeqKv};
+use crate::error::SessionError;
+use crate::gguf::Header;
+use crate::lora::Adapter;
+use crate::model::{Device, Hparams, Model, Residence};
+use crate::quant::DType;
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// Positions are numbers of 31 bits.
+const MAX_CTX: usize = u32::MAX as usize / 2;
+/// Contexts below are not recommended.
+const FEW_TOKENS: usize = 512;
 
 /// Bytes that an engine takes, with all its sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,4 +79,254 @@ impl Session {
     pub fn memory(&self) -> SessionMemory {
         SessionMemory { kv: self.seq.kv.memory(), rest: self.seq.token_bytes() + self.outputs.bytes() }
     }
+}
+
+/// What a [`MemoryPlan`] is for. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug)]
+pub struct PlanOptions {
+    /// How each sequence runs.
+    pub session: SessionOptions,
+    /// Sequences at a time. Default 1.
+    pub n_sequences: usize,
+    /// Threads. Default: [`default_threads`].
+    pub n_threads: Option<NonZeroUsize>,
+    /// Tokens of a pass whose logits are wanted. Default 1.
+    pub n_logits: usize,
+    /// Adapters, attached to all sequences.
+    pub adapters: Vec<Arc<Adapter>>,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        SessionOptions::default().into()
+    }
+}
+
+impl From<SessionOptions> for PlanOptions {
+    /// Of one session.
+    fn from(session: SessionOptions) -> PlanOptions {
+        PlanOptions { session, n_sequences: 1, n_threads: None, n_logits: 1, adapters: Vec::new() }
+    }
+}
+
+/// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`] and
+/// [`Session::memory`] will tell at the peak, see [`Model::memory_plan`].
+///
+/// Not in it: what the prefix cache keeps of sequences that ended, checkpoints of conversations where layers have windows
+/// (two windows more), and gradients. Pages make room for these where [`EngineOptions::kv_budget`](super::EngineOptions)
+/// says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryPlan {
+    /// Tokens of a context.
+    pub n_ctx: usize,
+    /// Weights in the mapped file, or in the memory that it was opened from.
+    pub weights: u64,
+    /// Weights in a copy in huge pages. Where one is made, the pages of a map are given back.
+    pub weights_copy: u64,
+    /// Keys and values of all sequences, each filled by one prompt.
+    pub kv: u64,
+    /// Buffers of the largest pass.
+    pub buffers: u64,
+    /// Tokens and logits.
+    pub rest: u64,
+    /// Adapters.
+    pub adapters: u64,
+    /// What a [`Learner`](crate::learn::Learner) adds, at most; 0 without one.
+    pub learner: u64,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        [self.weights_copy, self.kv, self.buffers, self.rest, self.adapters, self.learner]
+            .into_iter()
+            .fold(self.weights, u64::saturating_add)
+    }
+
+    /// The plan for a model of which the header alone is there, on the best level of this CPU.
+    ///
+    /// # Errors
+    /// If the context or batch makes no sense.
+    pub fn of_header(header: &Header, h: &Hparams, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+        let matrices = header.tensors.iter().filter(|t| t.dims.len() > 1 && t.dtype.format().is_some());
+        let shapes: BTreeSet<_> = matrices.map(|t| (t.dtype, t.dims[0] as usize)).collect();
+        let shapes: Vec<(DType, usize)> = shapes.into_iter().collect();
+        let n_threads = n_threads(options);
+        let sizes = Sizes { h, arch: Arch::detect(), shapes: &shapes, n_threads };
+        plan(sizes, header.tensors.iter().map(|t| t.n_bytes).sum(), options)
+    }
+}
+
+/// Options that fit into memory: see [`Model::recommend`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Recommendation {
+    /// Its context and precision are the recommended ones.
+    pub session: SessionOptions,
+    /// Threads.
+    pub n_threads: usize,
+    /// What that takes.
+    pub plan: MemoryPlan,
+}
+
+impl Model {
+    /// Most bytes that this model takes with sequences that fill their contexts.
+    ///
+    /// ```
+    /// use ruvllm::exec::{PlanOptions, SessionOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let session = SessionOptions { n_ctx: Some(256), ..Default::default() };
+    /// let plan = model.memory_plan(&PlanOptions { n_sequences: 4, ..session.into() })?;
+    /// println!("{} bytes, {} of them keys and values", plan.total(), plan.kv);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the context or batch makes no sense.
+    pub fn memory_plan(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+        let weights = self.gguf().tensors().iter().map(|t| t.n_bytes).sum();
+        let plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
+        let copied = match self.residence() {
+            Residence::Mapped => 0,
+            Residence::Background if !self.gguf().worth_residence() => self.gguf().resident_bytes(),
+            Residence::Background | Residence::Copied => weights,
+        };
+        // What is copied out of a map is given back to it.
+        let left = if self.gguf().is_map() { weights.saturating_sub(copied) } else { weights };
+        Ok(MemoryPlan { weights: left, weights_copy: copied, ..plan })
+    }
+
+    /// The longest context, as long as the model was trained for at most, that fits into `bytes` with everything else, and
+    /// the most precise keys and values of those of `options` and [`KvType::Q8`] that it fits with; `None` if 512 tokens do
+    /// not fit.
+    ///
+    /// # Errors
+    /// As [`Model::memory_plan`].
+    pub fn recommend(&self, options: &PlanOptions, bytes: u64) -> Result<Option<Recommendation>, SessionError> {
+        let mut n_ctx = self.hparams().n_ctx_train.min(MAX_CTX);
+        loop {
+            for q8 in [false, true] {
+                let mut options = options.clone();
+                options.session.n_ctx = Some(n_ctx);
+                if q8 {
+                    let policy = options.session.kv_policy();
+                    if self.device() != Device::Cpu || policy.tiers.is_some() {
+                        continue;
+                    }
+                    let at_most_q8 = |kind: KvType| if kind.bits() > 8 { KvType::Q8 } else { kind };
+                    options.session.kv_type = at_most_q8(policy.k);
+                    options.session.kv_type_v = Some(at_most_q8(policy.v));
+                }
+                let plan = self.memory_plan(&options)?;
+                if plan.total() <= bytes {
+                    let n_threads = n_threads(&options);
+                    return Ok(Some(Recommendation { session: options.session, n_threads, plan }));
+                }
+            }
+            if n_ctx / 2 < FEW_TOKENS {
+                return Ok(None);
+            }
+            n_ctx /= 2;
+        }
+    }
+
+    /// Options of a session that was asked for without any: where the model was opened with
+    /// [`OpenOptions::auto`](crate::model::OpenOptions::auto), the recommended ones.
+    ///
+    /// # Errors
+    /// [`SessionError::MemoryLimit`] if none fit.
+    pub fn session_options(&self) -> Result<SessionOptions, SessionError> {
+        let (true, Some(limit)) = (self.is_auto(), self.memory_limit()) else { return Ok(SessionOptions::default()) };
+        let options = PlanOptions::default();
+        match self.recommend(&options, limit)? {
+            Some(recommended) => Ok(recommended.session),
+            None => self.check_memory(&options).map(|_| options.session),
+        }
+    }
+
+    /// [`Model::memory_plan`], within the limit that the model was opened with.
+    ///
+    /// # Errors
+    /// [`SessionError::MemoryLimit`], which says what would fit, or as [`Model::memory_plan`].
+    pub fn check_memory(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+        let plan = self.memory_plan(options)?;
+        match self.memory_limit().filter(|&limit| plan.total() > limit) {
+            None => Ok(plan),
+            Some(limit) => {
+                let fits = self.recommend(options, limit)?;
+                // What it asked for does not fit, so this is a smaller one.
+                let fits = fits.map(|fits| {
+                    let policy = fits.session.kv_policy();
+                    (fits.plan.n_ctx.min(plan.n_ctx), policy.k, policy.v)
+                });
+                Err(SessionError::MemoryLimit { n_ctx: plan.n_ctx, need: plan.total(), limit, fits })
+            }
+        }
+    }
+}
+
+fn n_threads(options: &PlanOptions) -> usize {
+    options.n_threads.map_or_else(default_threads, NonZeroUsize::get)
+}
+
+/// The plan, with `weights` bytes of weights in the file.
+fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+    let (h, session) = (sizes.h, &options.session);
+    let n_ctx = checked_n_ctx(h, session)?;
+    let n_batch = session.n_batch.min(n_ctx);
+    let (n_sequences, n_logits) = (options.n_sequences, options.n_logits.min(n_batch));
+    let layout = Arc::new(kv_layout(h, session.kv_policy()));
+    let kv = SeqKv::peak_bytes(&layout, n_ctx, n_batch);
+    let rank = options.adapters.iter().map(|adapter| adapter.max_rank()).sum();
+    let prompt = SlotSize {
+        layout: &layout,
+        n_past: n_ctx - n_batch,
+        n_tokens: n_batch,
+        n_outputs: n_logits,
+        is_generated: session.exact,
+        rank,
+    };
+    let token = SlotSize { n_past: n_ctx - 1, n_tokens: 1, n_outputs: 1, is_generated: true, ..prompt };
+    let others = std::iter::repeat_n(token, n_sequences.saturating_sub(1));
+    // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
+    let rough = compute_bytes(h, n_batch.saturating_add(n_sequences), n_ctx);
+    let buffers = if usize::try_from(rough.saturating_mul(2)).is_err() {
+        rough
+    } else {
+        [buffer_bytes(sizes, others.clone().chain([prompt])), buffer_bytes(sizes, others.chain([token]))]
+            .into_iter()
+            .fold(0, u64::max)
+    };
+    let n = n_sequences as u64;
+    let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<super::TokenKind>()) as u64;
+    let logits = n_logits as u64 * 4 * h.n_vocab as u64;
+    Ok(MemoryPlan {
+        n_ctx,
+        weights,
+        weights_copy: 0,
+        kv: kv.saturating_mul(n),
+        buffers,
+        rest: n.saturating_mul(of_tokens.saturating_add(logits)),
+        adapters: options.adapters.iter().map(|adapter| 4 * adapter.n_params() as u64).sum(),
+        learner: 0,
+    })
+}
+
+/// Context length of a session with these options.
+pub(super) fn checked_n_ctx(h: &Hparams, options: &SessionOptions) -> Result<usize, SessionError> {
+    let n_ctx = n_ctx(h, options);
+    if n_ctx == 0 || n_ctx > MAX_CTX {
+        return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
+    }
+    if h.learned_positions && n_ctx > h.n_ctx_train {
+        let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
+        return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
+    }
+    if options.n_batch == 0 {
+        return Err(SessionError::Option { option: "n_batch", value: 0, expected: "at least 1".into() });
+    }
+    Ok(n_ctx)
 }

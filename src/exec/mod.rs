@@ -8,6 +8,7 @@ mod batch;
 mod conv;
 mod cores;
 mod delta;
+mod draft;
 mod embed;
 mod engine;
 mod forward;
@@ -26,6 +27,7 @@ mod recurrent;
 mod schedule;
 mod sequence;
 mod session;
+mod shift;
 mod short_conv;
 mod state;
 mod writer;
@@ -40,12 +42,13 @@ pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, Pr
 pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
+pub use draft::{DraftStats, Drafter, Guess, NgramDrafter, Speculation};
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
 pub use gradient::cross_entropy;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
-pub use memory::{EngineMemory, SessionMemory};
+pub use memory::{EngineMemory, MemoryPlan, PlanOptions, Recommendation, SessionMemory};
 pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};
 pub use probe::{NoProbe, Probe, Tap};
 pub use schedule::{Observer, Request, RequestId, Schedule, ScheduleOptions, Scheduler, Stream};
@@ -77,6 +80,9 @@ pub struct SessionOptions {
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
+    /// What a [`Generation`] does when the context is full: `None`, it ends with [`StopReason::ContextFull`]; or it goes
+    /// on by [`Session::shift`], and so many tokens at the beginning stay. Default `None`.
+    pub context_shift: Option<usize>,
 }
 
 impl Default for SessionOptions {
@@ -90,6 +96,7 @@ impl Default for SessionOptions {
             kv_tiers: None,
             exact: false,
             prefix: PrefixOptions::default(),
+            context_shift: None,
         }
     }
 }
@@ -119,47 +126,6 @@ impl CancelToken {
     /// Whether it is set.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Memory a session takes, in bytes, besides the mapped file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryEstimate {
-    /// Key/value cache when the context is full.
-    pub kv_cache: u64,
-    /// Buffers of the largest pass, roughly.
-    pub compute: u64,
-    /// What a [`Learner`](crate::learn::Learner) adds, at most; 0 without one.
-    pub learner: u64,
-}
-
-impl MemoryEstimate {
-    /// What a session with these options will take, from hyper-parameters alone.
-    pub fn of(h: &Hparams, options: &SessionOptions) -> MemoryEstimate {
-        let n_ctx = n_ctx(h, options);
-        MemoryEstimate {
-            kv_cache: kv_layout(h, options.kv_policy()).bytes(n_ctx, options.n_batch),
-            compute: compute_bytes(h, options.n_batch.min(n_ctx), n_ctx).saturating_add(4 * h.n_vocab as u64),
-            learner: 0,
-        }
-    }
-
-    /// The same with adapters attached, whose ranks sum to `rank`.
-    pub fn with_adapters(mut self, rank: usize, options: &SessionOptions) -> MemoryEstimate {
-        self.compute = self.compute.saturating_add(linear::low_bytes(options.n_batch, rank));
-        self
-    }
-
-    /// The same of a session that is asked for the logits of so many tokens of a batch at a time, instead of one's.
-    pub fn with_logits(mut self, h: &Hparams, rows: usize) -> MemoryEstimate {
-        let more = rows.saturating_sub(1) as u64;
-        self.compute = self.compute.saturating_add(more.saturating_mul(4 * h.n_vocab as u64));
-        self
-    }
-
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.kv_cache.saturating_add(self.compute).saturating_add(self.learner)
     }
 }
 

@@ -128,6 +128,10 @@ impl Sequence {
     /// Leaves its keys and values to the prefix cache, if that is on.
     fn store(&mut self) {
         let n = self.kv.len();
+        // Keys that were turned are not those of its tokens.
+        if self.n_dropped > 0 {
+            return;
+        }
         if self.prefix.cache == CacheMode::On && n > 0 && n >= self.prefix.min_cache_tokens {
             let tokens = self.cached_tokens(n);
             if self.kv.uses_folder() {

@@ -14,6 +14,7 @@ mod driver;
 mod pace;
 mod stream;
 
+use super::draft::{DraftStats, Speculation, Speculator, best_length};
 use super::hook::TokenKind;
 use super::writer::{Finish, Piece, StopReason, Timings, Writer};
 use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
@@ -75,6 +76,7 @@ pub struct Request {
     deadline: Option<Duration>,
     adapters: Vec<(Arc<Adapter>, f32)>,
     salt: Option<String>,
+    speculation: Option<Speculation>,
 }
 
 impl Request {
@@ -91,6 +93,7 @@ impl Request {
             deadline: None,
             adapters: Vec::new(),
             salt: None,
+            speculation: None,
         }
     }
 
@@ -143,6 +146,14 @@ impl Request {
     #[must_use]
     pub fn salt(mut self, salt: impl Into<String>) -> Request {
         self.salt = Some(salt.into());
+        self
+    }
+
+    /// Computes several of its tokens per pass where that is faster for all that run; the text stays the same. See
+    /// [`Speculation`].
+    #[must_use]
+    pub fn speculate(mut self, speculation: Speculation) -> Request {
+        self.speculation = Some(speculation);
         self
     }
 
@@ -211,6 +222,9 @@ impl Terms {
         if let Some((option, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(SessionError::Option { option, value, expected: "at least 1".into() });
         }
+        if session.context_shift.is_some() {
+            return Err(SessionError::NoShift { what: "many requests" });
+        }
         Ok(Terms {
             engine: engine.clone(),
             options: options.clone(),
@@ -241,8 +255,8 @@ impl Terms {
 
     /// Refuses what could never be computed.
     fn judge(&self, request: Request, wake: &Arc<Wake>) -> Result<(Box<Live>, Stream), ScheduleError> {
-        let Request { tokens, sampler, max_tokens, stop, logprobs, special, priority, deadline, adapters, salt } =
-            request;
+        let Request { tokens, sampler, max_tokens, stop, logprobs, special, .. } = request;
+        let Request { priority, deadline, adapters, salt, speculation, .. } = request;
         let place = self.place()?;
         let mut writer = Writer::new(self.engine.model(), special);
         if !writer.has_text() {
@@ -275,6 +289,9 @@ impl Terms {
             tokens,
             forced: Vec::new(),
             n_told: 0,
+            speculator: speculation.map(Speculator::new),
+            drafts: Drafts::default(),
+            n_passes: 0,
             has_begun: false,
             seq: None,
             rows: Rows::default(),
@@ -307,6 +324,18 @@ struct Rows {
     first_output: usize,
 }
 
+/// Tokens that a pass computes behind those of the text.
+#[derive(Debug, Default)]
+struct Drafts {
+    tokens: Vec<u32>,
+    /// Position of the first.
+    at: usize,
+    /// How many of them were sampled, too.
+    n_accepted: usize,
+    /// All tokens of the pass.
+    pass: Vec<u32>,
+}
+
 /// A request that has not ended.
 struct Live {
     id: RequestId,
@@ -332,6 +361,11 @@ struct Live {
     forced: Vec<Piece>,
     /// How many of them have their log-probabilities.
     n_told: usize,
+    speculator: Option<Speculator>,
+    /// Drafts of the next pass.
+    drafts: Drafts,
+    /// Passes in which it decoded.
+    n_passes: usize,
     /// Whether the logits behind the prompt were seen.
     has_begun: bool,
     /// Keys and values; `None` while it waits.
@@ -370,7 +404,49 @@ impl Live {
         let (position, Rows { n, first_output, .. }) = (self.position(), self.rows);
         let kind = self.kind(position);
         let seq = self.seq.as_mut().expect("who runs has a sequence");
-        Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output)
+        let Drafts { tokens: drafts, pass, .. } = &mut self.drafts;
+        if drafts.is_empty() {
+            return Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output);
+        }
+        // So that what windows leave in this pass is still there when it is rewound.
+        seq.kv.hold(position);
+        pass.clear();
+        pass.extend(self.tokens[position..].iter().chain(&*drafts));
+        Slot::new(seq, pass, kind).outputs_from(first_output)
+    }
+
+    /// Guesses how the text goes on, and how probable each guess is.
+    fn guess(&mut self, engine: &Engine) -> &[f64] {
+        let (Some(seq), Some(speculator)) = (&self.seq, &mut self.speculator) else { return &[] };
+        let room = engine.n_draftable(seq, self.tokens.len());
+        let n = room.min(self.writer.n_left().saturating_sub(self.forced.len() + 1));
+        speculator.guess((&self.tokens, &[]), n, engine.model().hparams().n_vocab);
+        speculator.probabilities()
+    }
+
+    /// Computes the first `n` guesses in the next pass.
+    fn take_drafts(&mut self, n: usize) {
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| n > 0) {
+            self.drafts.tokens.extend(speculator.take(n));
+            self.drafts.at = self.tokens.len();
+        }
+    }
+
+    /// Takes the drafts that were not accepted out of the sequence.
+    fn drop_drafts(&mut self) {
+        let Drafts { tokens, at, n_accepted, .. } = &mut self.drafts;
+        if tokens.is_empty() {
+            return;
+        }
+        if let Some(seq) = &mut self.seq {
+            seq.truncate(*at + *n_accepted);
+            seq.kv.release();
+        }
+        if let Some(speculator) = &mut self.speculator {
+            speculator.accepted(*n_accepted);
+        }
+        tokens.clear();
+        *n_accepted = 0;
     }
 
     /// Releases its pages.
@@ -399,7 +475,7 @@ impl Live {
             // Log-probabilities of forced tokens need the logits before each of them.
             let n = self.tokens.len() - position;
             let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
-            return Rows { n, is_decoding: true, first_output };
+            return Rows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
         }
         let kind = self.kind(position);
         let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
@@ -409,14 +485,17 @@ impl Live {
 
     /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n, n_vocab)`.
     fn follow(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
+        let mut rows = logits.chunks_exact(n_vocab.max(1));
         let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else { return Ok(()) };
         if self.has_begun {
             let Live { writer, sampler, forced, n_told, .. } = self;
-            for (piece, logits) in forced[*n_told..].iter_mut().zip(logits.chunks_exact(n_vocab)) {
+            for (piece, logits) in forced[*n_told..].iter_mut().zip(&mut rows) {
                 writer.tell(piece, sampler, logits);
             }
             writer.take_forced(sampler, forced.drain(..))?;
-            return if writer.reason().is_none() { self.sample(last) } else { Ok(()) };
+            // The last row of the text, and those of drafts.
+            let n = (self.drafts.tokens.len() + 1) * n_vocab;
+            return self.verify(&logits[logits.len() - n..], n_vocab);
         }
         self.has_begun = true;
         // Forced tokens are computed before anything is sampled.
@@ -429,6 +508,34 @@ impl Live {
             }
         }
         if self.forced.is_empty() && self.writer.reason().is_none() { self.sample(last) } else { Ok(()) }
+    }
+
+    /// Samples a token from the first row of `logits`, and goes on as long as it and what the mask forces behind it are the
+    /// drafts that the next rows belong to.
+    fn verify(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
+        let row = |i: usize| &logits[i * n_vocab..][..n_vocab];
+        let mut n = 0;
+        while self.writer.reason().is_none() {
+            let n_before = self.tokens.len();
+            self.sample(row(n))?;
+            let drafted = self.tokens[n_before..].iter().zip(&self.drafts.tokens[n..]);
+            let n_same = drafted.take_while(|(token, draft)| token == draft).count();
+            n += n_same;
+            self.drafts.n_accepted = n;
+            // The first is the one that was sampled.
+            let Some(n_forced) = n_same.checked_sub(1).filter(|_| self.writer.reason().is_none()) else { break };
+            let Live { writer, sampler, forced, n_told, .. } = self;
+            // What is forced, and the first that the next pass computes, come behind rows that are here.
+            for (i, piece) in forced.iter_mut().enumerate().take(n_forced + 1) {
+                writer.tell(piece, sampler, row(n - n_forced + i));
+            }
+            writer.take_forced(sampler, forced.drain(..n_forced))?;
+            if !forced.is_empty() {
+                *n_told = 1;
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Samples a token, which the next pass computes, and takes what the mask forces behind it; or ends.
@@ -582,6 +689,7 @@ impl Schedule {
         self.running.iter_mut().for_each(|live| live.rows = Rows::default());
         self.sweep();
         self.admit();
+        self.draft();
         let (n_decode, n_prompt) = self.plan();
         if n_decode + n_prompt > 0 {
             self.compute(n_decode, n_prompt);
@@ -626,9 +734,14 @@ impl Schedule {
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
+            stop: live.writer.stopped_by(),
             n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
             n_cached: live.n_cached,
             n_generated: live.writer.tokens().len(),
+            drafts: DraftStats {
+                n_passes: live.n_passes,
+                ..live.speculator.as_ref().map(Speculator::stats).unwrap_or_default()
+            },
             timings: live.timings,
         });
         self.terms.observer.ended(live.id, outcome.as_ref());
@@ -681,6 +794,7 @@ impl Schedule {
     /// Takes a running request's pages; it keeps its tokens.
     fn preempt(&mut self, i: usize) {
         let mut live = self.running.remove(i);
+        live.drop_drafts();
         live.n_read = live.n_read.max(live.position());
         if let Some(seq) = &live.seq {
             let known = live.kinds.len().min(seq.kinds().len());
@@ -689,6 +803,37 @@ impl Schedule {
         live.release_sequence();
         self.terms.observer.preempted(live.id);
         self.enqueue(live);
+    }
+
+    /// Drafts for those that decode, so many in all that most tokens per second are expected. A pass that reads prompts
+    /// has no time for guesses.
+    fn draft(&mut self) {
+        self.running.iter_mut().for_each(|live| live.drop_drafts());
+        if self.running.iter().all(|live| live.speculator.is_none()) {
+            return;
+        }
+        let reads = |live: &Live| !live.next_rows(0).is_decoding && !live.is_paused();
+        if self.running.iter().any(|live| reads(live)) {
+            return;
+        }
+        let engine = &self.terms.engine;
+        let (mut n_rows, mut chances, mut lengths) = (0, Vec::new(), vec![0; self.running.len()]);
+        for (i, live) in self.running.iter_mut().enumerate().filter(|(_, live)| !live.is_paused()) {
+            n_rows += live.next_rows(0).n;
+            let is_fixed = live.speculator.as_ref().is_some_and(Speculator::is_fixed);
+            let probabilities = live.guess(engine);
+            if is_fixed {
+                lengths[i] = probabilities.len();
+                n_rows += lengths[i];
+            } else {
+                chances.extend(probabilities.iter().map(|&p| (p, i)));
+            }
+        }
+        // Stable, so that no guess comes before those that it follows.
+        chances.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
+        chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
+        self.running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(n));
     }
 
     /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
@@ -763,6 +908,12 @@ impl Schedule {
             // Whose rows cannot be computed fails alone.
             let (outcome, at) = match outcome {
                 Ok(()) => (Ok(()), slot),
+                Err(_) if live.rows.is_decoding => {
+                    // Of its drafts, too.
+                    live.drop_drafts();
+                    live.rows = live.next_rows(0);
+                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0)
+                }
                 Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0),
             };
             slot += 1;
@@ -770,8 +921,10 @@ impl Schedule {
             let outcome = outcome.map_err(Error::from).and_then(|()| {
                 let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
                 *part += time;
+                live.n_passes += usize::from(live.rows.is_decoding);
                 live.follow(self.outputs.logits(at), n_vocab)
             });
+            live.drop_drafts();
             if !had_token && !live.writer.tokens().is_empty() {
                 live.timings.first_token = live.since.elapsed();
                 self.terms.observer.first_token(live.id);

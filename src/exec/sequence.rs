@@ -36,6 +36,10 @@ pub struct Sequence {
     /// See [`SessionOptions::exact`](super::SessionOptions::exact).
     pub(super) exact: bool,
     pub(super) prefix: PrefixOptions,
+    /// Tokens that stay when the context is shifted, if it is at all.
+    pub(super) context_shift: Option<usize>,
+    /// Tokens behind them that are gone.
+    pub(super) n_dropped: usize,
     /// The level or device that computes it.
     pub(super) device: String,
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -67,6 +71,8 @@ impl Sequence {
             n_ctx,
             exact: options.exact,
             prefix: options.prefix.clone(),
+            context_shift: options.context_shift,
+            n_dropped: 0,
             device,
             adapter_time: Duration::ZERO,
         };
@@ -140,6 +146,16 @@ impl Sequence {
         self.tokens.truncate(position);
         self.kinds.truncate(position);
         self.kv.truncate(position);
+        if position <= self.context_shift.unwrap_or(0) {
+            self.n_dropped = 0;
+        }
+    }
+
+    /// Forgets the tokens `gone`, whose pages were dropped.
+    pub(super) fn drop_tokens(&mut self, gone: Range<usize>) {
+        self.n_dropped += gone.len();
+        self.tokens.drain(gone.clone());
+        self.kinds.drain(gone);
     }
 
     /// Replaces the contents by other tokens with their keys and values.
@@ -189,6 +205,8 @@ impl Sequence {
             n_ctx: self.n_ctx,
             exact: self.exact,
             prefix: self.prefix.clone(),
+            context_shift: self.context_shift,
+            n_dropped: self.n_dropped,
             device: self.device.clone(),
             adapter_time: self.adapter_time,
         };

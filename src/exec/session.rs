@@ -52,6 +52,8 @@ pub struct Session {
     pub(super) saved: Saved,
     /// Whether the last token was generated and never computed: the next pass begins with it.
     pub(super) ahead: bool,
+    /// How many tokens at the end of the sequence are drafts that were computed and are no part of the text yet.
+    drafts: usize,
     n_batch: usize,
     /// Of the last prompt.
     pub(super) cached: CachedTokens,
@@ -67,10 +69,6 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(super) fn new(engine: Engine, options: &SessionOptions) -> Result<Session, SessionError> {
-        if options.n_batch == 0 {
-            let expected = "at least 1".into();
-            return Err(SessionError::Option { option: "n_batch", value: 0, expected });
-        }
         let seq = engine.sequence(options)?;
         let mut outputs = Outputs::default();
         outputs.reserve(1, engine.model().hparams().n_vocab, 0)?;
@@ -81,6 +79,7 @@ impl Session {
             outputs,
             saved: Saved::default(),
             ahead: false,
+            drafts: 0,
             cached: CachedTokens::default(),
             cancel: CancelToken::default(),
         })
@@ -103,18 +102,18 @@ impl Session {
 
     /// Tokens it holds: the position of the next one.
     pub fn position(&self) -> usize {
-        self.seq.position()
+        self.seq.position().saturating_sub(self.drafts)
     }
 
     /// The tokens it holds.
     pub fn tokens(&self) -> &[u32] {
-        self.seq.tokens()
+        &self.seq.tokens()[..self.position()]
     }
 
     /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and after tokens were
     /// taken off the end.
     pub fn logits(&self) -> &[f32] {
-        self.outputs.last()
+        self.outputs.before_last(self.drafts)
     }
 
     /// Number of threads.
@@ -214,6 +213,7 @@ impl Session {
 
     /// Computes the token that waits, if there is one: the logits are then those of what follows it.
     pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
+        self.drop_drafts();
         let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else { return Ok(()) };
         self.ahead = false;
         let outcome = self.passes(TokenKind::Generated, &[token], 0, false, &mut NoProbe, &mut |_| ());
@@ -224,39 +224,93 @@ impl Session {
     }
 
     /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it in one pass: the logits
-    /// are then those of what follows the last. With `all`, hands over the logits that precede each of them, and the
-    /// last, in order. After an error the session holds nothing of `forced`.
+    /// are then those of what follows the last. Behind them, it computes `drafts`, to be [accepted](Session::accept) one
+    /// by one. With `all`, hands over the logits that precede each of `forced`, and those behind, in order. After an error
+    /// the session holds nothing of `forced` and `drafts`.
     pub(super) fn catch_up_with(
         &mut self,
         forced: &[u32],
+        drafts: &[u32],
         all: bool,
         each: &mut dyn FnMut(&[f32]),
     ) -> Result<(), SessionError> {
-        if forced.is_empty() {
+        if forced.is_empty() && drafts.is_empty() {
             return self.catch_up();
         }
-        self.engine.check(&self.seq, forced)?;
+        self.drop_drafts();
+        let tokens = [forced, drafts].concat();
+        self.engine.check(&self.seq, &tokens)?;
         if all && !self.ahead {
             each(self.logits());
         }
         let waiting = self.ahead.then(|| self.seq.pop()).flatten();
         self.ahead = false;
         let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
-        let tokens: Vec<u32> = waiting.into_iter().chain(forced.iter().copied()).collect();
+        let tokens: Vec<u32> = waiting.into_iter().chain(tokens).collect();
         // A hook sees every token.
-        let first = if all || self.seq.hook.is_some() { 0 } else { tokens.len() - 1 };
+        let first = if all || self.seq.hook.is_some() { 0 } else { (tokens.len() - drafts.len()).saturating_sub(1) };
+        if !drafts.is_empty() {
+            self.seq.kv.hold(begin);
+        }
         let outcome = self.passes(TokenKind::Generated, &tokens, first, false, &mut NoProbe, &mut |rows| {
             if all {
                 rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
             }
         });
-        if outcome.is_err() {
-            match waiting {
-                Some(token) if self.position() == begin => self.push_ahead(token)?,
-                _ => self.cut(begin + usize::from(waiting.is_some()), Cut::AnswerShortened),
-            }
+        match (&outcome, waiting) {
+            (Ok(()), _) => self.drafts = drafts.len(),
+            (Err(_), Some(token)) if self.position() == begin => self.push_ahead(token)?,
+            _ => self.cut(begin + usize::from(waiting.is_some()), Cut::AnswerShortened),
+        }
+        if self.drafts == 0 && !drafts.is_empty() {
+            self.seq.kv.release();
         }
         outcome
+    }
+
+    /// How many drafts can be computed behind the tokens it holds and `n` forced ones, see [`Engine::n_draftable`].
+    pub(super) fn n_draftable(&self, n: usize) -> usize {
+        self.engine.n_draftable(&self.seq, self.position() + n).min(self.n_batch.saturating_sub(n + 1))
+    }
+
+    /// Whether the sequence ends with drafts that are no part of the text yet.
+    pub(super) fn has_drafts(&self) -> bool {
+        self.drafts > 0
+    }
+
+    /// Whether the next draft is `token`.
+    pub(super) fn is_drafted(&self, token: u32) -> bool {
+        self.seq.tokens().get(self.position()) == Some(&token)
+    }
+
+    /// Takes `token` into the text if it is the next draft, whose row was computed already: the logits are then those of
+    /// what follows it. Otherwise forgets all drafts.
+    pub(super) fn accept(&mut self, token: u32) -> bool {
+        let is_drafted = self.is_drafted(token);
+        if !is_drafted {
+            self.drop_drafts();
+        } else {
+            self.drafts -= 1;
+            if self.drafts == 0 {
+                self.seq.kv.release();
+            }
+        }
+        is_drafted
+    }
+
+    /// Forgets the drafts that were not accepted, as if they had never been computed.
+    pub(super) fn drop_drafts(&mut self) {
+        if self.drafts > 0 {
+            self.outputs.drop_last(self.drafts);
+            self.seq.truncate(self.position());
+            self.seq.kv.release();
+            self.drafts = 0;
+        }
+    }
+
+    /// Whether the last token waits to be computed.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.ahead
     }
 
     /// Appends `token`, to be computed by the next pass, if there is room.
@@ -326,6 +380,7 @@ impl Session {
     }
 
     pub(super) fn cut(&mut self, position: usize, cut: Cut) {
+        self.drop_drafts();
         if position < self.position() {
             self.forget_outputs();
         }
@@ -334,6 +389,7 @@ impl Session {
 
     /// Takes note that the end of the sequence is not what the last pass left.
     pub(super) fn forget_outputs(&mut self) {
+        self.drop_drafts();
         self.ahead = false;
         self.outputs.clear();
     }
@@ -344,12 +400,18 @@ impl Session {
     /// # Errors
     /// If there is no memory for its tokens and logits.
     pub fn fork(&self) -> Result<Session, SessionError> {
+        let mut seq = self.seq.fork()?;
+        seq.truncate(self.position());
+        let (n_vocab, mut outputs) = (self.model().hparams().n_vocab, Outputs::default());
+        outputs.reserve(1, n_vocab, 0)?;
+        outputs.set_last(self.logits(), n_vocab);
         Ok(Session {
             engine: self.engine.clone(),
-            seq: self.seq.fork()?,
-            outputs: self.outputs.fork_last(self.model().hparams().n_vocab)?,
+            seq,
+            outputs,
             saved: Saved::default(),
             ahead: self.ahead,
+            drafts: 0,
             n_batch: self.n_batch,
             cached: self.cached,
             cancel: self.cancel.clone(),

@@ -35,8 +35,12 @@ impl Session {
     /// loads the file must have, and hooks are not saved.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// If the file cannot be written, or the context was shifted.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        self.check_unshifted()?;
+        if self.has_drafts() {
+            return self.fork()?.save(path);
+        }
         let kv = self.seq.kv.state();
         let mut writer = self.writer(&kv);
         writer.overwrite().private();
@@ -46,8 +50,12 @@ impl Session {
     /// The file that [`Session::save`] writes.
     ///
     /// # Errors
-    /// If it does not fit a GGUF file.
+    /// If it does not fit a GGUF file, or the context was shifted.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
+        self.check_unshifted()?;
+        if self.has_drafts() {
+            return self.fork()?.to_bytes();
+        }
         Ok(self.writer(&self.seq.kv.state()).to_bytes()?)
     }
 
@@ -67,6 +75,10 @@ impl Session {
     /// As [`Session::load`].
     pub fn load_bytes(&mut self, bytes: impl Into<Cow<'static, [u8]>>) -> Result<(), StateError> {
         self.load_gguf(&Gguf::from_bytes(bytes)?)
+    }
+
+    fn check_unshifted(&self) -> Result<(), StateError> {
+        if self.n_dropped() > 0 { Err(StateError::Shifted { n_dropped: self.n_dropped() }) } else { Ok(()) }
     }
 
     fn writer<'a>(&'a self, kv: &KvState<'a>) -> Writer<'a> {

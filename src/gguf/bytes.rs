@@ -51,6 +51,11 @@ impl Bytes {
         Bytes::of(Source::Copied { words, len })
     }
 
+    /// Whether they come from a mapped file, copied or not.
+    pub(super) fn is_map(&self) -> bool {
+        matches!(self.source, Source::Mapped(_))
+    }
+
     /// A range of the bytes, from the copy if that has it.
     pub(super) fn part(&self, range: Range<usize>) -> &[u8] {
         match self.copy.get().and_then(|copy| copy.get(range.clone())) {

@@ -287,6 +287,11 @@ impl Gguf {
         self.0.shards.iter().map(|bytes| bytes.len() as u64).sum()
     }
 
+    /// Whether it comes from mapped files, copied or not.
+    pub(crate) fn is_map(&self) -> bool {
+        self.0.shards.iter().all(|bytes| bytes.is_map())
+    }
+
     /// Copies the tensors into memory of this process, in huge pages where the system has them: decoding then reads
     /// about a fifth faster. The pages of a mapped file are released. Other threads can use the model meanwhile.
     /// `progress` is called with the share done every few megabytes, and may stop the copying by returning `false`;

@@ -5,6 +5,7 @@
 //! A copy can have such pages where the system grants them. It is filled in order from the start, while readers use the
 //! part that exists and the map for the rest.
 
+use crate::system::SystemMemory;
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -71,17 +72,8 @@ impl Resident {
 
 /// Whether a copy of `len` bytes leaves the same amount of memory free for other processes, and gets huge pages.
 pub(super) fn worth_it(len: u64) -> bool {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let huge = read("/sys/kernel/mm/transparent_hugepage/enabled").is_some_and(|s| !s.contains("[never]"));
-    let free = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    });
-    // Inside a container (cgroup 2) the limit is smaller; "max" is none.
-    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
-    let limit = number("/sys/fs/cgroup/memory.max")
-        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    huge && free.is_some_and(|free| free.min(limit.unwrap_or(u64::MAX)) / 2 >= len)
+    let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    huge.is_ok_and(|s| !s.contains("[never]")) && SystemMemory::now().is_some_and(|memory| memory.available / 2 >= len)
 }
 
 #[cfg(test)]

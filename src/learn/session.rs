@@ -7,8 +7,8 @@ use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Rank
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SessionError};
 use crate::exec::{
-    CancelToken, Ctx, Cut, MemoryEstimate, NoProbe, OutputHook, OutputRows, Product, RowAdapters, Session,
-    SessionOptions, TokenKind, linear, n_ctx, with_scratch,
+    CancelToken, Ctx, Cut, MemoryPlan, NoProbe, OutputHook, OutputRows, Product, RowAdapters, Session, SessionOptions,
+    TokenKind, linear, with_scratch,
 };
 use crate::model::{Hparams, Weight};
 use std::ops::Range;
@@ -63,10 +63,11 @@ impl<'s> Apart<'s> {
     }
 }
 
-impl MemoryEstimate {
+impl MemoryPlan {
     /// Adds an upper bound of what learning takes. Learning from text needs logits of all tokens of a batch.
-    pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryEstimate {
-        let m = options.n_batch.min(n_ctx(h, options)) as u64;
+    #[must_use]
+    pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryPlan {
+        let m = options.n_batch.min(self.n_ctx) as u64;
         let rows = m.saturating_mul((h.n_embd + h.n_vocab) as u64 * 4);
         self.learner = learner.bytes(h.n_embd, h.n_vocab).saturating_add(rows);
         self

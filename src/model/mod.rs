@@ -11,6 +11,7 @@ use crate::arch::Arch;
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::quant::DType;
+use crate::system::SystemMemory;
 use crate::tokenizer::Tokenizer;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -102,6 +103,8 @@ pub struct OpenOptions<'p> {
     unknown: Unknown,
     device: Device,
     overrides: Vec<(String, Value)>,
+    memory_limit: Option<u64>,
+    auto: bool,
     progress: Option<Progress<'p>>,
 }
 
@@ -159,6 +162,23 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
+    /// Most bytes of memory that the model may take together with an engine and its sessions. A model whose weights exceed
+    /// it is refused, and so is a session whose context does not fit; keys and values of an engine share what is left.
+    /// Default: no limit.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// Sessions that are created without options get a context and a precision of keys and values that fit into the
+    /// memory limit. Without one, the limit is nine tenths of the memory available now ([`SystemMemory`]).
+    #[must_use]
+    pub fn auto(mut self) -> Self {
+        self.auto = true;
+        self
+    }
+
     /// Calls `progress` with the share of a stage that is done, 0 to 1; returning `false` cancels.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(OpenStage, f32) -> bool + 'p) -> Self {
@@ -195,6 +215,12 @@ impl<'p> OpenOptions<'p> {
                 what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
             });
         }
+        let available = || SystemMemory::now().map(|memory| memory.available / 10 * 9);
+        let memory_limit = self.memory_limit.or_else(|| self.auto.then(available).flatten());
+        let need = gguf.tensors().iter().map(|t| t.n_bytes).sum();
+        if let Some(limit) = memory_limit.filter(|&limit| need > limit) {
+            return Err(ModelError::MemoryLimit { need, limit });
+        }
         if self.residence == Residence::Copied {
             let mut cancelled = false;
             let copied = gguf.make_resident(&mut |share| {
@@ -215,6 +241,8 @@ impl<'p> OpenOptions<'p> {
             // A GPU reads the map itself.
             residence: if self.device == Device::Cpu { self.residence } else { Residence::Mapped },
             device: self.device,
+            memory_limit,
+            auto: self.auto,
             unknown: unknown.names,
             decoded: AtomicU32::new(0),
             fingerprint: OnceLock::new(),
@@ -235,6 +263,8 @@ struct Inner {
     arch: Arch,
     residence: Residence,
     device: Device,
+    memory_limit: Option<u64>,
+    auto: bool,
     unknown: Vec<String>,
     decoded: AtomicU32,
     fingerprint: OnceLock<u64>,
@@ -333,6 +363,21 @@ impl Model {
     /// What computes this model.
     pub fn device(&self) -> Device {
         self.0.device
+    }
+
+    /// Where weights are read from.
+    pub(crate) fn residence(&self) -> Residence {
+        self.0.residence
+    }
+
+    /// Most bytes of memory that it may take with an engine and its sessions: see [`OpenOptions::memory_limit`].
+    pub fn memory_limit(&self) -> Option<u64> {
+        self.0.memory_limit
+    }
+
+    /// Whether it was opened with [`OpenOptions::auto`].
+    pub(crate) fn is_auto(&self) -> bool {
+        self.0.auto
     }
 
     /// The chat template of the file, as its author wrote it.

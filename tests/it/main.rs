@@ -33,6 +33,7 @@ mod kv;
 mod learn;
 mod lora;
 mod pages;
+mod plan;
 mod prefix;
 mod quant;
 mod recurrent;
@@ -41,6 +42,8 @@ mod sample;
 mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
+mod shift;
+mod speculate;
 mod state;
 mod tiny;
 mod tokenizer;

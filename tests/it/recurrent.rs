@@ -101,7 +101,7 @@ fn prefixes_are_reused_from_checkpoints_on() {
 }
 
 #[test]
-fn gradients_are_refused_by_name() {
+fn what_recurrent_layers_cannot_do_is_refused_by_name() {
     for (shape, name) in [
         (Shape::ShortConv, "short convolutions"),
         (Shape::Mamba, "state spaces"),
@@ -114,6 +114,36 @@ fn gradients_are_refused_by_name() {
         let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
         let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
         assert!(matches!(refused, Err(Error::Session(SessionError::NoGradient { what })) if what == name), "{shape:?}");
+        let shifting = SessionOptions { context_shift: Some(0), ..options() };
+        let refused = engine(&model, 1).session_with(&shifting);
+        assert!(matches!(refused, Err(SessionError::NoShift { what }) if what == name), "{shape:?}");
+    }
+}
+
+/// Rows of a pass that are taken back, as drafts are, leave nothing in the state: they are computed with the arithmetic of
+/// generated tokens (`exact`), some at a time, of which one stays.
+#[test]
+fn rejected_rows_leave_nothing() {
+    for shape in Shape::RECURRENT {
+        let model = model(shape, DType::Q8_0);
+        let options = SessionOptions { exact: true, ..options() };
+        let [mut drafted, mut plain] = [(); 2].map(|()| engine(&model, 2).session_with(&options).unwrap());
+        let text = tokens(200, 1);
+        [&mut drafted, &mut plain].into_iter().for_each(|session| session.prefill(&text[..100]).unwrap());
+        for (i, &token) in text[100..170].iter().enumerate() {
+            let mut rows = text[100 + i..][..1 + i % 3].to_vec();
+            rows.extend(tokens(i % 7, 5));
+            let mut first = Vec::new();
+            let each = |row: usize, logits: &[f32]| {
+                if row == 0 {
+                    first.extend_from_slice(logits)
+                }
+            };
+            drafted.prefill_each(&rows, 0, each).unwrap();
+            drafted.rewind(101 + i).unwrap();
+            plain.decode(token).unwrap();
+            assert!(first == plain.logits(), "{shape:?} {i}");
+        }
     }
 }
 

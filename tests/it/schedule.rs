@@ -2,9 +2,10 @@
 
 use crate::common::emulated;
 use crate::run::{level, open};
+use crate::speculate::{Oracle, Scatter};
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions,
-    Scheduler, SessionOptions, Stream,
+    Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
@@ -290,6 +291,93 @@ fn who_was_preempted_answers_the_same() {
         assert_eq!(engine.pool().stats().n_pages, 0);
         assert!(log.count(Event::Preempted) > n / 6, "{} of {n}", log.count(Event::Preempted));
     }
+}
+
+/// Drafts, right ones and wrong ones, change no answer, side by side, preempted, ended inside a run of accepted ones; and
+/// they leave nothing in the prefix cache.
+#[test]
+fn drafts_change_no_answer() {
+    let n = if emulated() { 8 } else { 32 };
+    let expected = answers_alone(n, &session_options(600, 512));
+    let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
+    let budget = Some(page_bytes(longest));
+    let speculation = |i: usize| {
+        let text = || [Case::numbered(i).prompt, expected[i].0.iter().map(|piece| piece.token).collect()].concat();
+        // All of them with all limits.
+        match (i + i / 6) % 6 {
+            0 => Speculation::default(),
+            1 => Speculation::default().fixed_length(1 + i % 15),
+            2 => Speculation::by(Scatter(i as u64)).fixed_length(15),
+            3 => Speculation::by(Oracle::new(text(), 1000)).fixed_length(4),
+            4 => Speculation::by(Oracle::new(text(), 100)).fixed_length(15),
+            _ => Speculation::by(Oracle::new(text(), 50)).and(Scatter(2)),
+        }
+    };
+    for (kv_budget, n_batch, cache) in [
+        (None, 512, CacheMode::Off),
+        (None, 512, CacheMode::On),
+        (budget, 512, CacheMode::Off),
+        (budget, 9, CacheMode::Off),
+        (budget.map(|budget| 2 * budget), 32, CacheMode::On),
+    ] {
+        for drafts in [false, true] {
+            let (engine, log) = (engine(2, kv_budget), Log::default());
+            let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
+            let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+            let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+            let mut streams = Vec::new();
+            for i in 0..n {
+                let request = Case::numbered(i).request().priority((i % 4) as i32);
+                let request = if drafts { request.speculate(speculation(i)) } else { request };
+                streams.push(schedule.submit(request).unwrap());
+                steps(&mut schedule, 3);
+            }
+            while schedule.step() {}
+            all_are(&expected, &mut streams, &format!("{kv_budget:?} {cache:?} {drafts}"));
+            let stats: Vec<_> = streams.iter().map(|stream| stream.finish().unwrap().drafts).collect();
+            let n_accepted: usize = stats.iter().map(|stats| stats.n_accepted).sum();
+            let n_drafted: usize = stats.iter().map(|stats| stats.n_drafted).sum();
+            assert_eq!(drafts, n_accepted > n && n_drafted > n_accepted + n, "{n_accepted} of {n_drafted}");
+            assert!(kv_budget.is_none() || log.count(Event::Preempted) > n / 8);
+            engine.pool().clear_prefixes();
+            assert_eq!(engine.pool().stats().n_pages, 0);
+        }
+    }
+    // Each alone, so that who ends first does not count: what it leaves to others.
+    for i in 0..n {
+        let left = |request: Request| {
+            let engine = engine(1, None);
+            let session = SessionOptions { prefix: CacheMode::On.into(), ..session_options(600, 512) };
+            let mut schedule = Schedule::new(&engine, &ScheduleOptions { session, ..Default::default() }).unwrap();
+            let mut stream = schedule.submit(request).unwrap();
+            while !schedule.is_empty() {
+                schedule.step();
+                drain(&mut stream, &mut Vec::new());
+            }
+            engine.pool().prefixes()
+        };
+        let plain = Case::numbered(i).request();
+        assert_eq!(left(plain.clone().speculate(speculation(i))), left(plain), "request {i}");
+    }
+}
+
+/// Who is cancelled while drafts are computed is gone within a pass, and what others write stays.
+#[test]
+fn drafting_requests_can_be_cancelled() {
+    let engine = engine(1, None);
+    let options = ScheduleOptions { session: session_options(600, 512), ..Default::default() };
+    let mut schedule = Schedule::new(&engine, &options).unwrap();
+    let case = Case { stop: vec![], logprobs: None, adapter: None, ..Case::numbered(2) };
+    let request = || case.request().speculate(Speculation::default().fixed_length(7));
+    let (first, mut other) = (schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap());
+    steps(&mut schedule, 5);
+    first.cancel();
+    schedule.step();
+    assert_eq!(schedule.n_running(), 1);
+    while schedule.step() {
+        other.poll_next(&mut Context::from_waker(Waker::noop())).is_pending();
+    }
+    assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
 }
 
 /// Cached prompts are found by who has the same salt.
@@ -691,14 +779,25 @@ fn forced_tokens_are_those_of_a_session_alone() {
     for n_ctx in [200, prompt.len() + 9] {
         let (engine, session) = (engine(2, None), session_options(n_ctx, 512));
         let options = ScheduleOptions { session: session.clone(), n_parallel: 5, ..Default::default() };
-        let mut schedule = Schedule::new(&engine, &options).unwrap();
         let n = 30;
+        // With drafts, too, that are right mostly: of what is forced, and of what is not.
+        let mut schedule = Schedule::new(&engine, &options).unwrap();
+        let mut streams: Vec<_> = (0..n)
+            .map(|i| {
+                let text = case(i).alone(&session).0.into_iter().map(|piece| piece.token);
+                let oracle = Oracle::new(prompt.iter().copied().chain(text).collect(), 150);
+                schedule.submit(case(i).request().speculate(Speculation::by(oracle).fixed_length(1 + i % 15))).unwrap()
+            })
+            .collect();
+        while schedule.step() {}
+        let expected: Vec<_> = (0..n).map(|i| case(i).alone(&session)).collect();
+        all_are(&expected, &mut streams, &format!("drafts in a context of {n_ctx}"));
+        let mut schedule = Schedule::new(&engine, &options).unwrap();
         let mut streams: Vec<_> = (0..n).map(|i| schedule.submit(case(i).request()).unwrap()).collect();
         let mut n_steps = 0;
         while schedule.step() {
             n_steps += 1;
         }
-        let expected: Vec<_> = (0..n).map(|i| case(i).alone(&session)).collect();
         all_are(&expected, &mut streams, &format!("context of {n_ctx}"));
         let n_tokens: usize = expected.iter().map(|(_, _, n)| n).sum();
         assert!(5 * n_steps < 4 * n_tokens, "{n_steps} steps of five for {n_tokens} tokens");

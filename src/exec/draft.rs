@@ -1,0 +1,291 @@
+//! Drafts: several tokens per pass, and the text that would come without (speculative decoding,
+//! <https://arxiv.org/abs/2211.17192>).
+//!
+//! A [`Drafter`] guesses how a text goes on. One pass computes the last token and the guesses behind it, each a generated
+//! row with the bits that it has alone. Then tokens are sampled from these rows as they would be one after the other, with
+//! the same history and the same random numbers: as long as the token sampled is the one that was guessed, the row behind
+//! it is already there. So the text does not depend on who drafts, and how much; nothing is sampled that plain decoding
+//! would not sample, and of guesses that were wrong the sequence is rewound.
+//!
+//! How much is drafted is decided by time alone ([`best_length`]): what a pass takes by its number of rows, which the
+//! engine measures ([`RowTimes`]), and how often the guesses of a drafter come true, by their grades ([`Speculator`]).
+
+mod ngram;
+mod times;
+
+use super::Engine;
+use crate::clock::Timer;
+use std::fmt::Debug;
+use std::time::Duration;
+
+pub use ngram::NgramDrafter;
+pub(super) use times::RowTimes;
+
+/// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
+const MAX_DRAFT: usize = 15;
+/// Values of [`Guess::grade`].
+const N_GRADES: usize = 8;
+/// A draft has to be expected to gain so much.
+const MARGIN: f64 = 1.03;
+/// Guesses that count for what is known of a drafter; older ones are forgotten.
+const MEMORY: f64 = 32.0;
+/// What is thought of a drafter before its first guesses were tested: how many come true, by grade, as if
+/// [`PRIOR_WEIGHT`] of each had been. (Of n-grams in code and prose of this repository, rounded down.)
+const PRIOR: [f64; N_GRADES] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
+const PRIOR_WEIGHT: f64 = 2.0;
+
+/// A token that may come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guess {
+    /// The token.
+    pub token: u32,
+    /// How sure the drafter is, from 0 to 7. It need not be calibrated: for each grade it is measured how many guesses
+    /// come true.
+    pub grade: u8,
+}
+
+/// Guesses how a text goes on. Whatever it guesses, the text stays the same; it only comes faster or slower.
+pub trait Drafter: Debug + Send + Sync {
+    /// What it is called in statistics.
+    fn name(&self) -> &'static str;
+
+    /// The text goes on with `tokens`; those of the first call are its beginning.
+    fn push(&mut self, tokens: &[u32]);
+
+    /// Leaves in `draft`, which is empty, at most `n` tokens that may come next, in their order.
+    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>);
+
+    /// A drafter in the same state that goes its own way.
+    fn boxed_clone(&self) -> Box<dyn Drafter>;
+}
+
+/// Who drafts. The default is an [`NgramDrafter`].
+///
+/// ```
+/// use ruvllm::exec::Speculation;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let mut session = model.session()?;
+/// let mut sampler = ruvllm::Sampler::builder().temperature(0.0).build()?;
+/// let generation = session.generate("Ownership is", &mut sampler)?.max_tokens(32);
+/// let text = generation.speculate(Speculation::default()).text()?;
+/// # assert!(!text.is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Speculation {
+    drafters: Vec<Box<dyn Drafter>>,
+    length: Option<usize>,
+}
+
+impl Default for Speculation {
+    fn default() -> Self {
+        Speculation::by(NgramDrafter::default())
+    }
+}
+
+impl Clone for Speculation {
+    fn clone(&self) -> Self {
+        let drafters = self.drafters.iter().map(|drafter| drafter.boxed_clone()).collect();
+        Speculation { drafters, length: self.length }
+    }
+}
+
+impl Speculation {
+    /// By this drafter alone.
+    pub fn by(drafter: impl Drafter + 'static) -> Speculation {
+        Speculation { drafters: vec![Box::new(drafter)], length: None }
+    }
+
+    /// By this one, too: at every step the draft that is expected to gain most is taken, of equal ones the first.
+    #[must_use]
+    pub fn and(mut self, drafter: impl Drafter + 'static) -> Speculation {
+        self.drafters.push(Box::new(drafter));
+        self
+    }
+
+    /// Drafts `n` tokens at every step, at most 15, even where that is slower than to draft none: for measurements and
+    /// tests.
+    #[must_use]
+    pub fn fixed_length(mut self, n: usize) -> Speculation {
+        self.length = Some(n);
+        self
+    }
+}
+
+/// What became of drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DraftStats {
+    /// Passes that computed generated tokens; of a single drafter, those with drafts of its own.
+    pub n_passes: usize,
+    /// Tokens drafted.
+    pub n_drafted: usize,
+    /// Of them, those that were sampled, too.
+    pub n_accepted: usize,
+    /// Time that drafting took.
+    pub time: Duration,
+}
+
+/// A drafter, and what is known of it.
+#[derive(Debug)]
+struct Tracked {
+    drafter: Box<dyn Drafter>,
+    /// How many guesses of each grade come true, as a moving average; and how many were tested, up to [`MEMORY`].
+    accepted: [(f64, f64); N_GRADES],
+    /// Its newest draft, and how many tokens of it have come true: so it is tested also where nobody computes it.
+    draft: Vec<Guess>,
+    n_true: usize,
+    /// For each guess of the draft, how probable it is that all up to it come true.
+    p: Vec<f64>,
+    stats: DraftStats,
+}
+
+impl Tracked {
+    fn new(drafter: Box<dyn Drafter>) -> Tracked {
+        let accepted = PRIOR.map(|p| (p, PRIOR_WEIGHT));
+        let stats = DraftStats::default();
+        Tracked { drafter, accepted, draft: Vec::new(), n_true: 0, p: Vec::new(), stats }
+    }
+
+    /// Tests the draft with tokens that came, and lets the drafter have them.
+    fn push(&mut self, tokens: &[u32]) {
+        for &token in tokens {
+            let Some(guess) = self.draft.get(self.n_true) else { break };
+            let is_true = guess.token == token;
+            let (mean, n) = &mut self.accepted[usize::from(guess.grade).min(N_GRADES - 1)];
+            *n = (*n + 1.0).min(MEMORY);
+            *mean += (f64::from(u8::from(is_true)) - *mean) / *n;
+            self.n_true += 1;
+            if !is_true {
+                self.draft.clear();
+            }
+        }
+        self.drafter.push(tokens);
+    }
+
+    fn guess(&mut self, n: usize, n_vocab: usize) {
+        self.draft.clear();
+        self.n_true = 0;
+        self.drafter.draft(n, &mut self.draft);
+        self.draft.truncate(n);
+        let in_vocabulary = self.draft.iter().take_while(|guess| (guess.token as usize) < n_vocab).count();
+        self.draft.truncate(in_vocabulary);
+        let (mut p, accepted) = (1.0, &self.accepted);
+        let all = self.draft.iter().map(|guess| {
+            p *= accepted[usize::from(guess.grade).min(N_GRADES - 1)].0;
+            p
+        });
+        self.p.clear();
+        self.p.extend(all);
+    }
+}
+
+/// Drafts for one sequence, and learns how often they come true.
+#[derive(Debug)]
+pub(super) struct Speculator {
+    drafters: Vec<Tracked>,
+    length: Option<usize>,
+    /// Tokens of the text that the drafters have.
+    n_pushed: usize,
+    /// Whose draft is computed.
+    current: usize,
+}
+
+impl Speculator {
+    pub(super) fn new(speculation: Speculation) -> Speculator {
+        let drafters = speculation.drafters.into_iter().map(Tracked::new).collect();
+        Speculator { drafters, length: speculation.length, n_pushed: 0, current: 0 }
+    }
+
+    /// Drafts for the next pass of this sequence alone, at most `n`, to follow `text` and `more`.
+    pub(super) fn draft(&mut self, engine: &Engine, text: (&[u32], &[u32]), n: usize) -> Vec<u32> {
+        self.guess(text, n, engine.model().hparams().n_vocab);
+        let n = match self.length {
+            Some(_) => self.probabilities().len(),
+            None => best_length(&engine.times(), 1 + text.1.len(), self.probabilities().iter().copied()),
+        };
+        self.take(n).collect()
+    }
+
+    /// Guesses at most `n` tokens that follow `text` and `more`; the text begins with what it was given before. None of
+    /// them is computed unless it is [taken](Speculator::take).
+    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), n: usize, n_vocab: usize) {
+        let n_text = text.len() + more.len();
+        let new = text.get(self.n_pushed..).unwrap_or(&[]);
+        let more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
+        for tracked in &mut self.drafters {
+            let timer = Timer::start();
+            tracked.push(new);
+            tracked.push(more);
+            tracked.guess(n.min(self.length.unwrap_or(MAX_DRAFT)).min(MAX_DRAFT), n_vocab);
+            tracked.stats.time += timer.elapsed();
+        }
+        self.n_pushed = n_text;
+        let gain = |tracked: &Tracked| tracked.p.iter().sum::<f64>();
+        self.current = 0;
+        for i in 1..self.drafters.len() {
+            if gain(&self.drafters[i]) > gain(&self.drafters[self.current]) {
+                self.current = i;
+            }
+        }
+    }
+
+    /// For each guess, how probable it is to be accepted, in descending order.
+    pub(super) fn probabilities(&self) -> &[f64] {
+        self.drafters.get(self.current).map_or(&[], |tracked| &tracked.p)
+    }
+
+    /// Whether all guesses are to be computed, whatever that costs.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.length.is_some()
+    }
+
+    /// The first `n` tokens of the draft, which a pass is to compute.
+    pub(super) fn take(&mut self, n: usize) -> impl Iterator<Item = u32> {
+        let tracked = &mut self.drafters[self.current];
+        tracked.stats.n_passes += usize::from(n > 0);
+        tracked.stats.n_drafted += n;
+        tracked.draft[..n].iter().map(|guess| guess.token)
+    }
+
+    /// So many tokens of the draft that was taken were sampled, too.
+    pub(super) fn accepted(&mut self, n: usize) {
+        if let Some(tracked) = self.drafters.get_mut(self.current) {
+            tracked.stats.n_accepted += n;
+        }
+    }
+
+    /// What became of each drafter's drafts.
+    pub(super) fn by_drafter(&self) -> impl Iterator<Item = (&'static str, DraftStats)> {
+        self.drafters.iter().map(|tracked| (tracked.drafter.name(), tracked.stats))
+    }
+
+    /// The same of all, without a number of passes.
+    pub(super) fn stats(&self) -> DraftStats {
+        let mut all = DraftStats::default();
+        for (_, stats) in self.by_drafter() {
+            all.n_drafted += stats.n_drafted;
+            all.n_accepted += stats.n_accepted;
+            all.time += stats.time;
+        }
+        all
+    }
+}
+
+/// How many drafts a pass that has `n_rows` rows without them is to take so that most tokens per second are expected. The
+/// drafts have probabilities `p` to be accepted, in descending order.
+pub(super) fn best_length(times: &RowTimes, n_rows: usize, p: impl Iterator<Item = f64>) -> usize {
+    let Some(plain) = times.estimate(n_rows) else { return 0 };
+    let (mut best, mut n) = (MARGIN * n_rows as f64 / plain, 0);
+    let mut expected = n_rows as f64;
+    for (i, p) in (1..).zip(p) {
+        expected += p;
+        let Some(time) = times.estimate(n_rows + i) else { break };
+        if expected / time > best {
+            (best, n) = (expected / time, i);
+        }
+    }
+    n
+}

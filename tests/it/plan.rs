@@ -1,0 +1,214 @@
+//! Memory is planned: what a model takes is what was said before, and what does not fit is refused before it is begun.
+
+use crate::common::emulated;
+use crate::run::level;
+use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::exec::{Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, SessionOptions};
+use ruvllm::gguf::Gguf;
+use ruvllm::lora::Adapter;
+use ruvllm::model::{Hparams, Model, OpenOptions, Residence};
+use ruvllm::quant::DType;
+use ruvllm::{ModelError, SessionError};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 31 + i * i % 11) % N_VOCAB) as u32).collect()
+}
+
+fn session(n_ctx: usize) -> SessionOptions {
+    SessionOptions { n_ctx: Some(n_ctx), ..Default::default() }
+}
+
+/// What an engine takes at the peak of a prompt that fills the context but for one token, which is decoded: keys and values,
+/// buffers, and the rest.
+fn taken(model: &Model, options: &PlanOptions) -> [u64; 3] {
+    let engine = Engine::new(model, &EngineOptions { n_threads: options.n_threads, ..Default::default() }).unwrap();
+    let n_ctx = options.session.n_ctx.unwrap();
+    let mut sessions: Vec<_> =
+        (0..options.n_sequences).map(|_| engine.session_with(&options.session).unwrap()).collect();
+    for session in &mut sessions {
+        for adapter in &options.adapters {
+            session.attach(Arc::clone(adapter), 1.0).unwrap();
+        }
+        session.prefill_each(&tokens(n_ctx - 1), n_ctx - 1 - options.n_logits, |_, _| ()).unwrap();
+        session.decode(3).unwrap();
+    }
+    // Pages that are given back stay in the pool.
+    let stats = engine.pool().stats();
+    let rest = sessions.iter().map(|session| session.memory().rest).sum();
+    [stats.used + stats.free, engine.memory().buffers, rest]
+}
+
+/// Every shape of a layer, precision and size; within 5 % of what is there, or a kilobyte where there is hardly anything.
+#[test]
+fn plans_are_what_engines_take() {
+    let long = |tiny: Tiny| {
+        let mut parts = tiny.parts(DType::Q8_0);
+        parts.set(&format!("{}.context_length", tiny.name()), 4096u32);
+        if tiny == Tiny::Gemma2 {
+            parts.set("gemma2.attention.sliding_window", 200u32);
+        }
+        OpenOptions::new().arch(level()).open_gguf(parts.gguf()).unwrap()
+    };
+    let tiered = SessionOptions { kv_tiers: Some(KvTiers { recent: 64, middle: 192 }), ..session(1024) };
+    let plans: Vec<PlanOptions> = vec![
+        session(1024).into(),
+        SessionOptions { n_batch: 100, ..session(1024) }.into(),
+        SessionOptions { kv_type: KvType::Q8, kv_type_v: Some(KvType::Q4), ..session(700) }.into(),
+        SessionOptions { kv_type: KvType::F32, exact: true, n_batch: 64, ..session(1024) }.into(),
+        tiered.into(),
+        PlanOptions { n_sequences: 3, n_threads: NonZeroUsize::new(2), ..session(300).into() },
+        PlanOptions { n_logits: 60, n_threads: NonZeroUsize::new(1), ..session(512).into() },
+    ];
+    for tiny in Tiny::SHAPES.into_iter().take(if emulated() { 2 } else { usize::MAX }) {
+        let model = long(tiny);
+        for options in &plans {
+            let plan = model.memory_plan(options).unwrap();
+            let planned = [plan.kv, plan.buffers, plan.rest];
+            for (part, (planned, taken)) in
+                ["kv", "buffers", "rest"].iter().zip(planned.into_iter().zip(taken(&model, options)))
+            {
+                let off = planned.abs_diff(taken);
+                assert!(20 * off <= taken.max(20 << 10), "{tiny:?} {options:?}: {part} {taken}, planned {planned}");
+            }
+            assert_eq!(plan.weights, model.gguf().tensors().iter().map(|t| t.n_bytes).sum::<u64>());
+        }
+    }
+}
+
+#[test]
+fn adapters_are_planned() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let adapters: Vec<_> = [3, 8].map(|rank| Arc::new(Adapter::zeros(&model, rank, 1, |_| true).unwrap())).into();
+    let options = PlanOptions { adapters, ..session(256).into() };
+    let (plan, bare) = (model.memory_plan(&options).unwrap(), model.memory_plan(&session(256).into()).unwrap());
+    let n_params: usize = options.adapters.iter().map(|adapter| adapter.n_params()).sum();
+    assert_eq!(plan.adapters, 4 * n_params as u64);
+    assert!(plan.buffers > bare.buffers);
+    let [_, buffers, _] = taken(&model, &options);
+    assert!(20 * plan.buffers.abs_diff(buffers) <= buffers, "{buffers}, planned {}", plan.buffers);
+}
+
+/// A download that has just begun tells the same as the whole file.
+#[test]
+fn a_header_is_enough() {
+    for tiny in Tiny::SHAPES {
+        let gguf: Gguf = tiny.parts(DType::Q8_0).gguf();
+        let h = Hparams::of(gguf.metadata(), gguf.tensors()).unwrap();
+        let plan = MemoryPlan::of_header(gguf.header(), &h, &PlanOptions::default()).unwrap();
+        assert_eq!(plan, Model::from_gguf(gguf).unwrap().memory_plan(&PlanOptions::default()).unwrap(), "{tiny:?}");
+    }
+}
+
+/// What nobody could mean is planned as large, or refused, but never as small.
+#[test]
+fn absurd_sizes_do_not_wrap() {
+    let model = Tiny::Llama.model(DType::F32);
+    let plan = |n_ctx, n_batch| model.memory_plan(&SessionOptions { n_batch, ..session(n_ctx) }.into());
+    assert_eq!(plan(64, usize::MAX).unwrap(), plan(64, 64).unwrap());
+    assert!(plan(i32::MAX as usize, usize::MAX).unwrap().total() > 1 << 40);
+    for (n_ctx, n_batch, name) in [(usize::MAX, 64, "n_ctx"), (0, 64, "n_ctx"), (64, 0, "n_batch")] {
+        assert!(matches!(plan(n_ctx, n_batch), Err(SessionError::Option { option, .. }) if option == name));
+    }
+    let many = PlanOptions { n_sequences: 1 << 20, ..session(64).into() };
+    assert!(model.memory_plan(&many).unwrap().kv >= 1 << 30);
+}
+
+/// A limit that a context of the model's own length just fits into, one byte less, and less still.
+#[test]
+fn limits_are_kept() {
+    let gguf = || {
+        let mut parts = Tiny::Llama.parts(DType::Q8_0);
+        parts.set("llama.context_length", 4096u32);
+        parts.gguf()
+    };
+    let open = |limit: u64| OpenOptions::new().arch(level()).memory_limit(limit).open_gguf(gguf());
+    let free = OpenOptions::new().arch(level()).open_gguf(gguf()).unwrap();
+    let plan = free.memory_plan(&session(4096).into()).unwrap();
+    let model = open(plan.total()).unwrap();
+    let mut fits = model.session_with(&session(4096)).unwrap();
+    fits.prefill(&tokens(4096)).unwrap();
+    let memory = model.engine().unwrap().memory();
+    assert!(memory.total() + fits.memory().rest <= plan.total());
+
+    let model = open(plan.total() - 1).unwrap();
+    let refused = model.session_with(&session(4096)).map(drop).unwrap_err();
+    let message = refused.to_string();
+    let SessionError::MemoryLimit { n_ctx: 4096, need, limit, fits: Some((n_ctx, k, v)) } = refused else {
+        panic!("{message}");
+    };
+    assert_eq!((need, limit), (plan.total(), plan.total() - 1));
+    assert!(message.contains(&format!("-c {n_ctx} -ctk {k} -ctv {v}")), "{message}");
+    // What it says does fit.
+    let smaller = SessionOptions { kv_type: k, kv_type_v: Some(v), ..session(n_ctx) };
+    model.session_with(&smaller).unwrap().prefill(&tokens(n_ctx)).unwrap();
+
+    // Sessions share what is left: the second one finds the pool full.
+    let engine = open(plan.total()).unwrap().engine().unwrap();
+    let mut two = [0, 1].map(|_| engine.session_with(&session(4096)).unwrap());
+    two[0].prefill(&tokens(4096)).unwrap();
+    assert!(matches!(two[1].prefill(&tokens(64)), Err(SessionError::PoolFull { .. })));
+
+    let none = open(plan.weights + 1).unwrap();
+    assert!(matches!(none.session().map(drop), Err(SessionError::MemoryLimit { fits: None, .. })));
+    let heavy = open(plan.weights - 1).map(drop).unwrap_err();
+    assert!(matches!(heavy, ModelError::MemoryLimit { need, .. } if need == plan.weights), "{heavy}");
+}
+
+/// As long as the model was trained for, in half precision, where there is room; then fewer bits; then less context.
+#[test]
+fn recommendations_fit_and_are_used() {
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    let auto = || OpenOptions::new().arch(level()).auto().override_kv("llama.context_length", 4096u32);
+    let open = |limit| auto().memory_limit(limit).open(shipped).unwrap();
+    let model = open(u64::MAX);
+    let at =
+        |n_ctx, kind| model.memory_plan(&SessionOptions { kv_type: kind, ..session(n_ctx) }.into()).unwrap().total();
+    for (limit, expected) in [
+        (u64::MAX, Some((4096, KvType::F16))),
+        (at(4096, KvType::F16), Some((4096, KvType::F16))),
+        (at(4096, KvType::F16) - 1, Some((4096, KvType::Q8))),
+        (at(4096, KvType::Q8) - 1, Some((2048, KvType::F16))),
+        (at(512, KvType::Q8), Some((512, KvType::Q8))),
+        (at(512, KvType::Q8) - 1, None),
+    ] {
+        let found = model.recommend(&PlanOptions::default(), limit).unwrap();
+        let found = found.inspect(|found| assert!(found.plan.total() <= limit));
+        let found = found.map(|found| (found.plan.n_ctx, found.session.kv_policy()));
+        assert_eq!(found, expected.map(|(n_ctx, kind)| (n_ctx, kind.into())), "{limit}");
+        let session = open(limit).session();
+        match expected {
+            Some((n_ctx, _)) => assert_eq!(session.unwrap().n_ctx(), n_ctx),
+            None => assert!(matches!(session.map(drop), Err(SessionError::MemoryLimit { fits: None, .. }))),
+        }
+    }
+    // Within what the machine has, where it tells.
+    let auto = auto().open(shipped).unwrap();
+    let memory = ruvllm::SystemMemory::now();
+    assert_eq!(auto.memory_limit().is_some(), memory.is_some());
+    if let (Some(limit), Some(memory)) = (auto.memory_limit(), memory) {
+        assert!(limit <= memory.total && memory.available <= memory.limit.unwrap_or(memory.total));
+    }
+    assert_eq!(auto.session().unwrap().n_ctx(), 4096);
+}
+
+/// A copy counts once where it replaces a map, and besides where the file lies in memory.
+#[test]
+fn copies_of_weights_count() {
+    let bytes = Tiny::Llama.parts(DType::Q8_0).bytes();
+    let path = std::env::temp_dir().join(format!("ruvllm-plan-{}.gguf", std::process::id()));
+    std::fs::write(&path, &bytes).unwrap();
+    let plan = |model: Model| {
+        let plan = model.memory_plan(&PlanOptions::default()).unwrap();
+        (plan.weights, plan.weights_copy)
+    };
+    let open = |residence| OpenOptions::new().residence(residence);
+    let n = plan(open(Residence::Mapped).open(&path).unwrap()).0;
+    assert!(n > 0);
+    assert_eq!(plan(open(Residence::Copied).open(&path).unwrap()), (0, n));
+    let in_memory = || Gguf::from_bytes(bytes.clone()).unwrap();
+    assert_eq!(plan(open(Residence::Mapped).open_gguf(in_memory()).unwrap()), (n, 0));
+    assert_eq!(plan(open(Residence::Copied).open_gguf(in_memory()).unwrap()), (n, n));
+    std::fs::remove_file(&path).unwrap();
+}
