@@ -14,6 +14,41 @@ pub(crate) struct LayerShape {
     pub(crate) head_dim_v: usize,
 }
 
+/// A recurrence of a layer: `f32` values that it keeps, and values that each token feeds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CellShape {
+    pub(crate) n_state: usize,
+    pub(crate) n_feed: usize,
+}
+
+/// Tokens whose feeds a sequence keeps: it can go back so far in its last pass and replay them.
+pub(super) const N_FEEDS: usize = 64;
+
+/// Where recurrences lie in the two pages that a sequence has of them, in values: one holds the states of all, the other
+/// [`N_FEEDS`] rows of what tokens fed them.
+#[derive(Clone, Debug)]
+pub(super) struct Recurrences {
+    pub(super) states: Vec<Range<usize>>,
+    pub(super) feeds: Vec<Range<usize>>,
+    /// The table of the states' page, behind those of the groups.
+    pub(super) table: usize,
+}
+
+impl Recurrences {
+    /// Values of a token's row.
+    pub(super) fn n_feed(&self) -> usize {
+        self.feeds.last().map_or(0, |last| last.end)
+    }
+
+    /// Bytes of the states, and of the rows; multiples of 64.
+    pub(super) fn bytes(&self) -> [usize; 2] {
+        let bytes = |values: usize| {
+            values.saturating_mul(size_of::<f32>()).checked_next_multiple_of(64).unwrap_or(usize::MAX).max(64)
+        };
+        [bytes(self.states.last().map_or(0, |last| last.end)), bytes(self.n_feed().saturating_mul(N_FEEDS))]
+    }
+}
+
 /// Precisions that the pages of a group can have at most.
 pub(super) const MAX_FORMS: usize = 3;
 
@@ -111,6 +146,8 @@ pub(crate) struct KvLayout {
     pub(super) policy: KvPolicy,
     pub(super) groups: Vec<Group>,
     pub(super) layers: Vec<LayerAt>,
+    /// Those of all layers that have some.
+    pub(super) recurrences: Option<Recurrences>,
 }
 
 impl KvLayout {
@@ -147,7 +184,43 @@ impl KvLayout {
             }
             layers.push(layer);
         }
-        KvLayout { policy, groups, layers }
+        KvLayout { policy, groups, layers, recurrences: None }
+    }
+
+    /// The same with recurrences.
+    pub(crate) fn with_recurrences(mut self, cells: impl IntoIterator<Item = CellShape>) -> KvLayout {
+        let (mut states, mut feeds) = (Vec::<Range<usize>>::new(), Vec::<Range<usize>>::new());
+        let after = |ranges: &[Range<usize>], n: usize| {
+            let start = ranges.last().map_or(0, |last| last.end);
+            start..start.saturating_add(n)
+        };
+        for cell in cells {
+            states.push(after(&states, cell.n_state));
+            feeds.push(after(&feeds, cell.n_feed));
+        }
+        let table = self.tables().count();
+        self.recurrences = (!states.is_empty()).then_some(Recurrences { states, feeds, table });
+        self
+    }
+
+    /// Bytes of a page of each table.
+    pub(super) fn page_bytes(&self) -> impl Iterator<Item = usize> {
+        let of_states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0]);
+        self.tables().map(|(_, form)| form.page_bytes).chain(of_states)
+    }
+
+    /// Whether sequences have checkpoints: something is given back in time, or overwritten.
+    pub(super) fn has_checkpoints(&self) -> bool {
+        self.window().is_some() || self.recurrences.is_some()
+    }
+
+    /// Whether no checkpoint is needed between two that are so far from each other, the later one so far from the end.
+    pub(super) fn is_near(&self, apart: usize, behind: usize) -> bool {
+        match (&self.recurrences, self.window()) {
+            // Who goes back computes again at most as many tokens, plus a page of them.
+            (Some(_), _) => apart <= behind.max(KV_BLOCK),
+            (None, window) => apart <= (2 * behind).max(sparse(window.unwrap_or(0))),
+        }
     }
 
     /// All forms of all groups, table by table.
@@ -167,7 +240,8 @@ impl KvLayout {
             let bytes = |page| group.forms[group.form_of(pos / KV_BLOCK, page)].page_bytes as u64;
             group.seen(pos).map(bytes).sum::<u64>()
         };
-        self.groups.iter().map(of_group).sum()
+        let states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0] as u64);
+        self.groups.iter().map(of_group).chain(states).sum()
     }
 
     /// [Pieces](super::SeqKv::pieces) of a sequence that ends at position `end` at most.
@@ -198,6 +272,12 @@ impl KvLayout {
             };
             n.saturating_mul(form.page_bytes as u64)
         };
-        self.tables().map(of_table).fold(0, u64::saturating_add)
+        let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
+            let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
+            // Three while a pass runs, marked checkpoints, and two at most where distances double.
+            let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;
+            states.saturating_mul(all.min(4 + N_MARKED as u64 + 2 * doublings) + 3).saturating_add(feeds)
+        });
+        self.tables().map(of_table).fold(recurrences, u64::saturating_add)
     }
 }

@@ -9,6 +9,9 @@
 //! depends on `i - j` alone. A page is converted to its next form in the first pass that reads it so, and the previous
 //! form is dropped when no later query reads it: what a query reads never depends on how tokens were split into passes.
 
+//!
+//! Recurrent layers have a state instead, which every token changes: of all of them one page (`sequence/recurrent.rs`).
+
 mod folder;
 mod hash;
 mod layout;
@@ -18,7 +21,7 @@ mod sequence;
 
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
-pub(crate) use layout::{KvLayout, LayerShape};
+pub(crate) use layout::{CellShape, KvLayout, LayerShape};
 pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, PrefixKey};

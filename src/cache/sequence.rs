@@ -1,9 +1,10 @@
 //! Keys and values of one sequence of tokens.
 
+mod recurrent;
 mod state;
 
 use super::folder::block_keys;
-use super::layout::{Form, Group, KvLayout, LayerAt, N_MARKED, sparse};
+use super::layout::{Group, KvLayout, LayerAt, N_MARKED};
 use super::pool::{KvPool, Page, PageMemory};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use super::{KvBytes, KvPolicy, KvType};
@@ -18,6 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use recurrent::States;
 pub(crate) use state::{KvCheckpoint, KvState};
 
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
@@ -36,6 +38,8 @@ pub(crate) struct SeqKv {
     held: usize,
     /// Pages that the pass under way makes out of those of a form before.
     pending: Vec<Pending>,
+    /// Of recurrent layers, besides the state in their table.
+    states: States,
 }
 
 /// Position of a layer in the pages of its group; offsets are in values.
@@ -96,8 +100,17 @@ impl Checkpoint {
 impl SeqKv {
     /// An empty sequence, which holds no page.
     pub(crate) fn new(pool: KvPool, layout: Arc<KvLayout>) -> SeqKv {
-        let tables = layout.tables().map(|_| Vec::new()).collect();
-        SeqKv { pool, layout, tables, len: 0, checkpoints: Vec::new(), held: usize::MAX, pending: Vec::new() }
+        let tables = layout.page_bytes().map(|_| Vec::new()).collect();
+        SeqKv {
+            pool,
+            layout,
+            tables,
+            len: 0,
+            checkpoints: Vec::new(),
+            held: usize::MAX,
+            pending: Vec::new(),
+            states: States::default(),
+        }
     }
 
     /// Number of filled positions.
@@ -166,6 +179,7 @@ impl SeqKv {
             checkpoints: self.checkpoints.clone(),
             held: usize::MAX,
             pending: self.pending.clone(),
+            states: self.states.fork(),
         };
         fork.cut();
         fork
@@ -177,7 +191,7 @@ impl SeqKv {
         let found = self.pool.prefix_tree().find(key, tokens, min, any);
         let Some(Prefix { tokens, mut tables, checkpoint }) = found else { return Vec::new() };
         tables.resize(self.tables.len(), Vec::new());
-        (self.tables, self.len) = (tables, tokens.len());
+        (self.tables, self.len, self.states) = (tables, tokens.len(), States::default());
         if let Some(checkpoint) = checkpoint {
             self.return_to(&checkpoint);
             self.checkpoints = vec![checkpoint];
@@ -188,7 +202,7 @@ impl SeqKv {
 
     /// Whether the pool has a folder, and blocks in it can be this sequence's: where no pages are given back.
     pub(crate) fn uses_folder(&self) -> bool {
-        self.pool.folder().is_some() && self.layout.window().is_none()
+        self.pool.folder().is_some() && !self.layout.has_checkpoints()
     }
 
     /// Continues with the whole pages of `tokens` in the pool's folder; the sequence already holds the first of
@@ -230,15 +244,18 @@ impl SeqKv {
     /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
         self.cut();
-        self.add_checkpoint(self.len, true);
+        self.add_checkpoint(self.len, true, None);
         let mut tables: Vec<_> = self.tables.iter_mut().map(std::mem::take).collect();
         for group in &self.layout.groups {
             for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
                 tables[group.table + form].clear();
             }
         }
-        let (checkpoints, by_checkpoint) = (std::mem::take(&mut self.checkpoints), self.layout.window().is_some());
-        self.len = 0;
+        if let Some(recurrences) = &self.layout.recurrences {
+            tables[recurrences.table].clear();
+        }
+        let (checkpoints, by_checkpoint) = (std::mem::take(&mut self.checkpoints), self.layout.has_checkpoints());
+        (self.len, self.states) = (0, States::default());
         self.pool.prefix_tree().insert(key, Stored { tokens, tables, checkpoints, by_checkpoint });
     }
 
@@ -270,20 +287,21 @@ impl SeqKv {
                         table.resize(page + 1, None);
                     }
                     if table[page].is_none() {
-                        let new = self.new_page(&group.forms[form])?;
+                        let form_of_page = &group.forms[form];
+                        let new = self.new_page(form_of_page.page_bytes, form_of_page.bytes_by_type())?;
                         self.tables[group.table + form][page] = Some(new);
                         self.pending.push(Pending { group: g, form, page });
                     }
                 }
             }
         }
-        Ok(())
+        self.reserve_states(n)
     }
 
     /// A page of the pool, for which the oldest checkpoints make room.
-    fn new_page(&mut self, form: &Form) -> Result<Arc<Page>, SessionError> {
+    fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
         loop {
-            match self.pool.page(form.page_bytes, form.bytes_by_type()) {
+            match self.pool.page(bytes, types) {
                 Err(SessionError::PoolFull { .. }) if !self.checkpoints.is_empty() => drop(self.checkpoints.remove(0)),
                 outcome => return outcome,
             }
@@ -310,7 +328,7 @@ impl SeqKv {
         if slots[i].as_mut().is_some_and(|page| Arc::get_mut(page).is_some()) {
             return Ok(());
         }
-        let mut page = self.new_page(&form)?;
+        let mut page = self.new_page(form.page_bytes, form.bytes_by_type())?;
         let slot = &mut self.tables[table][i];
         let filled = self.len.saturating_sub(i * KV_BLOCK).min(KV_BLOCK);
         if let (Some(from), Some(to)) = (slot.as_ref().filter(|_| filled > 0), Arc::get_mut(&mut page)) {
@@ -412,11 +430,18 @@ impl SeqKv {
     pub(crate) fn commit(&mut self, n: usize) {
         self.pending.clear();
         self.len += n;
+        self.commit_states();
         let border = self.len / KV_BLOCK * KV_BLOCK;
         if self.checkpoints.last().is_none_or(|last| last.pos < border) {
-            self.add_checkpoint(border, false);
+            self.add_checkpoint(border, false, None);
         }
         self.leave();
+    }
+
+    /// Takes note that the pass for which pages were [reserved](SeqKv::reserve) failed.
+    pub(crate) fn abandon(&mut self) {
+        self.forget_pending();
+        self.abandon_states();
     }
 
     /// Gives back the pages that no position from here, or from where it is held, sees.
@@ -466,7 +491,7 @@ impl SeqKv {
     /// last few.
     pub(crate) fn checkpoint(&mut self) {
         self.forget_pending();
-        self.add_checkpoint(self.len, true);
+        self.add_checkpoint(self.len, true, None);
     }
 
     /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more precise one; returns
@@ -483,12 +508,17 @@ impl SeqKv {
         groups.all(|group| group.seen(pos).all(|page| self.page_for(group, pos, page).is_some()))
     }
 
-    fn add_checkpoint(&mut self, pos: usize, marked: bool) {
-        let Some(window) = self.layout.window().filter(|_| pos > 0) else { return };
+    /// Keeps what the position needs; `state` is the state of recurrent layers, if it is not that at the end.
+    fn add_checkpoint(&mut self, pos: usize, marked: bool, state: Option<Arc<Page>>) {
+        if pos == 0 || !self.layout.has_checkpoints() {
+            return;
+        }
+        let recurrences = self.layout.recurrences.as_ref().map(|recurrences| recurrences.table);
+        let state = state.or_else(|| self.state_at(pos).cloned());
         if let Some(last) = self.checkpoints.last_mut().filter(|last| last.pos == pos) {
             last.marked |= marked;
-        } else if self.sees_all(pos) {
-            let mut pages = Vec::new();
+        } else if self.sees_all(pos) && recurrences.is_some() == state.is_some() {
+            let mut pages: Vec<_> = recurrences.zip(state).map(|(table, page)| (table, 0, page)).into_iter().collect();
             for group in &self.layout.groups {
                 for page in group.seen(pos) {
                     let Some((form, arc)) = self.page_for(group, pos, page) else { continue };
@@ -504,21 +534,8 @@ impl SeqKv {
             checkpoint.marked = old == 0;
             old = old.saturating_sub(1);
         }
-        // Between two neighbours that are not farther from each other than twice the later one is from here, none
-        // is needed: distances grow with their distance from here. A page border within this page is kept, to which who has
-        // the same tokens but the last returns.
-        let mut i = 0;
-        while i + 1 < self.checkpoints.len() {
-            let before = i.checked_sub(1).map_or(0, |before| self.checkpoints[before].pos);
-            let after = self.checkpoints[i + 1].pos;
-            let near = after - before <= (2 * (self.len - after)).max(sparse(window));
-            let recent = self.len - self.checkpoints[i].pos < KV_BLOCK;
-            if near && !recent && !self.checkpoints[i].marked {
-                self.checkpoints.remove(i);
-            } else {
-                i += 1;
-            }
-        }
+        let layout = Arc::clone(&self.layout);
+        thin(&layout, self.len, &mut self.checkpoints, |checkpoint| (checkpoint.pos, checkpoint.marked));
     }
 
     /// Drops everything from position `n` on; returns the number of positions left. This is less than `n` if pages that
@@ -530,10 +547,11 @@ impl SeqKv {
         self.forget_pending();
         self.len = n;
         self.checkpoints.retain(|checkpoint| checkpoint.pos <= n);
-        if !self.sees_all(n) {
+        if !self.return_states(n) || !self.sees_all(n) {
             self.len = self.checkpoints.last().map_or(0, |checkpoint| checkpoint.pos);
-            if let Some(checkpoint) = self.checkpoints.last().cloned() {
-                self.return_to(&checkpoint);
+            match self.checkpoints.last().cloned() {
+                Some(checkpoint) => self.return_to(&checkpoint),
+                None => self.states_from(0, None),
             }
         }
         self.cut();
@@ -547,7 +565,12 @@ impl SeqKv {
                 self.tables[group.table + form].fill(None);
             }
         }
+        let recurrences = self.layout.recurrences.as_ref().map(|recurrences| recurrences.table);
         for (table, page, arc) in &checkpoint.pages {
+            if Some(*table) == recurrences {
+                self.states_from(checkpoint.pos, Some(Arc::clone(arc)));
+                continue;
+            }
             let table = &mut self.tables[*table];
             table.resize(table.len().max(page + 1), None);
             table[*page] = Some(Arc::clone(arc));
@@ -644,7 +667,9 @@ impl SeqKv {
         let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
         let mut seen = HashSet::new();
         let mut bytes = KvBytes::default();
-        for page in of_tables.chain(of_checkpoints).filter(|page| seen.insert(Arc::as_ptr(page))) {
+        for page in
+            of_tables.chain(of_checkpoints).chain(self.states.pages()).filter(|page| seen.insert(Arc::as_ptr(page)))
+        {
             page.types().into_iter().for_each(|(kind, n)| bytes.add(kind, n));
         }
         bytes
@@ -713,6 +738,23 @@ impl SeqKv {
     }
 }
 
+/// Drops those of `checkpoints`, each with its position and whether it is marked, that a sequence of `len` positions does
+/// without: where the neighbours of one are near each other. Distances grow with their distance from the end. A page border
+/// within this page is kept, to which who has the same tokens but the last returns.
+fn thin<T>(layout: &KvLayout, len: usize, checkpoints: &mut Vec<T>, place: impl Fn(&T) -> (usize, bool)) {
+    let mut i = 0;
+    while i + 1 < checkpoints.len() {
+        let before = i.checked_sub(1).map_or(0, |before| place(&checkpoints[before]).0);
+        let ((pos, marked), (after, _)) = (place(&checkpoints[i]), place(&checkpoints[i + 1]));
+        let recent = len - pos < KV_BLOCK;
+        if layout.is_near(after - before, len - after) && !recent && !marked {
+            checkpoints.remove(i);
+        } else {
+            i += 1;
+        }
+    }
+}
+
 /// Whether pages of the form are given back in time.
 fn is_given_back(group: &Group, form: usize) -> bool {
     group.window.is_some() || form + 1 < group.forms.len()
@@ -762,6 +804,7 @@ fn write_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::layout::sparse;
     use crate::cache::{KvPolicy, KvTiers, LayerShape};
     use std::collections::HashMap;
 

@@ -19,8 +19,8 @@ use crate::cache::SeqKv;
 use crate::error::SessionError;
 use crate::lora::{Attached, Gradients};
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer, Model, Moe,
-    MoeSpec, Norm, NormKind, Norms, QkNorm, Site, Weight,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Model, Moe, MoeSpec, Norm,
+    NormKind, Norms, QkNorm, Site, Weight,
 };
 use crate::quant::DType;
 use crate::team::Crew;
@@ -109,9 +109,10 @@ impl Saved {
             saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
             let products = match &layer.ffn {
                 FeedForward::Dense(ffn) => {
-                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + layer.attn.wq.w.n_out) * m
+                    let n_q = layer.attn.as_ref().map_or(0, |attn| attn.wq.w.n_out);
+                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + n_q) * m
                 }
-                FeedForward::Moe(_) => usize::MAX,
+                FeedForward::Moe(_) | FeedForward::None => usize::MAX,
             };
             saved.keeps_products = products <= room;
             if saved.keeps_products {
@@ -236,7 +237,8 @@ impl<'a> Buffers<'a> {
     fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
         let h = model.hparams();
         let head = counted(|frame| HeadBuffers::take(frame, h, n_outputs));
-        let layers = h.layers.iter().map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, m, pos)));
+        let layers = h.layers.iter().filter_map(|spec| Some((spec, spec.attention()?)));
+        let layers = layers.map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, m, pos)));
         let n_angles = RopeTables::n_angles(h, m);
         Buffers {
             dx: frame.take(m * h.n_embd),
@@ -260,9 +262,14 @@ impl<'a> HeadBuffers<'a> {
 }
 
 impl<'a> LayerBuffers<'a> {
-    fn take(frame: &mut Frame<'a>, h: &Hparams, spec: &LayerSpec, m: usize, pos: usize) -> LayerBuffers<'a> {
+    fn take(
+        frame: &mut Frame<'a>,
+        h: &Hparams,
+        (spec, attn): (&LayerSpec, &AttnSpec),
+        m: usize,
+        pos: usize,
+    ) -> LayerBuffers<'a> {
         let n_ff = spec.ffn.n_ff();
-        let Mixer::Attention(attn) = &spec.mixer;
         let (n_q, n_k, n_v, n_attn) = (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
         let m_padded = attn_tiles(attn, m).1;
         let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
@@ -332,8 +339,8 @@ impl<'a> Tape<'a> {
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
         let (h, arch) = (model.hparams(), model.arch());
         let rank = adapters.iter().map(|a| a.max_rank).sum();
-        let widths = h.layers.iter().flat_map(|layer| {
-            let Mixer::Attention(attn) = &layer.mixer;
+        let layers = h.layers.iter().filter_map(|layer| Some((layer, layer.attention()?)));
+        let widths = layers.flat_map(|(layer, attn)| {
             let n_expert = layer.ffn.moe().map_or(1, |x| x.n_expert);
             [attn.n_q(), attn.n_k(), attn.n_v(), h.n_embd, layer.ffn.n_ff(), n_expert]
         });
@@ -483,8 +490,9 @@ fn layer_backward(
     Buffers { dx, inner, cos, sin, back }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
-    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, spec, m, tape.pos);
-    let Mixer::Attention(attn) = &spec.mixer;
+    // What `Hparams::forward_only` names does not come here.
+    let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else { return };
+    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, (spec, attn), m, tape.pos);
     let parallel = spec.norms == Norms::Shared;
     let scale = spec.residual_scale;
     branch_backward(ctx, h, scale, layer.post_ffn_norm.as_ref(), &saved.ffn_out, dx, b.dbranch);
@@ -504,6 +512,7 @@ fn layer_backward(
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
         FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
+        FeedForward::None => {}
     }
     if !below {
         return;
@@ -515,7 +524,7 @@ fn layer_backward(
     branch_backward(ctx, h, scale, layer.post_attn_norm.as_ref(), &saved.attn_out, dx, b.dbranch);
     let below = stage < Stage::Output;
     let dattn = below.then_some(&mut *b.attn.dattn);
-    tape.linear_backward(&saved.attn, m, &[(&layer.attn.wo.w, b.dbranch)], dattn);
+    tape.linear_backward(&saved.attn, m, &[(&attn_weights.wo.w, b.dbranch)], dattn);
     if !below {
         return;
     }
@@ -523,9 +532,10 @@ fn layer_backward(
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     }
     let rotations = attn.rope.map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, m, cos, sin)));
-    attention_backward(tape, (attn, &layer.attn), i, saved, b.normed, kv, &mut b.attn, rotations);
+    attention_backward(tape, (attn, attn_weights), i, saved, b.normed, kv, &mut b.attn, rotations);
     let a = &b.attn;
-    let products = [(&layer.attn.wq.w, &*a.dq), (&layer.attn.wk.w, &*a.dk), (&layer.attn.wv.w, &*a.dv)];
+    let (wq, wk, wv) = (&attn_weights.wq.w, &attn_weights.wk.w, &attn_weights.wv.w);
+    let products = [(wq, &*a.dq), (wk, &*a.dk), (wv, &*a.dv)];
     let below = stage < Stage::Qkv;
     tape.linear_backward(b.normed, m, &products, below.then_some(&mut *b.dnormed_attn));
     if below {

@@ -376,6 +376,9 @@ impl Engine {
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
         let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe);
+        if outcome.is_err() {
+            slots.iter_mut().for_each(|slot| slot.seq.kv.abandon());
+        }
         slots.sort_unstable_by_key(|slot| slot.index);
         outcome
     }

@@ -10,12 +10,14 @@ use super::batch::{Adapters, Outputs, Rows, Slot, SlotSize, Wanted};
 use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, Sizes, linear, single_rows};
 use super::probe::{Probe, Tap};
+use super::recurrent::{self, Mixing};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, LayerSpec, MAX_EXPERT, Mixer, Model, Moe, MoeSpec,
-    Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, RopeId, RopeOrder, Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, FfnSpec, Gating, Hparams, Layer, LayerSpec, MAX_EXPERT, Mixer, Model,
+    Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec, RopeId, RopeOrder,
+    Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -175,23 +177,23 @@ pub(crate) struct Pass<'a, 's> {
 
 /// What all products of a pass need.
 #[derive(Clone, Copy)]
-struct Base<'a> {
-    arch: Arch,
-    crew: &'a Crew<'a>,
+pub(super) struct Base<'a> {
+    pub(super) arch: Arch,
+    pub(super) crew: &'a Crew<'a>,
     gguf: &'a Gguf,
     adapter_nanos: &'a AtomicU64,
 }
 
 impl<'a> Base<'a> {
     /// For products whose rows have these adapters, the first `n_generated` being those of generated tokens.
-    fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
+    pub(super) fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
         let Base { arch, crew, gguf, adapter_nanos } = self;
         Ctx { arch, crew, gguf, adapters, n_generated, adapter_nanos: Some(adapter_nanos) }
     }
 }
 
 /// The adapters of rows, those of slot `i` up to `ends[i]`.
-fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
+pub(super) fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
     match slots.0 {
         [slot] => RowAdapters::All(&slot.seq.adapters.attached),
         _ if slots.0.iter().all(|slot| slot.seq.adapters.attached.is_empty()) => RowAdapters::All(&[]),
@@ -204,11 +206,13 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
+    /// The output of a recurrent mixer beside attention.
+    beside: &'a mut [f32],
     /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
     per_layer: &'a mut [f32],
     per_layer_table: &'a mut [f32],
     per_layer_gate: &'a mut [f32],
-    /// Room for [`AttnBuffers`] or [`FfnBuffers`].
+    /// Room for [`AttnBuffers`], [`FfnBuffers`], or those of a recurrent mixer.
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`].
     cos: &'a mut [f32],
@@ -231,6 +235,8 @@ struct AttnBuffers<'a> {
     out_by_head: &'a mut [f32],
     attn: &'a mut [f32],
     gate: &'a mut [f32],
+    /// Queries and gates as they come from their matrix.
+    q_gate: &'a mut [f32],
     latent: LatentBuffers<'a>,
     /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv, n_pieces)`.
     partials: &'a mut [f32],
@@ -272,6 +278,7 @@ impl<'a> AttnBuffers<'a> {
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
             gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            q_gate: frame.take(if spec.gate_in_q { 2 * m * n_q } else { 0 }),
             latent: LatentBuffers::take(frame, spec, m_kv, m),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
@@ -346,6 +353,8 @@ impl<'a> Buffers<'a> {
         let attention = attention.map(|(spec, rows)| {
             counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots.clone(), rows)))
         });
+        let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
+        let has_both = h.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Both(..)));
         let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
         let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
         let n_angles = RopeTables::n_angles(h, m);
@@ -367,10 +376,11 @@ impl<'a> Buffers<'a> {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
             branch: frame.take(m * h.n_embd),
+            beside: frame.take(if has_both { m * h.n_embd } else { 0 }),
             per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
-            inner: frame.take(attention.fold(ffn, usize::max)),
+            inner: frame.take(attention.chain(recurrent).fold(ffn, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
             ends,
@@ -433,6 +443,8 @@ pub(crate) fn forward(
 
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
+    // The next recurrence.
+    let mut cell = 0;
     for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
         if cancelled() {
             return Err(SessionError::Cancelled);
@@ -443,15 +455,17 @@ pub(crate) fn forward(
             hidden.copy_from_slice(b.x);
             return Ok(());
         }
-        let Mixer::Attention(attn) = &spec.mixer;
         let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == w.layers.len());
-        norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
-        probe.tensor(Tap::AttnNorm, i, b.normed);
-        // Of tokens without logits nobody reads more of the last layer than keys and values.
+        let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
+        // Of tokens without logits nobody reads more of the last layer than keys and values, or a state.
         if is_last && !probe.sees_all_rows() {
             rows = Rows::Outputs;
         }
-        attention(base, h, (attn, &layer.attn), i, rows, slots, &mut b, probe)?;
+        if has_mixer {
+            norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+            probe.tensor(Tap::AttnNorm, i, b.normed);
+            mixer(base, h, (spec, layer), (i, &mut cell), rows, slots, &mut b, probe)?;
+        }
         if rows == Rows::Outputs {
             if n_outputs == 0 {
                 return Ok(());
@@ -471,10 +485,12 @@ pub(crate) fn forward(
         if spec.norms == Norms::Parallel {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
         }
-        add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        if has_mixer {
+            add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        }
         probe.tensor(Tap::FfnInp, i, b.x);
 
-        if !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
+        if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
             probe.tensor(Tap::FfnNorm, i, b.normed);
         }
@@ -491,9 +507,12 @@ pub(crate) fn forward(
                 let n_generated = n_generated(is_last, rows, slots);
                 experts(base, h.n_embd, moe, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
             }
+            FeedForward::None => {}
         }
-        probe.tensor(Tap::FfnOut, i, b.branch);
-        add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        if has_ffn {
+            probe.tensor(Tap::FfnOut, i, b.branch);
+            add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
+        }
         if let Some(w) = &layer.per_layer {
             let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
             let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
@@ -659,6 +678,59 @@ fn add_branch(
     }
 }
 
+/// Mixer of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. `cell` is the next recurrence.
+fn mixer(
+    base: Base<'_>,
+    h: &Hparams,
+    (spec, layer): (&LayerSpec, &Layer),
+    (i, cell): (usize, &mut usize),
+    rows: Rows,
+    slots: &mut [Slot<'_>],
+    b: &mut Buffers<'_>,
+    probe: &mut dyn Probe,
+) -> Result<(), SessionError> {
+    if let (Some(spec), Some(w)) = (spec.recurrent(), &layer.recurrent) {
+        recurrent(base, h, (spec, w), (i, cell), rows, slots, b);
+    }
+    let (Some(attn), Some(w)) = (spec.attention(), &layer.attn) else { return Ok(()) };
+    if let Mixer::Both(..) = spec.mixer {
+        b.beside.copy_from_slice(b.branch);
+    }
+    attention(base, h, (attn, w), i, rows, slots, b, probe)?;
+    if let Mixer::Both(..) = spec.mixer {
+        base.arch.add(b.branch, b.beside);
+    }
+    Ok(())
+}
+
+/// Recurrent mixer of layer `i`, as [`mixer`]. All rows change the state.
+fn recurrent(
+    base: Base<'_>,
+    h: &Hparams,
+    (spec, w): (&RecurrentSpec, &Recurrent),
+    (i, cell): (usize, &mut usize),
+    rows: Rows,
+    slots: &mut [Slot<'_>],
+    b: &mut Buffers<'_>,
+) {
+    let m = b.normed.len() / h.n_embd;
+    let (scratch, eps) = (&mut b.scratch, h.norm_eps);
+    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch, eps, cell: *cell };
+    let mixed = recurrent::mix(&mut pass, (spec, w), (b.normed, m), &mut Frame::of(b.inner));
+    *cell = pass.cell;
+    let (n_in, n_generated) = (w.output().w.n_in, n_generated(i + 1 == h.n_layer, rows, slots));
+    if rows == Rows::Outputs {
+        gather(slots, mixed, n_in);
+    }
+    let m = slots.iter().map(|slot| rows.of(slot).2).sum();
+    if m > 0 {
+        let (slots, ends) = (Adapters(slots), if rows == Rows::All { b.ends } else { b.output_ends });
+        let ctx = base.with(row_adapters(&slots, ends), n_generated);
+        let branch = &mut b.branch[..m * h.n_embd];
+        linear(ctx, &mut b.scratch, &mixed[..m * n_in], m, &mut [Product::of(w.output(), branch, m)]);
+    }
+}
+
 /// Attention of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts
 /// keys and values into the cache.
 fn attention(
@@ -677,14 +749,15 @@ fn attention(
     let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
     let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, mut latent, partials } =
+    let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, q_gate, mut latent, partials } =
         AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
+    let from_wq = if spec.gate_in_q { &mut *q_gate } else { &mut *q };
     {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
         let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none() && !spec.shares_kv;
         if at_once {
-            let products = &mut [Product::of(&w.wq, q, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
+            let products = &mut [Product::of(&w.wq, from_wq, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
             linear(ctx, &mut b.scratch, b.normed, m, products);
         } else {
             if let Some((of, weights)) = latent_spec {
@@ -701,11 +774,19 @@ fn attention(
                 let (ctx, x) = (base.with(row_adapters(&slots, ends), n_generated), &b.normed[..m * h.n_embd]);
                 match latent_spec {
                     Some((of, weights)) => {
-                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), q);
+                        latent.queries((ctx, &mut b.scratch), (spec, of, w, weights), h.norm_eps, (x, m), from_wq);
                     }
-                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, q, m)]),
+                    None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, from_wq, m)]),
                 }
             }
+        }
+    }
+    if spec.gate_in_q {
+        let d = spec.head_dim;
+        let to = q.chunks_exact_mut(d).zip(gate.chunks_exact_mut(d));
+        for ((q, gate), from) in to.zip(q_gate.chunks_exact(2 * d)) {
+            q.copy_from_slice(&from[..d]);
+            gate.copy_from_slice(&from[d..]);
         }
     }
     probe.tensor(Tap::Qcur, i, q);
@@ -831,13 +912,15 @@ fn attention(
     let branch = &mut b.branch[..m * h.n_embd];
     let slots = Adapters(slots);
     let ctx = base.with(row_adapters(&slots, ends), n_generated);
-    let attn = match &w.gate {
-        Some(w) => {
-            linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [Product::of(w, gate, m)]);
+    if let Some(w) = &w.gate {
+        linear(ctx, &mut b.scratch, &b.normed[..m * h.n_embd], m, &mut [Product::of(w, gate, m)]);
+    }
+    let attn = match spec.gated {
+        true => {
             gate.iter_mut().zip(attn).for_each(|(gate, attn)| *gate = sigmoid(*gate) * attn);
             &*gate
         }
-        None => attn,
+        false => attn,
     };
     let attn = match &spec.latent {
         Some(of) if of.absorbed => latent.values((ctx, &mut b.scratch), (spec, of, w), m, attn),

@@ -197,7 +197,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let timings = Timings { adapters, ..self.timings };
         let &Generation { n_prompt, n_cached, n_passes, .. } = self;
         let drafts = DraftStats { n_passes, ..self.speculator.as_ref().map(Speculator::stats).unwrap_or_default() };
-        Some(Finish { reason, n_prompt, n_cached, n_generated: self.tokens().len(), drafts, timings })
+        let (stop, n_generated) = (self.writer.stopped_by(), self.tokens().len());
+        Some(Finish { reason, stop, n_prompt, n_cached, n_generated, drafts, timings })
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string

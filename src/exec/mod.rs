@@ -5,7 +5,9 @@ mod adapters;
 mod arena;
 mod backward;
 mod batch;
+mod conv;
 mod cores;
+mod delta;
 mod draft;
 mod embed;
 mod engine;
@@ -15,15 +17,19 @@ mod gradient;
 mod hook;
 mod latent;
 mod linear;
+mod mamba;
+mod mamba2;
 mod memory;
 mod offload;
 mod prefix;
 mod preset;
 mod probe;
+mod recurrent;
 mod schedule;
 mod sequence;
 mod session;
 mod shift;
+mod short_conv;
 mod state;
 mod writer;
 
@@ -128,11 +134,12 @@ impl CancelToken {
 /// Bytes, roughly, of the buffers of a pass of `m` rows up to position `n_ctx`.
 fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let most = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0);
-    let attention = most(
-        &mut h
-            .attention()
-            .map(|a| (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v) + if a.gated { a.n_out() } else { 0 }),
-    );
+    let attention = most(&mut h.attention().map(|a| {
+        (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)
+            + if a.gated { a.n_out() } else { 0 }
+            + if a.gate_in_q { 2 * a.n_q() } else { 0 }
+    }));
+    let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
     let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));
     // Inputs of products are kept in a second form, of at most 32 bits.
@@ -164,5 +171,6 @@ fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         head_dim: a.head_dim,
         head_dim_v: a.head_dim_v,
     };
-    KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape))
+    let layout = KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape));
+    layout.with_recurrences(h.recurrent().flat_map(recurrent::cells))
 }

@@ -734,6 +734,7 @@ impl Schedule {
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
+            stop: live.writer.stopped_by(),
             n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
             n_cached: live.n_cached,
             n_generated: live.writer.tokens().len(),

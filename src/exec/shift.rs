@@ -36,6 +36,9 @@ pub(super) fn check(engine: &Engine, n_ctx: usize, options: &SessionOptions) -> 
 fn obstacle(model: &Model, options: &SessionOptions) -> Option<&'static str> {
     let (h, policy) = (model.hparams(), options.kv_policy());
     let any = |test: fn(&AttnSpec) -> bool| h.attention().any(test);
+    if let Some(recurrent) = h.recurrent().next() {
+        return Some(recurrent.name());
+    }
     let obstacles = [
         (h.learned_positions, "learned positions"),
         (model.weights().rope_factors_short_long.is_some(), "learned rope factors"),

@@ -52,6 +52,8 @@ impl Piece {
 pub struct Finish {
     /// Reason for the end.
     pub reason: StopReason,
+    /// Index of the stop string that appeared, among those that were set.
+    pub stop: Option<usize>,
     /// Number of prompt tokens that were computed.
     pub n_prompt: usize,
     /// Number of prompt tokens before them, which came from the prefix cache.
@@ -87,7 +89,10 @@ pub struct Timings {
 pub(super) struct Writer {
     model: Model,
     stream: Option<TextStream>,
-    stop: Vec<String>,
+    /// Stop strings with their indices.
+    stop: Vec<(usize, String)>,
+    /// Index of the one that appeared.
+    stopped_by: Option<usize>,
     pub(super) max_tokens: usize,
     /// Log-probabilities to return: of the token, and of this many others.
     pub(super) logprobs: Option<usize>,
@@ -120,6 +125,7 @@ impl Writer {
             model: model.clone(),
             stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, special)),
             stop: Vec::new(),
+            stopped_by: None,
             max_tokens: usize::MAX,
             logprobs: None,
             pieces: VecDeque::new(),
@@ -139,7 +145,12 @@ impl Writer {
 
     /// Sets stop strings, before which the text ends.
     pub(super) fn set_stop<T: Into<String>>(&mut self, stop: impl IntoIterator<Item = T>) {
-        self.stop = stop.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
+        self.stop = stop.into_iter().map(Into::into).enumerate().filter(|(_, s): &(_, String)| !s.is_empty()).collect();
+    }
+
+    /// See [`Finish::stop`].
+    pub(super) fn stopped_by(&self) -> Option<usize> {
+        self.stopped_by
     }
 
     /// Generated tokens, including those of a stop string.
@@ -260,10 +271,12 @@ impl Writer {
     /// Makes pieces ready that cannot be part of a stop string. If a stop string ended the text, returns the number of
     /// its tokens.
     pub(super) fn release(&mut self) -> Option<usize> {
-        if let Some(at) = self.stop.iter().filter_map(|s| self.text.find(s.as_str())).min() {
+        let found = self.stop.iter().filter_map(|(i, s)| Some((self.text.find(s.as_str())?, *i)));
+        if let Some((at, i)) = found.min() {
+            self.stopped_by = Some(i);
             return Some(self.end_before(at));
         }
-        let is_beginning = |from: &usize| self.stop.iter().any(|s| s.starts_with(&self.text[*from..]));
+        let is_beginning = |from: &usize| self.stop.iter().any(|(_, s)| s.starts_with(&self.text[*from..]));
         let free = (0..self.text.len()).filter(|&i| self.text.is_char_boundary(i)).find(is_beginning);
         let n = self.n_whole(free.unwrap_or(self.text.len()));
         self.make_ready(n);

@@ -486,6 +486,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let Layer {
             attn_norm,
             attn: weights,
+            recurrent: _, // in `forward_only`
             post_attn_norm,
             ffn_norm,
             ffn,
@@ -493,9 +494,10 @@ impl<'m, 'b> Planner<'m, 'b> {
             per_layer: _,
             output_scale: _,
         } = w;
+        let (Mixer::Attention(attn), Some(weights)) = (mixer, weights) else {
+            return Err(refused(format!("the mixer of layer {i}")));
+        };
         let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
-        #[allow(irrefutable_let_patterns)] // there may come other mixers
-        let Mixer::Attention(attn) = mixer else { return Err(refused(format!("the mixer of layer {i}"))) };
         let mut normed = self.enter(attn_norm.as_ref())?;
         self.keys_values(i, attn, weights, normed)?;
         if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
@@ -523,6 +525,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         match ffn {
             FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Scratch::FfnOut)?,
             FeedForward::Moe(moe) => self.experts(moe, input)?,
+            FeedForward::None => return Err(refused(format!("layer {i} without a feed-forward layer"))),
         }
         self.leave(Scratch::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
     }
@@ -608,6 +611,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             sinks: _,
             temperature: _,
             gated: _,
+            gate_in_q: _,
             causal: _,
             chunked: _,
             latent: _,

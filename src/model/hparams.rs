@@ -2,17 +2,20 @@
 
 use super::family::Family;
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
-    Norms, QkNorm, SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
+    MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
 use crate::gguf::{Array, Metadata, TensorInfo, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 /// Most rows of an embedding table.
 const MAX_VOCAB: u64 = (1 << 24) - 1;
+/// Most tokens that a convolution sees.
+const MAX_TAPS: usize = 64;
 /// Most experts of a layer.
 pub(crate) const MAX_EXPERT: usize = 1024;
 
@@ -62,7 +65,8 @@ pub struct Hparams {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// For each layer, the index of the keys and values that it reads, among the layers that keep some.
+    /// For each layer, the index of the keys and values that it reads, among the layers that keep some; 0 for layers
+    /// without attention.
     pub kv_layers: Vec<usize>,
     /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma 3n, 4).
     pub per_layer_embd: Option<usize>,
@@ -188,6 +192,15 @@ impl RopeId {
     pub(crate) fn index(self) -> usize {
         self.0
     }
+}
+
+/// What mixes tokens in a layer, before the sizes of attention are known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Has {
+    Attention,
+    Recurrent(RecurrentSpec),
+    Both(RecurrentSpec),
+    Nothing,
 }
 
 /// What to do with metadata keys and tensors of the architecture that this build does not know.
@@ -365,15 +378,15 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>, ModelError> {
         let name = self.name(key);
-        self.uniform_u64(&name)?.map(|value| Self::in_range(&name, value, max)).transpose()
+        self.uniform_u64(&name)?.map(|value| Self::in_range(&name, value, 1..=max)).transpose()
     }
 
-    fn in_range(name: &str, value: u64, max: usize) -> Result<usize, ModelError> {
-        let count = usize::try_from(value).ok().filter(|n| (1..=max).contains(n));
+    fn in_range(name: &str, value: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+        let count = usize::try_from(value).ok().filter(|n| range.contains(n));
         count.ok_or_else(|| ModelError::OutOfRange {
             key: name.to_owned(),
             value: value.to_string(),
-            expected: format!("1 to {max}"),
+            expected: format!("{} to {}", range.start(), range.end()),
         })
     }
 
@@ -390,8 +403,8 @@ impl<'a> Keys<'a> {
         Ok(Some(first.into()))
     }
 
-    /// Counts per layer, refused outside `1..=max`: one number for all, or an array.
-    fn opt_counts(&self, key: &str, max: usize) -> Result<Option<Vec<usize>>, ModelError> {
+    /// Counts per layer, refused outside `range`: one number for all, or an array.
+    pub(crate) fn opt_counts(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>, ModelError> {
         let name = self.name(key);
         let values: Vec<u64> = match self.metadata.get(&name) {
             Some(Value::Array(_)) => self.metadata.u32s(&name)?.iter().map(|&n| n.into()).collect(),
@@ -404,7 +417,7 @@ impl<'a> Keys<'a> {
         values
             .into_iter()
             .take(self.n_layer)
-            .map(|value| Self::in_range(&name, value, max))
+            .map(|value| Self::in_range(&name, value, range.clone()))
             .collect::<Result<_, _>>()
             .map(Some)
     }
@@ -418,6 +431,67 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: format!("{}.{key}", self.arch) }
+    }
+
+    /// A boolean for each layer.
+    pub(crate) fn bools(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
+        let name = self.name(key);
+        let values: Vec<bool> = match self.metadata.get(&name) {
+            None => return Ok(None),
+            Some(Value::Array(Array::Bool(values))) => values.clone(),
+            Some(_) => self.metadata.u32s(&name)?.iter().map(|&n| n != 0).collect(),
+        };
+        self.one_per_layer(&name, values.len())?;
+        Ok(Some(values))
+    }
+
+    /// Tokens that a convolution sees.
+    pub(crate) fn taps(&self, key: &str) -> Result<usize, ModelError> {
+        let name = self.name(key);
+        let value = self.uniform_u64(&name)?.ok_or_else(|| self.missing(key))?;
+        Self::in_range(&name, value, 2..=MAX_TAPS)
+    }
+
+    /// Mamba 2 by the sizes of the file.
+    pub(crate) fn mamba2(&self) -> Result<RecurrentSpec, ModelError> {
+        let spec = Mamba2Spec {
+            n_inner: self.count("ssm.inner_size", 1 << 17)?,
+            n_head: self.count("ssm.time_step_rank", 1 << 12)?,
+            n_group: self.opt_count("ssm.group_count", 1 << 12)?.unwrap_or(1),
+            n_state: self.count("ssm.state_size", 1 << 12)?,
+            n_tap: self.taps("ssm.conv_kernel")?,
+            norm: self.has_part("ssm_norm.weight"),
+        };
+        self.divides("ssm.inner_size", spec.n_inner, "ssm.time_step_rank", spec.n_head)?;
+        self.divides("ssm.time_step_rank", spec.n_head, "ssm.group_count", spec.n_group)?;
+        Ok(RecurrentSpec::Mamba2(spec))
+    }
+
+    /// Mamba 1 by the sizes of the file.
+    pub(crate) fn mamba(&self) -> Result<RecurrentSpec, ModelError> {
+        Ok(RecurrentSpec::Mamba(MambaSpec {
+            n_inner: self.count("ssm.inner_size", 1 << 17)?,
+            n_state: self.count("ssm.state_size", 1 << 12)?,
+            dt_rank: self.count("ssm.time_step_rank", 1 << 12)?,
+            n_tap: self.taps("ssm.conv_kernel")?,
+            norms: self.has_part("ssm_dt_norm.weight"),
+        }))
+    }
+
+    /// Refuses sizes of which one is no multiple of the other.
+    pub(crate) fn divides(&self, key: &str, n: usize, by_key: &str, by: usize) -> Result<(), ModelError> {
+        if n.is_multiple_of(by) {
+            return Ok(());
+        }
+        Err(ModelError::Inconsistent { what: format!("{key} {n} is no multiple of {by_key} {by}") })
+    }
+
+    /// Attention in the layers with key/value heads, `spec` in the others.
+    pub(crate) fn attention_or(&self, spec: &RecurrentSpec) -> Result<Vec<Has>, ModelError> {
+        let n_head_kv = self.opt_counts("attention.head_count_kv", 0..=1024)?;
+        let n_head_kv = n_head_kv.ok_or_else(|| self.missing("attention.head_count_kv"))?;
+        let mixer = |n| if n > 0 { Has::Attention } else { Has::Recurrent(spec.clone()) };
+        Ok(n_head_kv.into_iter().map(mixer).collect())
     }
 
     /// A finite number.
@@ -473,7 +547,7 @@ impl<'a> Keys<'a> {
     }
 
     fn all_dense(&self, activation: Activation, fused: bool) -> Result<Vec<FfnSpec>, ModelError> {
-        let n_ff = self.opt_counts("feed_forward_length", 1 << 20)?;
+        let n_ff = self.opt_counts("feed_forward_length", 1..=1 << 20)?;
         let n_ff = n_ff.ok_or_else(|| self.missing("feed_forward_length"))?;
         Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused })).collect())
     }
@@ -630,58 +704,86 @@ impl Hparams {
 
     /// A plain llama with the sizes of the file, which families then modify.
     pub(crate) fn llama(keys: &Keys<'_>, norm: NormKind, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+        Hparams::hybrid(keys, norm, ffn, vec![Has::Attention; keys.n_layer])
+    }
+
+    /// The same, but that not all layers have attention.
+    pub(crate) fn hybrid(
+        keys: &Keys<'_>,
+        norm: NormKind,
+        ffn: Vec<FfnSpec>,
+        mixers: Vec<Has>,
+    ) -> Result<Hparams, ModelError> {
         let n_embd = keys.count("embedding_length", 1 << 17)?;
-        let n_head = keys.opt_counts("attention.head_count", 1024)?;
+        let has_attention = |mixer: &Has| matches!(mixer, Has::Attention | Has::Both(_));
+        // Files say 0 of layers that have no attention.
+        let heads = usize::from(mixers.iter().all(has_attention))..=1024;
+        let n_head = keys.opt_counts("attention.head_count", heads.clone())?;
         let n_head = n_head.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let n_head_kv = keys.opt_counts("attention.head_count_kv", 1024)?.unwrap_or_else(|| n_head.clone());
+        let n_head_kv = keys.opt_counts("attention.head_count_kv", heads)?.unwrap_or_else(|| n_head.clone());
         let n_ctx_train = keys.count("context_length", 1 << 28)?;
+        let first = mixers.iter().position(has_attention);
+        let heads_of_first = first.map_or(1, |i| n_head[i].max(1));
         let head_dim = match keys.opt_count("attention.key_length", MAX_HEAD_DIM)? {
             Some(n) => n,
-            None if n_embd % n_head[0] == 0 && n_embd / n_head[0] <= MAX_HEAD_DIM => n_embd / n_head[0],
+            // Nobody asks.
+            None if first.is_none() => 1,
+            None if n_embd % heads_of_first == 0 && n_embd / heads_of_first <= MAX_HEAD_DIM => n_embd / heads_of_first,
             None => {
                 return Err(ModelError::Inconsistent {
                     what: format!(
-                        "embedding_length {n_embd} does not divide into {} heads of at most {MAX_HEAD_DIM}",
-                        n_head[0]
+                        "embedding_length {n_embd} does not divide into {heads_of_first} heads of at most {MAX_HEAD_DIM}",
                     ),
                 });
             }
         };
         let head_dim_v = keys.opt_count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(head_dim);
-        if let Some((n, n_kv)) = n_head.iter().zip(&n_head_kv).find(|(n, n_kv)| *n % *n_kv != 0) {
+        let of_attention = n_head.iter().zip(&n_head_kv).zip(&mixers).filter(|(_, mixer)| has_attention(mixer));
+        let unfit = |n: usize, n_kv: usize| n == 0 || n_kv == 0 || !n.is_multiple_of(n_kv);
+        if let Some((n, n_kv)) = of_attention.map(|(heads, _)| heads).find(|(n, n_kv)| unfit(**n, **n_kv)) {
             return Err(ModelError::Inconsistent { what: format!("{n} heads cannot share {n_kv} key/value heads") });
         }
         let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
         let (eps, other) = if norm == NormKind::Rms { (rms, layer) } else { (layer, rms) };
-        let layers = n_head.into_iter().zip(n_head_kv).zip(ffn).map(|((n_head, n_head_kv), ffn)| LayerSpec {
-            mixer: Mixer::Attention(AttnSpec {
-                n_head,
-                n_head_kv,
-                head_dim,
-                head_dim_v,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                softcap: None,
-                window: None,
-                causal: true,
-                chunked: false,
-                rope: Some(RopeId(0)),
-                qk_norm: None,
-                clip: None,
-                value_scale: 1.0,
-                value_norm: false,
-                keys_as_values: false,
-                shares_kv: false,
-                alibi: None,
-                sinks: false,
-                temperature: None,
-                gated: false,
-                latent: None,
-            }),
+        let attention = |(n_head, n_head_kv): (usize, usize)| AttnSpec {
+            n_head,
+            n_head_kv,
+            head_dim,
+            head_dim_v,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap: None,
+            window: None,
+            causal: true,
+            chunked: false,
+            rope: Some(RopeId(0)),
+            qk_norm: None,
+            clip: None,
+            value_scale: 1.0,
+            value_norm: false,
+            keys_as_values: false,
+            shares_kv: false,
+            alibi: None,
+            sinks: false,
+            temperature: None,
+            gated: false,
+            gate_in_q: false,
+            latent: None,
+        };
+        let layers = n_head.into_iter().zip(n_head_kv).zip(&mixers).zip(ffn).map(|((heads, mixer), ffn)| LayerSpec {
+            mixer: match mixer {
+                Has::Attention => Mixer::Attention(attention(heads)),
+                Has::Both(spec) => Mixer::Both(attention(heads), spec.clone()),
+                Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
+                Has::Nothing => Mixer::None,
+            },
             ffn,
             norms: Norms::Before,
             biases: Biases::Optional,
             residual_scale: 1.0,
             output_scale: false,
+        });
+        let kv_layers = mixers.iter().enumerate().map(|(i, mixer)| {
+            if has_attention(mixer) { mixers[..i].iter().filter(|mixer| has_attention(mixer)).count() } else { 0 }
         });
         Ok(Hparams {
             arch: keys.arch.to_owned(),
@@ -703,27 +805,26 @@ impl Hparams {
             head_bias: false,
             pooling: keys.pooling()?,
             dense: Vec::new(),
-            ropes: vec![Rope::of(keys, head_dim, n_ctx_train)?],
+            ropes: first.map(|_| Rope::of(keys, head_dim, n_ctx_train)).transpose()?.into_iter().collect(),
             layers: layers.collect(),
-            kv_layers: (0..keys.n_layer).collect(),
+            kv_layers: kv_layers.collect(),
             per_layer_embd: None,
         })
     }
 
     /// The attention of every layer that has one, to modify.
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttnSpec> {
-        self.layers.iter_mut().map(|layer| {
-            let Mixer::Attention(attn) = &mut layer.mixer;
-            attn
-        })
+        self.layers.iter_mut().filter_map(LayerSpec::attention_mut)
     }
 
     /// The attention of every layer that has one.
     pub fn attention(&self) -> impl Iterator<Item = &AttnSpec> {
-        self.layers.iter().map(|layer| {
-            let Mixer::Attention(attn) = &layer.mixer;
-            attn
-        })
+        self.layers.iter().filter_map(LayerSpec::attention)
+    }
+
+    /// The recurrent mixer of every layer that has one.
+    pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentSpec> {
+        self.layers.iter().filter_map(LayerSpec::recurrent)
     }
 
     /// Names a feature of the model that only the CPU's forward pass implements, if it has one.
@@ -737,8 +838,13 @@ impl Hparams {
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
             FfnSpec::Moe(moe) => activation(moe.activation),
+            FfnSpec::None => false,
         });
+        if let Some(spec) = self.recurrent().next() {
+            return Some(spec.name());
+        }
         let all = [
+            (self.layers.iter().any(|layer| layer.mixer == Mixer::None || layer.ffn == FfnSpec::None), "half layers"),
             (self.embd_norm, "a norm of embeddings"),
             (self.token_types, "types of tokens"),
             (self.learned_positions, "learned positions"),
@@ -800,7 +906,10 @@ impl Hparams {
         pattern: usize,
     ) -> Result<(), ModelError> {
         let windows = keys.windows(default, pattern)?;
-        self.attention_mut().zip(windows).for_each(|(attn, window)| attn.window = window);
+        let layers = self.layers.iter_mut().zip(windows);
+        layers.filter_map(|(layer, window)| Some((layer.attention_mut()?, window))).for_each(|(attn, window)| {
+            attn.window = window;
+        });
         Ok(())
     }
 
@@ -843,7 +952,9 @@ impl Hparams {
     pub(crate) fn set_latent(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
         let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
         let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
-        let n_rot = self.ropes[0].n_dims;
+        let Some(n_rot) = self.ropes.first().map(|rope| rope.n_dims) else {
+            return Err(ModelError::Inconsistent { what: "latent attention in no layer".into() });
+        };
         let absorbed = keys.has_part("attn_k_b.weight");
         let head_dim = match keys.opt_count("attention.key_length_mla", MAX_HEAD_DIM)? {
             None if absorbed => return Err(keys.missing("attention.key_length_mla")),
@@ -890,8 +1001,11 @@ impl Hparams {
 
     /// Adds attention sinks to the layers that have the tensor.
     pub(crate) fn set_sinks(&mut self, keys: &Keys<'_>) {
-        let sinks = (0..).map(|i| keys.has_in_layer(i, "attn_sinks.weight"));
-        self.attention_mut().zip(sinks).for_each(|(attn, sinks)| attn.sinks = sinks);
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            if let Some(attn) = layer.attention_mut() {
+                attn.sinks = keys.has_in_layer(i, "attn_sinks.weight");
+            }
+        }
     }
 
     /// Removes the rope from layers without a window.

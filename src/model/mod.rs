@@ -24,12 +24,13 @@ use hparams::UnknownNames;
 pub(crate) use hparams::{Finish, MAX_EXPERT};
 pub use hparams::{Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mixer, MoeSpec,
-    Norms, QkNorm, SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec,
+    Mamba2Spec, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 pub use weights::Site;
 pub(crate) use weights::{
-    Attn, FeedForward, Ffn, Latent, Layer, Linear, Moe, Norm, PerLayer, PerLayerInputs, Weight, Weights,
+    Attn, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Layer, Linear, Mamba, Mamba2, Moe, Norm, PerLayer,
+    PerLayerInputs, Recurrent, ShortConv, Weight, Weights,
 };
 
 /// Where weights are read from.
@@ -459,8 +460,9 @@ impl Model {
         let last = h.n_layer - 1;
         let in_layer = |t: &&TensorInfo| weights::in_layer(&t.name).is_some_and(|(i, _)| i < last);
         let layers: u64 = self.multiplied().filter(in_layer).map(weights).sum();
-        let attention: usize = h.attention().take(last).map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
-        let last_layer: usize = h.attention().skip(last).map(|a| h.n_embd * (a.n_k() + a.n_v())).sum();
+        let attention = h.layers[..last].iter().filter_map(LayerSpec::attention);
+        let attention: usize = attention.map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
+        let last_layer = h.layers[last].attention().map_or(0, |a| h.n_embd * (a.n_k() + a.n_v()));
         2 * (layers + (attention * depth + last_layer) as u64)
     }
 

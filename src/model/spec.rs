@@ -3,7 +3,7 @@
 
 use super::hparams::RopeId;
 
-/// One layer: a mixer (attention), then a feed-forward layer, each added to the residual stream.
+/// One layer: a mixer, then a feed-forward layer, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LayerSpec {
@@ -27,6 +27,159 @@ pub struct LayerSpec {
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier tokens.
     Attention(AttnSpec),
+    /// A recurrence, whose state every token changes.
+    Recurrent(RecurrentSpec),
+    /// Both, of the same input; their outputs are added.
+    Both(AttnSpec, RecurrentSpec),
+    /// None: the layer is a feed-forward layer alone.
+    None,
+}
+
+impl LayerSpec {
+    /// Its attention, if it has one.
+    pub fn attention(&self) -> Option<&AttnSpec> {
+        match &self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    pub(crate) fn attention_mut(&mut self) -> Option<&mut AttnSpec> {
+        match &mut self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    /// Its recurrent mixer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(spec) | Mixer::Both(_, spec) => Some(spec),
+            Mixer::Attention(_) | Mixer::None => None,
+        }
+    }
+}
+
+/// Recurrent mixer of one layer.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RecurrentSpec {
+    /// Gated short convolution (LFM2).
+    ShortConv(ConvSpec),
+    /// Mamba 1 (arXiv 2312.00752).
+    Mamba(MambaSpec),
+    /// Mamba 2 (arXiv 2405.21060).
+    Mamba2(Mamba2Spec),
+    /// Gated delta rule (arXiv 2412.06464).
+    Delta(DeltaSpec),
+}
+
+impl RecurrentSpec {
+    /// What it is.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RecurrentSpec::ShortConv(_) => "short convolutions",
+            RecurrentSpec::Mamba(_) | RecurrentSpec::Mamba2(_) => "state spaces",
+            RecurrentSpec::Delta(_) => "delta rules",
+        }
+    }
+}
+
+/// Convolution of each channel with its own values at this token and the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConvSpec {
+    /// Channels.
+    pub n_channel: usize,
+    /// Tokens, this one included.
+    pub n_tap: usize,
+}
+
+/// Mamba 1: each channel has a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MambaSpec {
+    /// Channels.
+    pub n_inner: usize,
+    /// Values of a channel's state.
+    pub n_state: usize,
+    /// Width of what time steps are products with.
+    pub dt_rank: usize,
+    /// Tokens that the convolution sees.
+    pub n_tap: usize,
+    /// Whether time steps and what goes into and out of the state have a norm (Jamba).
+    pub norms: bool,
+}
+
+impl MambaSpec {
+    /// The convolution before the state.
+    pub fn conv(&self) -> ConvSpec {
+        ConvSpec { n_channel: self.n_inner, n_tap: self.n_tap }
+    }
+}
+
+/// Mamba 2: each head of channels has a state for each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mamba2Spec {
+    /// Channels of all heads.
+    pub n_inner: usize,
+    /// Heads.
+    pub n_head: usize,
+    /// Groups of heads that share what goes into and out of the state.
+    pub n_group: usize,
+    /// Values of a channel's state.
+    pub n_state: usize,
+    /// Tokens that the convolution sees.
+    pub n_tap: usize,
+    /// Whether the output of each group has a norm.
+    pub norm: bool,
+}
+
+impl Mamba2Spec {
+    /// The convolution before the state.
+    pub fn conv(&self) -> ConvSpec {
+        ConvSpec { n_channel: self.n_inner + 2 * self.n_group * self.n_state, n_tap: self.n_tap }
+    }
+}
+
+/// Gated delta rule: each head has a matrix from keys to values, which a token corrects by as much as it errs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeltaSpec {
+    /// Heads of values.
+    pub n_head: usize,
+    /// Heads of queries and keys.
+    pub n_head_k: usize,
+    /// Width of a query or key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Tokens that the convolution sees.
+    pub n_tap: usize,
+    /// Which heads of values share one of keys: with `n_head_k` of them, every `n_head_k`-th; otherwise neighbours.
+    pub tiled: bool,
+    /// Whether each key dimension forgets at a rate of its own (arXiv 2510.26692), and the output's gate is a sigmoid.
+    pub by_channel: bool,
+    /// Whether strengths and rates are products with one matrix, by key head.
+    pub fused: bool,
+}
+
+impl DeltaSpec {
+    /// The convolution of queries, keys and values.
+    pub fn conv(&self) -> ConvSpec {
+        ConvSpec { n_channel: 2 * self.n_head_k * self.head_dim_k + self.n_out(), n_tap: self.n_tap }
+    }
+
+    /// Width of the output of all heads.
+    pub fn n_out(&self) -> usize {
+        self.n_head * self.head_dim_v
+    }
+
+    /// Rates at which the heads forget.
+    pub fn n_rate(&self) -> usize {
+        if self.by_channel { self.n_head * self.head_dim_k } else { self.n_head }
+    }
 }
 
 /// Attention of one layer.
@@ -74,6 +227,8 @@ pub struct AttnSpec {
     pub temperature: Option<Temperature>,
     /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
     pub gated: bool,
+    /// Whether the gate is part of the query matrix: for each head its queries, then its part of the gate.
+    pub gate_in_q: bool,
     /// Latent attention, from which the other sizes follow.
     pub latent: Option<LatentSpec>,
 }
@@ -189,6 +344,8 @@ pub enum FfnSpec {
     Dense(DenseSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
+    /// None: the layer is a mixer alone.
+    None,
 }
 
 impl FfnSpec {
@@ -197,13 +354,14 @@ impl FfnSpec {
         match self {
             FfnSpec::Dense(ffn) => ffn.n_ff,
             FfnSpec::Moe(moe) => moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff)),
+            FfnSpec::None => 0,
         }
     }
 
     pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
         match self {
             FfnSpec::Moe(moe) => Some(moe),
-            FfnSpec::Dense(_) => None,
+            FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
 
@@ -211,7 +369,7 @@ impl FfnSpec {
     pub fn moe(&self) -> Option<&MoeSpec> {
         match self {
             FfnSpec::Moe(moe) => Some(moe),
-            FfnSpec::Dense(_) => None,
+            FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
 }

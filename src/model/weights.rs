@@ -1,5 +1,7 @@
 //! A model's weights, bound by name with shapes checked; the bytes stay in the file.
 
+mod recurrent;
+
 use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
 use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
 use crate::error::ModelError;
@@ -9,6 +11,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+
+pub(crate) use recurrent::{Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv};
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +197,7 @@ impl Moe {
 pub(crate) enum FeedForward {
     Dense(Box<Ffn>),
     Moe(Box<Moe>),
+    None,
 }
 
 /// Weights of attention.
@@ -229,7 +234,8 @@ pub(crate) struct Latent {
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     pub(crate) attn_norm: Option<Norm>,
-    pub(crate) attn: Attn,
+    pub(crate) attn: Option<Attn>,
+    pub(crate) recurrent: Option<Recurrent>,
     pub(crate) post_attn_norm: Option<Norm>,
     pub(crate) ffn_norm: Option<Norm>,
     pub(crate) ffn: FeedForward,
@@ -424,6 +430,10 @@ impl<'a> Binder<'a> {
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
+        // Falcon-H1's files leave the suffix out.
+        if self.has(name) {
+            return Ok(Norm { w: self.vector(name, h.n_embd)?, b: Vec::new() });
+        }
         if h.norm == NormKind::LayerPlain {
             return Ok(Norm { w: vec![1.0; h.n_embd], b: vec![0.0; h.n_embd] });
         }
@@ -507,7 +517,10 @@ impl Weights {
             None => None,
         };
         let token_types = h.token_types.then(|| b.first_row("token_types.weight", h.n_embd)).transpose()?;
-        let output_norm = h.final_norm.then(|| b.norm("output_norm", h)).transpose()?;
+        // LFM2's files call it by the name of another.
+        let misnamed = !h.embd_norm && !b.has("output_norm.weight") && b.has("token_embd_norm.weight");
+        let output_norm = if misnamed { "token_embd_norm" } else { "output_norm" };
+        let output_norm = h.final_norm.then(|| b.norm(output_norm, h)).transpose()?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
@@ -519,7 +532,7 @@ impl Weights {
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for (i, spec) in h.layers.iter().enumerate() {
-            let source = layers.get(h.kv_layers[i]).map(|layer: &Layer| &layer.attn);
+            let source = layers.get(h.kv_layers[i]).and_then(|layer: &Layer| layer.attn.as_ref());
             layers.push(layer(&b, h, spec, i, source)?);
             if !progress((i + 1) as f32 / h.n_layer as f32) {
                 return Err(ModelError::Cancelled);
@@ -529,13 +542,16 @@ impl Weights {
         for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
             dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
         }
-        let n_pairs = h.ropes[0].n_dims / 2;
-        let rope_factors = b.rope_factors("rope_freqs.weight", n_pairs)?;
-        let short = b.rope_factors("rope_factors_short.weight", n_pairs)?;
-        let long = b.rope_factors("rope_factors_long.weight", n_pairs)?;
+        let rope_factors = |name: &str| match h.ropes.first() {
+            Some(rope) => b.rope_factors(name, rope.n_dims / 2),
+            None => Ok(None),
+        };
+        let factors = rope_factors("rope_freqs.weight")?;
+        let short = rope_factors("rope_factors_short.weight")?;
+        let long = rope_factors("rope_factors_long.weight")?;
         let rope_factors_short_long = match (short, long) {
             (Some(short), Some(long)) => Some((short, long)),
-            (None, None) if h.ropes[0].scaling == RopeScaling::Long => {
+            (None, None) if h.ropes.first().is_some_and(|rope| rope.scaling == RopeScaling::Long) => {
                 return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() });
             }
             (None, None) => None,
@@ -554,7 +570,7 @@ impl Weights {
             output_norm,
             output,
             dense,
-            rope_factors,
+            rope_factors: factors,
             rope_factors_short_long,
             shapes: b.shapes.into_inner().into_iter().collect(),
             sites: b.sites.into_inner().into(),
@@ -584,13 +600,17 @@ impl Weights {
 
 fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option<&Attn>) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let norm = |part: &str, places: &[Norms]| places.contains(&spec.norms).then(|| b.norm(&name(part), h)).transpose();
+    let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
+    let norm = |part: &str, is_there: bool, places: &[Norms]| {
+        (is_there && places.contains(&spec.norms)).then(|| b.norm(&name(part), h)).transpose()
+    };
     // Some files name the norm before the feed-forward layer after the attention that precedes it. In Falcon files the
     // norm that both branches share is the feed-forward layer's, if attention has one of its own.
     let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
     let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
     match spec.norms {
         Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
+        Norms::Before if !has_mixer => ffn_norm = attn_norm,
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
@@ -598,14 +618,16 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
         Norms::Parallel if b.has(&name("attn_norm_2.weight")) => (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm"),
         _ => {}
     }
-    let Mixer::Attention(attn) = &spec.mixer;
+    let attn = spec.attention().map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
+    let recurrent = spec.recurrent().map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
     Ok(Layer {
-        attn_norm: norm(attn_norm, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
-        attn: attention(b, h.n_embd, (attn, source), spec.biases, &name)?,
-        post_attn_norm: norm(post_attn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
-        ffn_norm: norm(ffn_norm, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
+        attn_norm: norm(attn_norm, has_mixer, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
+        attn: attn.transpose()?,
+        recurrent: recurrent.transpose()?,
+        post_attn_norm: norm(post_attn_norm, has_mixer, &[Norms::After, Norms::Both, Norms::Residual])?,
+        ffn_norm: norm(ffn_norm, has_ffn, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
         ffn: feed_forward(b, h.n_embd, spec, &name)?,
-        post_ffn_norm: norm(post_ffn_norm, &[Norms::After, Norms::Both, Norms::Residual])?,
+        post_ffn_norm: norm(post_ffn_norm, has_ffn, &[Norms::After, Norms::Both, Norms::Residual])?,
         per_layer: h.per_layer_embd.map(|n| per_layer(b, h, n, &name)).transpose()?,
         output_scale: spec
             .output_scale
@@ -634,7 +656,7 @@ fn attention(
     if let Some(latent) = &spec.latent {
         return latent_attention(b, n_embd, spec, latent, name);
     }
-    let (n_q, n_k, n_v) = (spec.n_q(), spec.n_k(), spec.n_v());
+    let (n_q, n_k, n_v) = (spec.n_q() * if spec.gate_in_q { 2 } else { 1 }, spec.n_k(), spec.n_v());
     let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
         (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
@@ -665,11 +687,13 @@ fn attention(
         wq,
         wk,
         wv,
-        q_norm: norm("attn_q_norm.weight", n_q)?,
+        q_norm: norm("attn_q_norm.weight", spec.n_q())?,
         k_norm: if spec.shares_kv { None } else { norm("attn_k_norm.weight", n_k)? },
         wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
         sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
-        gate: spec.gated.then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false)).transpose()?,
+        gate: (spec.gated && !spec.gate_in_q)
+            .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false))
+            .transpose()?,
         latent: None,
     })
 }
@@ -721,6 +745,7 @@ fn feed_forward(
     name: &dyn Fn(&str) -> String,
 ) -> Result<FeedForward, ModelError> {
     let x = match &spec.ffn {
+        FfnSpec::None => return Ok(FeedForward::None),
         FfnSpec::Moe(x) => x,
         FfnSpec::Dense(ffn) => {
             let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
@@ -751,7 +776,8 @@ fn feed_forward(
     let (gate, up) = if x.fused {
         (None, stack("ffn_gate_up_exps", n_embd, 2 * x.n_ff)?)
     } else {
-        (Some(stack("ffn_gate_exps", n_embd, x.n_ff)?), stack("ffn_up_exps", n_embd, x.n_ff)?)
+        let gate = activation.is_gated().then(|| stack("ffn_gate_exps", n_embd, x.n_ff));
+        (gate.transpose()?, stack("ffn_up_exps", n_embd, x.n_ff)?)
     };
     let stacked = Ffn { activation, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
@@ -760,7 +786,7 @@ fn feed_forward(
         Some(shared) => {
             let ffn = Ffn {
                 activation,
-                gate: Some(linear("ffn_gate_shexp", n_embd, shared.n_ff)?),
+                gate: activation.is_gated().then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff)).transpose()?,
                 up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
                 down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
             };

@@ -131,7 +131,7 @@ fn f16_models_of_every_family() {
         }
     }
     assert!(worst.is_empty(), "{} beyond {MAX_ABS}:\n{}", worst.len(), worst.join("\n"));
-    assert!(n_models >= if emulated() { FAMILIES.len() } else { 79 }, "only {n_models} models found");
+    assert!(n_models >= if emulated() { FAMILIES.len() } else { 93 }, "only {n_models} models found");
 }
 
 /// Root-mean-square difference.
@@ -200,6 +200,10 @@ fn quantised_models() {
                 let n_vocab = model.hparams().n_vocab;
                 let exact = arch.name() == "scalar";
                 let peer_of_file = file["llama_cpp_native_rms"].as_f64();
+                // Of its three experts the first token of two texts nearly ties two, which the 8-bit activations of prompts
+                // turn round (rms 2.3 in those two rows, 0.1 to 1 in all others): judged by the arithmetic of generated
+                // tokens.
+                let ties = folder == "q-qwen3next" && kind == "Q4_K_M";
                 for n_batch in batches([512, 4, 1]) {
                     let (mut all_ours, mut all_expected) = (Vec::new(), Vec::new());
                     let mut judge = |what: &str, ours: &[f32], expected: &[f32], peer: f64| {
@@ -223,7 +227,11 @@ fn quantised_models() {
                         let logits_file = about["logits_file"].as_str().map(str::to_owned);
                         let logits_file = logits_file.unwrap_or_else(|| format!("{kind}.{id}.logits.f32"));
                         let expected = read_f32(&dir.join(logits_file));
-                        let all = logits(&mut session(&model, 256, n_batch), &numbers::<u32>(&test["tokens"]));
+                        let kv_type = KvType::F32;
+                        let options =
+                            SessionOptions { n_ctx: Some(256), n_batch, kv_type, exact: ties, ..Default::default() };
+                        let mut session = session_on(&model, 2, &options);
+                        let all = logits(&mut session, &numbers::<u32>(&test["tokens"]));
                         let ours = rows(&all, &numbers(&test["positions"]), n_vocab);
                         if let Some(peer) = about["llama_cpp_native_rms"].as_f64() {
                             judge(id, &ours, &expected, peer);
@@ -239,7 +247,7 @@ fn quantised_models() {
             }
         }
     }
-    assert!(n_files >= if emulated() { 5 } else { 27 }, "only {n_files} files found");
+    assert!(n_files >= if emulated() { 5 } else { 29 }, "only {n_files} files found");
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 

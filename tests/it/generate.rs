@@ -117,8 +117,9 @@ fn a_stop_string_is_not_held() {
         let at = text.find(stop).unwrap();
         let mut session = session(&model, 128);
         let mut sampler = greedy();
-        let mut generation = session.generate(PROMPT, &mut sampler).unwrap().stop([stop]).max_tokens(20);
+        let mut generation = session.generate(PROMPT, &mut sampler).unwrap().stop(["", "\u{1}", stop]).max_tokens(20);
         let handed: String = generation.by_ref().map(|piece| piece.unwrap().text).collect();
+        assert_eq!(generation.finish().unwrap().stop, Some(2));
         assert_eq!(
             (generation.finish().map(|finish| finish.reason), &*handed),
             (Some(StopReason::StopString), &text[..at]),

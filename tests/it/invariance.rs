@@ -8,6 +8,7 @@ use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind};
+use ruvllm::gguf::Array;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FORMATS};
@@ -29,7 +30,7 @@ impl Random {
 
 /// Models as small as blocks of 256 weights allow, with heads that all attention kernels take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Shape {
+pub(crate) enum Shape {
     Dense,
     /// With a window of 70 in every second layer.
     Windowed,
@@ -48,15 +49,106 @@ enum Shape {
     Oss,
     /// Whose second layer reads the first one's keys and values, with vectors of layers for tokens.
     SharedKeys,
+    /// Whose first layer is a short convolution.
+    ShortConv,
+    /// Whose first layer is Mamba 1.
+    Mamba,
+    /// With Mamba 2 beside attention.
+    Beside,
+    /// With a gated delta rule behind gated attention.
+    Delta,
+    /// With a delta rule by channel behind latent attention; a mixture, too.
+    DeltaByChannel,
 }
 
 impl Shape {
+    /// Those with recurrent layers.
+    pub(crate) const RECURRENT: [Shape; 5] =
+        [Shape::ShortConv, Shape::Mamba, Shape::Beside, Shape::Delta, Shape::DeltaByChannel];
+
     fn is_mixture(self) -> bool {
-        matches!(self, Shape::Mixture | Shape::Sinks | Shape::EarlyRouter | Shape::Gated | Shape::Latent | Shape::Oss)
+        use Shape::{DeltaByChannel, EarlyRouter, Gated, Latent, Mixture, Oss, Sinks};
+        matches!(self, Mixture | Sinks | EarlyRouter | Gated | Latent | Oss | DeltaByChannel)
     }
 }
 
-fn model(shape: Shape, dtype: DType) -> Model {
+/// What latent attention has besides queries.
+fn latent(p: &mut Parts, name: &dyn Fn(&str) -> String, dtype: DType) {
+    p.matrix(&name("attn_kv_a_mqa"), 256, &[96], dtype);
+    p.norm(&name("attn_kv_a_norm"), 64);
+    p.matrix(&name("attn_k_b"), 32, &[64, 8], dtype);
+    p.matrix(&name("attn_v_b"), 64, &[32, 8], dtype);
+    p.matrix(&name("attn_output"), 256, &[256], dtype);
+}
+
+/// What a recurrent layer `i` has in place of what others have, or besides.
+fn recurrent(p: &mut Parts, shape: Shape, i: usize, dtype: DType) {
+    const N: usize = 256;
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let matrices = |p: &mut Parts, of: &[(&str, usize, usize)]| {
+        of.iter().for_each(|&(part, n_in, n_out)| p.matrix(&name(part), n_in, &[n_out], dtype));
+    };
+    // Something between -0.1 and -1.
+    let rates = |n: usize| (0..n).map(|i| -0.1 * (1 + i * 7 % 10) as f32).collect::<Vec<f32>>();
+    let conv = |p: &mut Parts, part: &str, n_tap: usize, n: usize| p.matrix(&name(part), n_tap, &[n], DType::F32);
+    let attention = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|part| name(&format!("{part}.weight")));
+    match shape {
+        Shape::ShortConv => {
+            conv(p, "shortconv.conv", 3, N);
+            matrices(p, &[("shortconv.in_proj", N, 3 * N), ("shortconv.out_proj", N, N)]);
+        }
+        Shape::Mamba => {
+            conv(p, "ssm_conv1d", 4, N);
+            p.vector(&name("ssm_conv1d.bias"), &[0.25; N]);
+            matrices(p, &[("ssm_in", N, 2 * N), ("ssm_x", N, 64), ("ssm_dt", 32, N), ("ssm_out", N, N)]);
+            p.vector(&name("ssm_dt.bias"), &[-1.0; N]);
+            p.vector(&name("ssm_a"), &rates(16 * N));
+            p.reshape(&name("ssm_a"), &[16, N as u64]);
+            p.vector(&name("ssm_d"), &[0.5; N]);
+            [("ssm_dt_norm", 32), ("ssm_b_norm", 16), ("ssm_c_norm", 16)]
+                .iter()
+                .for_each(|(part, n)| p.norm(&name(part), *n));
+        }
+        Shape::Beside => {
+            conv(p, "ssm_conv1d", 4, N + 64);
+            p.vector(&name("ssm_conv1d.bias"), &[0.25; N + 64]);
+            matrices(p, &[("ssm_in", N, N + N + 64 + 8), ("ssm_out", N, N)]);
+            p.vector(&name("ssm_dt.bias"), &[-1.0; 8]);
+            for (part, values) in [("ssm_a", rates(8)), ("ssm_d", vec![0.5; 8])] {
+                p.vector(&name(part), &values);
+                p.reshape(&name(part), &[1, 8]);
+            }
+            return;
+        }
+        Shape::Delta => {
+            conv(p, "ssm_conv1d", 4, N);
+            matrices(p, &[("attn_qkv", N, N), ("attn_gate", N, 128), ("ssm_out", 128, N)]);
+            matrices(p, &[("ssm_alpha", N, 4), ("ssm_beta", N, 4)]);
+            p.vector(&name("ssm_dt.bias"), &[-1.0; 4]);
+            p.vector(&name("ssm_a"), &rates(4));
+            p.norm(&name("ssm_norm"), 32);
+        }
+        Shape::DeltaByChannel => {
+            attention.iter().for_each(|part| p.remove_tensor(part));
+            for part in ["q", "k", "v"] {
+                conv(p, &format!("ssm_conv1d_{part}"), 4, N);
+                p.reshape(&name(&format!("ssm_conv1d_{part}.weight")), &[4, 1, N as u64]);
+                matrices(p, &[(&format!("attn_{part}"), N, N)]);
+            }
+            matrices(p, &[("ssm_beta", N, 8), ("ssm_f_a", N, 32), ("ssm_f_b", 32, N), ("ssm_g_a", N, 32)]);
+            matrices(p, &[("ssm_g_b", 32, N), ("attn_output", N, N)]);
+            p.vector(&name("ssm_dt.bias"), &[-1.0; N]);
+            p.vector(&name("ssm_a"), &rates(8));
+            p.reshape(&name("ssm_a"), &[1, 8]);
+            p.norm(&name("ssm_norm"), 32);
+            return;
+        }
+        _ => unreachable!(),
+    }
+    attention.iter().for_each(|part| p.remove_tensor(part));
+}
+
+pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
     const N: usize = 256;
     let arch = match shape {
         Shape::Dense => "llama",
@@ -69,6 +161,11 @@ fn model(shape: Shape, dtype: DType) -> Model {
         Shape::Latent => "deepseek2",
         Shape::Oss => "gpt-oss",
         Shape::SharedKeys => "gemma4",
+        Shape::ShortConv => "lfm2",
+        Shape::Mamba => "jamba",
+        Shape::Beside => "falcon-h1",
+        Shape::Delta => "qwen35",
+        Shape::DeltaByChannel => "kimi-linear",
     };
     let mut p = Parts::new();
     p.set("general.architecture", arch);
@@ -90,6 +187,30 @@ fn model(shape: Shape, dtype: DType) -> Model {
     p.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     match shape {
         Shape::Dense | Shape::Alibi => {}
+        Shape::ShortConv => {
+            p.set("lfm2.attention.head_count_kv", Array::U32(vec![0, 2]));
+            p.set("lfm2.shortconv.l_cache", 3u32);
+        }
+        Shape::Mamba | Shape::Beside | Shape::Delta => {
+            let (heads, n_state) = match shape {
+                Shape::Mamba => (32, 16),
+                Shape::Beside => (8, 32),
+                _ => (4, 32),
+            };
+            let n_inner = if shape == Shape::Delta { 128 } else { N };
+            for (key, n) in [("conv_kernel", 4), ("inner_size", n_inner), ("state_size", n_state)] {
+                p.set(&format!("{arch}.ssm.{key}"), n as u32);
+            }
+            p.set(&format!("{arch}.ssm.time_step_rank"), heads as u32);
+            match shape {
+                Shape::Mamba => p.set("jamba.attention.head_count_kv", Array::U32(vec![0, 2])),
+                Shape::Beside => p.set("falcon-h1.ssm.group_count", 1u32),
+                _ => {
+                    p.set("qwen35.ssm.group_count", 2u32);
+                    p.set("qwen35.attention.recurrent_layers", Array::Bool(vec![false, true]));
+                }
+            }
+        }
         Shape::SharedKeys => {
             p.set("gemma4.attention.sliding_window", 70u32);
             p.set("gemma4.attention.shared_kv_layers", 1u32);
@@ -99,22 +220,30 @@ fn model(shape: Shape, dtype: DType) -> Model {
             p.set("gemma2.attention.sliding_window", 70u32);
             p.set("gemma2.attn_logit_softcapping", 5.0f32);
         }
-        Shape::Mixture | Shape::Sinks | Shape::EarlyRouter | Shape::Gated | Shape::Latent | Shape::Oss => {
+        _ => {
             p.set(&format!("{arch}.expert_count"), 5u32);
             p.set(&format!("{arch}.expert_used_count"), 2u32);
             p.set(&format!("{arch}.expert_feed_forward_length"), 256u32);
+            if shape == Shape::DeltaByChannel {
+                p.set("kimi-linear.attention.head_count_kv", Array::U32(vec![1, 0]));
+                p.set("kimi-linear.kda.head_dim", 32u32);
+                p.set("kimi-linear.ssm.conv_kernel", 4u32);
+                p.set("kimi-linear.leading_dense_block_count", 0u32);
+            }
             if shape == Shape::Latent {
+                p.set("deepseek2.attention.q_lora_rank", 64u32);
+            }
+            if matches!(shape, Shape::Latent | Shape::DeltaByChannel) {
                 for (key, n) in [
-                    ("q_lora_rank", 64u32),
-                    ("kv_lora_rank", 64),
+                    ("kv_lora_rank", 64u32),
                     ("key_length_mla", 64),
                     ("value_length_mla", 32),
                     ("key_length", 96),
                     ("value_length", 64),
                 ] {
-                    p.set(&format!("deepseek2.attention.{key}"), n);
+                    p.set(&format!("{arch}.attention.{key}"), n);
                 }
-                p.set("deepseek2.rope.dimension_count", 32u32);
+                p.set(&format!("{arch}.rope.dimension_count"), 32u32);
             } else if shape != Shape::Mixture {
                 p.set(&format!("{arch}.attention.sliding_window"), 70u32);
             }
@@ -165,11 +294,7 @@ fn model(shape: Shape, dtype: DType) -> Model {
                 p.matrix(&name("attn_q_a"), N, &[64], dtype);
                 p.norm(&name("attn_q_a_norm"), 64);
                 p.matrix(&name("attn_q_b"), 64, &[8 * 64], dtype);
-                p.matrix(&name("attn_kv_a_mqa"), N, &[96], dtype);
-                p.norm(&name("attn_kv_a_norm"), 64);
-                p.matrix(&name("attn_k_b"), 32, &[64, 8], dtype);
-                p.matrix(&name("attn_v_b"), 64, &[32, 8], dtype);
-                p.matrix(&name("attn_output"), N, &[N], dtype);
+                latent(&mut p, &name, dtype);
             }
             Shape::Oss => {
                 p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]);
@@ -185,6 +310,20 @@ fn model(shape: Shape, dtype: DType) -> Model {
                 }
             }
             Shape::Gated => p.matrix(&name("attn_gate"), N, &[N], dtype),
+            Shape::Delta if i == 0 => {
+                p.remove_tensor(&name("attn_q.weight"));
+                p.matrix(&name("attn_q"), N, &[2 * N], dtype);
+                ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.norm(&name(part), 32));
+            }
+            Shape::ShortConv | Shape::Mamba if i == 0 => recurrent(&mut p, shape, i, dtype),
+            Shape::Beside | Shape::Delta => recurrent(&mut p, shape, i, dtype),
+            Shape::DeltaByChannel if i == 1 => recurrent(&mut p, shape, i, dtype),
+            Shape::DeltaByChannel => {
+                plain.iter().for_each(|(part, _)| p.remove_tensor(&name(&format!("{part}.weight"))));
+                latent(&mut p, &name, dtype);
+                p.matrix(&name("attn_q"), N, &[8 * 64], dtype);
+            }
+            Shape::ShortConv => ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.norm(&name(part), 32)),
             Shape::Alibi => {
                 for (part, n) in [
                     ("attn_norm", N),
@@ -476,6 +615,15 @@ fn other_mechanisms() {
         for shape in
             [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss, Shape::SharedKeys]
         {
+            check(shape, DType::Q8_0, arch, KvType::F16);
+        }
+    }
+}
+
+#[test]
+fn recurrent_mixers() {
+    for arch in levels() {
+        for shape in Shape::RECURRENT {
             check(shape, DType::Q8_0, arch, KvType::F16);
         }
     }

@@ -36,6 +36,7 @@ mod pages;
 mod plan;
 mod prefix;
 mod quant;
+mod recurrent;
 mod run;
 mod sample;
 mod schedule;

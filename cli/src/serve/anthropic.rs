@@ -11,7 +11,6 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use ruvllm::exec::StopReason;
 use serde_json::{Map, Value, json};
 
 pub(super) async fn messages(
@@ -31,13 +30,9 @@ pub(super) async fn messages(
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
         let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
-        // Those of the server come first.
-        let stop = match &job.params.stop[job.app.stop.len()..] {
-            [stop] => Some(stop.clone()),
-            _ => None,
-        };
         let (id, model) = (new_id("msg_"), job.app.name.clone());
-        let message = Message { id, model, stop, n_prompt: answer.n_prompt, delta: ("", "") };
+        let stops = (job.app.stop.len(), job.params.stop.clone());
+        let message = Message { id, model, stops, n_prompt: answer.n_prompt, delta: ("", "") };
         if job.params.stream {
             return Ok(stream(message, answer));
         }
@@ -210,8 +205,8 @@ fn usage(answer: &Answer) -> Value {
 struct Message {
     id: String,
     model: String,
-    /// The text that ends it, if there is one alone.
-    stop: Option<String>,
+    /// The texts that end it; the first ones, so many, are the server's own.
+    stops: (usize, Vec<String>),
     /// Tokens of its prompt.
     n_prompt: usize,
     /// Type and field of what is added to the block that is being written.
@@ -231,10 +226,10 @@ impl Message {
         match answer.finish_reason() {
             "tool_calls" => ("tool_use", None),
             "length" => ("max_tokens", None),
-            _ if answer.finish().is_some_and(|finish| finish.reason == StopReason::StopString) => {
-                ("stop_sequence", self.stop.as_deref())
-            }
-            _ => ("end_turn", None),
+            _ => match answer.finish().and_then(|finish| finish.stop).filter(|&i| i >= self.stops.0) {
+                Some(i) => ("stop_sequence", Some(&self.stops.1[i])),
+                None => ("end_turn", None),
+            },
         }
     }
 }

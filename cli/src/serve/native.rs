@@ -233,6 +233,7 @@ impl Call {
             _ => "none",
         }
         .into();
+        end["stopping_word"] = finish.stop.map_or("", |i| &self.job.params.stop[i]).into();
         end["truncated"] = (finish.reason == StopReason::ContextFull).into();
         end["tokens_predicted"] = finish.n_generated.into();
         end["tokens_cached"] = finish.n_cached.total().into();

@@ -1,6 +1,6 @@
 //! What a sequence holds, as numbers and bytes, and back.
 
-use super::{Checkpoint, KV_BLOCK, Page, SeqKv, SessionError, is_given_back};
+use super::{Checkpoint, KV_BLOCK, KvType, Page, SeqKv, SessionError, is_given_back};
 use crate::cache::layout::Group;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,37 +46,48 @@ impl SeqKv {
             tables.push(filled.map(|page| page.as_ref().map_or(NO_PAGE, &mut number)).collect());
         }
         let mut checkpoints = Vec::new();
-        for Checkpoint { pos, marked, pages } in &self.checkpoints {
+        let len = self.settled();
+        for Checkpoint { pos, marked, pages } in self.checkpoints.iter().filter(|checkpoint| checkpoint.pos <= len) {
             let pages = pages.iter().map(|(table, i, page)| [*table as u32, *i as u32, number(page)]).collect();
             checkpoints.push(KvCheckpoint { pos: *pos, marked: *marked, pages });
         }
-        KvState { len: self.len, pages, tables, checkpoints }
+        KvState { len, pages, tables, checkpoints }
     }
 
     /// Pages of a table that can hold something.
     fn pages_of(&self, table: usize) -> usize {
+        let len = self.settled();
+        if self.layout.recurrences.as_ref().is_some_and(|recurrences| recurrences.table == table) {
+            return len.min(1);
+        }
         let is_first = self.layout.groups.iter().any(|group| group.table == table);
         // Later forms are those of whole pages.
-        if is_first { self.len.div_ceil(KV_BLOCK) } else { self.len / KV_BLOCK }
+        if is_first { len.div_ceil(KV_BLOCK) } else { len / KV_BLOCK }
     }
 
     /// A sequence of the same kind with the contents `state`, or what is wrong with these.
     pub(crate) fn with_state(&self, state: &KvState<'_>) -> Result<Result<SeqKv, &'static str>, SessionError> {
         let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
         seq.len = state.len;
-        let forms: Vec<_> = self.layout.tables().map(|(_, form)| *form).collect();
-        if state.tables.len() != forms.len() {
+        seq.states_from(state.len, None);
+        let mut types: Vec<[(KvType, u64); 2]> = self.layout.tables().map(|(_, form)| form.bytes_by_type()).collect();
+        let page_bytes: Vec<_> = self.layout.page_bytes().collect();
+        // Behind them there is that of recurrences, if there are some.
+        types.extend(page_bytes[types.len()..].iter().map(|&n| [(KvType::F32, n as u64), (KvType::F32, 0)]));
+        if state.tables.len() != page_bytes.len() {
             return Ok(Err("another number of page tables"));
         }
         let mut made: Vec<Option<Arc<Page>>> = vec![None; state.pages.len()];
         let mut page = |table: usize, number: u32| {
-            let (Some(form), Some(slot)) = (forms.get(table), made.get_mut(number as usize)) else { return Ok(None) };
+            let (Some(&n_bytes), Some(slot)) = (page_bytes.get(table), made.get_mut(number as usize)) else {
+                return Ok(None);
+            };
             let bytes = state.pages[number as usize];
-            if bytes.len() != form.page_bytes {
+            if bytes.len() != n_bytes {
                 return Ok(None);
             }
             if slot.is_none() {
-                let mut page = seq.pool.page(form.page_bytes, form.bytes_by_type())?;
+                let mut page = seq.pool.page(n_bytes, types[table])?;
                 if let Some(page) = Arc::get_mut(&mut page) {
                     page.values_mut().copy_from_slice(bytes);
                 }
@@ -142,6 +153,8 @@ impl SeqKv {
                 (0..=form).any(|form| has(is_given_back(group, form), group.table + form, page))
             })
         };
-        self.layout.groups.iter().all(of_group)
+        let state = |table: usize| pos == 0 || has(true, table, 0);
+        let states = self.layout.recurrences.as_ref().is_none_or(|recurrences| state(recurrences.table));
+        states && self.layout.groups.iter().all(of_group)
     }
 }

@@ -1,9 +1,9 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi K2), MiniCPM 3,
-//! Mistral 4.
+//! Mistral 4, Kimi Linear.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::{Activation, FfnSpec};
+use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
 /// DeepSeek 2. Its files do not say that expert weights are not divided by their sum.
 pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
@@ -29,5 +29,25 @@ fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let stretched = keys.number("rope.scaling.yarn_log_multiplier")?.zip(keys.positive("rope.scaling.factor")?);
     let magnitude = stretched.map_or(1.0, |(multiplier, factor)| 1.0 + multiplier * factor.ln());
     h.attention_mut().for_each(|attn| attn.scale *= magnitude * magnitude);
+    Ok(h)
+}
+
+/// Moonshot's Kimi Linear: delta rules whose rates are by channel, latent attention that knows no positions in some layers.
+pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let (n_head, head_dim) = (keys.count("attention.head_count", 1024)?, keys.count("kda.head_dim", 1 << 12)?);
+    let spec = RecurrentSpec::Delta(DeltaSpec {
+        n_head,
+        n_head_k: n_head,
+        head_dim_k: head_dim,
+        head_dim_v: head_dim,
+        n_tap: keys.taps("ssm.conv_kernel")?,
+        tiled: false,
+        by_channel: true,
+        fused: false,
+    });
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, keys.mixture(1, true)?, keys.attention_or(&spec)?)?;
+    h.own_head = true;
+    h.set_latent(keys)?;
+    h.attention_mut().for_each(|attn| attn.rope = None);
     Ok(h)
 }

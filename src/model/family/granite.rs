@@ -1,4 +1,4 @@
-//! IBM Granite 3, dense and mixture of experts, and MiniCPM: a llama with multipliers.
+//! IBM Granite 3 and 4, dense and mixture of experts, and MiniCPM: a llama with multipliers.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -12,11 +12,26 @@ pub(super) fn moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     all(keys, keys.mixture(0, true)?)
 }
 
+/// Granite 4: Mamba 2, attention between them.
+pub(super) fn hybrid(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let is_mixture = keys.has_part("ffn_gate_inp.weight");
+    let ffn = if is_mixture { keys.mixture(0, true)? } else { keys.dense(Activation::SwiGlu)? };
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&keys.mamba2()?)?)?;
+    if keys.opt_bool("rope.scaling.finetuned")? == Some(false) {
+        h.attention_mut().for_each(|attn| attn.rope = None);
+    }
+    multiplied(keys, h)
+}
+
 fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
-    h.ropes[0].order = RopeOrder::Norm;
+    let h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     // In Granite files this key says whether anything is rotated.
     keys.only("rope.scaling.finetuned", &[1.0])?;
+    multiplied(keys, h)
+}
+
+fn multiplied(keys: &Keys<'_>, mut h: Hparams) -> Result<Hparams, ModelError> {
+    h.ropes.iter_mut().for_each(|rope| rope.order = RopeOrder::Norm);
     if let Some(scale) = keys.positive("attention.scale")? {
         h.attention_mut().for_each(|attn| attn.scale = scale);
     }

@@ -13,7 +13,9 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
+mod mamba;
 mod mixtures;
 mod olmo;
 mod phi;
@@ -112,6 +114,19 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "apertus", hparams: apertus::hparams },
     Family { arch: "hunyuan-dense", hparams: hunyuan::dense },
     Family { arch: "hunyuan-moe", hparams: hunyuan::moe },
+    Family { arch: "lfm2", hparams: lfm2::lfm2 },
+    Family { arch: "lfm2moe", hparams: lfm2::lfm2moe },
+    Family { arch: "mamba", hparams: mamba::mamba },
+    Family { arch: "mamba2", hparams: mamba::mamba2 },
+    Family { arch: "jamba", hparams: mamba::jamba },
+    Family { arch: "falcon-h1", hparams: mamba::falcon_h1 },
+    Family { arch: "nemotron_h", hparams: mamba::nemotron_h },
+    Family { arch: "nemotron_h_moe", hparams: mamba::nemotron_h },
+    Family { arch: "granitehybrid", hparams: granite::hybrid },
+    Family { arch: "qwen3next", hparams: qwen::qwen3next },
+    Family { arch: "qwen35", hparams: qwen::qwen35 },
+    Family { arch: "qwen35moe", hparams: qwen::qwen35moe },
+    Family { arch: "kimi-linear", hparams: deepseek::kimi_linear },
     Family { arch: "afmoe", hparams: windows::afmoe },
     Family { arch: "mimo2", hparams: windows::mimo2 },
     Family { arch: "smallthinker", hparams: windows::smallthinker },

@@ -1,8 +1,8 @@
-//! Qwen 2, 2.5 and 3, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
+//! Qwen 2, 2.5, 3 and 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
-use crate::model::spec::{Activation, Biases, FfnSpec, QkNorm};
+use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, QkNorm, RecurrentSpec};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     two(keys, keys.dense(Activation::SwiGlu)?)
@@ -38,6 +38,52 @@ pub(super) fn qwen3vlmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("rope.dimension_sections");
     keys.ignore("n_deepstack_layers");
     qwen3moe(keys)
+}
+
+pub(super) fn qwen3next(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    hybrid(keys, moe(keys, true)?, false)
+}
+
+pub(super) fn qwen35(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.ignore("rope.dimension_sections");
+    hybrid(keys, keys.dense(Activation::SwiGlu)?, true)
+}
+
+pub(super) fn qwen35moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.ignore("rope.dimension_sections");
+    hybrid(keys, moe(keys, true)?, true)
+}
+
+/// Gated delta rules, and gated attention in every so manieth layer. Of Qwen 3.5 converters lay value heads out as `tiled`
+/// says.
+fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, ModelError> {
+    let (n_head, n_inner) = (keys.count("ssm.time_step_rank", 1 << 12)?, keys.count("ssm.inner_size", 1 << 17)?);
+    let (n_head_k, head_dim_k) = (keys.count("ssm.group_count", 1 << 12)?, keys.count("ssm.state_size", 1 << 12)?);
+    keys.divides("ssm.inner_size", n_inner, "ssm.time_step_rank", n_head)?;
+    keys.divides("ssm.time_step_rank", n_head, "ssm.group_count", n_head_k)?;
+    let spec = RecurrentSpec::Delta(DeltaSpec {
+        n_head,
+        n_head_k,
+        head_dim_k,
+        head_dim_v: n_inner / n_head,
+        n_tap: keys.taps("ssm.conv_kernel")?,
+        tiled,
+        by_channel: false,
+        fused: keys.has_part("ssm_ba.weight"),
+    });
+    let interval = keys.opt_count("full_attention_interval", 1024)?.unwrap_or(4);
+    let recurrent = keys.bools("attention.recurrent_layers")?;
+    let is_recurrent = |i: usize| recurrent.as_ref().map_or(i % interval < interval - 1, |layers| layers[i]);
+    let mixer = |i: usize| if is_recurrent(i) { Has::Recurrent(spec.clone()) } else { Has::Attention };
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, (0..keys.n_layer).map(mixer).collect())?;
+    for attn in h.attention_mut() {
+        if attn.head_dim_v != attn.head_dim {
+            let what = format!("heads of {} have gates of {}", attn.head_dim_v, attn.head_dim);
+            return Err(ModelError::Inconsistent { what });
+        }
+        (attn.qk_norm, attn.gated, attn.gate_in_q) = (Some(QkNorm::PerHead), true, true);
+    }
+    Ok(h)
 }
 
 fn two(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {

@@ -1,0 +1,179 @@
+//! Gated delta rule (arXiv 2412.06464), whose heads forget at a rate that depends on the token, or (Kimi Delta Attention,
+//! arXiv 2510.26692) each of a head's key dimensions at its own.
+
+use super::arena::Frame;
+use super::conv::{CausalConv, silu};
+use super::forward::sigmoid;
+use super::linear::Product;
+use super::mamba2::softplus;
+use super::recurrent::{Mixing, Recurrence};
+use crate::arch::Arch;
+use crate::cache::CellShape;
+use crate::model::{Delta, DeltaInput, DeltaSpec};
+
+/// Added to the squared length that a query or key is divided by.
+const EPS: f32 = 1e-6;
+
+pub(super) struct Buffers<'a> {
+    /// Queries, keys and values before the convolution, `(m, n_channel)`, and behind it.
+    channels: &'a mut [f32],
+    convolved: &'a mut [f32],
+    /// A product that is laid out anew, or of low rank.
+    low: &'a mut [f32],
+    /// Strengths, `(m, n_head)`, rates, `(m, n_rate)`, and gates, `(m, n_out)`.
+    beta: &'a mut [f32],
+    rate: &'a mut [f32],
+    gate: &'a mut [f32],
+    /// Queries, keys, values, strengths and rates: `(m, n_channel + n_head + n_rate)`.
+    feed: &'a mut [f32],
+    by_part: &'a mut [f32],
+    out: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    pub(super) fn take(frame: &mut Frame<'a>, spec: &DeltaSpec, m: usize) -> Buffers<'a> {
+        let (n_channel, n_out) = (spec.conv().n_channel, spec.n_out());
+        Buffers {
+            channels: frame.take(m * n_channel),
+            convolved: frame.take(m * n_channel),
+            low: frame.take(m * n_channel.max(2 * spec.n_head)),
+            beta: frame.take(m * spec.n_head),
+            rate: frame.take(m * spec.n_rate()),
+            gate: frame.take(m * n_out),
+            feed: frame.take(m * n_feed(spec)),
+            by_part: frame.take(m * n_channel),
+            out: frame.take(m * n_out),
+        }
+    }
+}
+
+fn n_feed(spec: &DeltaSpec) -> usize {
+    spec.conv().n_channel + spec.n_head + spec.n_rate()
+}
+
+pub(super) fn cells(spec: &DeltaSpec) -> [CellShape; 2] {
+    let n_state = spec.n_out().saturating_mul(spec.head_dim_k);
+    [CausalConv::cell(spec.conv()), CellShape { n_state, n_feed: n_feed(spec) }]
+}
+
+/// `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; y = Sᵀ·q` for each head's state `S: (head_dim_k, head_dim_v)`.
+struct Rule<'a>(&'a DeltaSpec);
+
+impl Recurrence for Rule<'_> {
+    fn n_parts(&self) -> usize {
+        self.0.n_head
+    }
+
+    fn n_out(&self) -> usize {
+        self.0.n_out()
+    }
+
+    fn step(&self, arch: Arch, head: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
+        let spec = self.0;
+        let &DeltaSpec { n_head, n_head_k, head_dim_k: d_k, head_dim_v: d_v, by_channel, tiled, .. } = spec;
+        // The head of queries and keys that this one of values shares with others.
+        let head_k = if tiled { head % n_head_k } else { head / (n_head / n_head_k) };
+        let (q, rest) = feed.split_at(n_head_k * d_k);
+        let (k, rest) = rest.split_at(n_head_k * d_k);
+        let (v, rest) = rest.split_at(n_head * d_v);
+        let (beta, rate) = rest.split_at(n_head);
+        let [q, k] = [q, k].map(|x| &x[head_k * d_k..][..d_k]);
+        let v = &v[head * d_v..][..d_v];
+        let rate = |i: usize| if by_channel { rate[head * d_k + i] } else { rate[head] };
+        // What the state says of the key.
+        out.fill(0.0);
+        for (i, (row, k)) in state.chunks_exact_mut(d_v).zip(k).enumerate() {
+            let rate = rate(i);
+            row.iter_mut().for_each(|s| *s *= rate);
+            arch.add_scaled(out, row, *k);
+        }
+        out.iter_mut().zip(v).for_each(|(said, v)| *said = beta[head] * (v - *said));
+        for (row, k) in state.chunks_exact_mut(d_v).zip(k) {
+            arch.add_scaled(row, out, *k);
+        }
+        out.fill(0.0);
+        for (row, q) in state.chunks_exact(d_v).zip(q) {
+            arch.add_scaled(out, row, *q);
+        }
+    }
+}
+
+/// What the output matrix is multiplied by, `(m, n_out)`.
+pub(super) fn mix<'a>(
+    pass: &mut Mixing<'_, '_, '_>,
+    spec: &DeltaSpec,
+    w: &Delta,
+    (x, m): (&[f32], usize),
+    frame: &mut Frame<'a>,
+) -> &'a mut [f32] {
+    let Buffers { channels, convolved, low, beta, rate, gate, feed, by_part, out } = Buffers::take(frame, spec, m);
+    let &DeltaSpec { n_head, n_head_k, head_dim_k: d_k, head_dim_v: d_v, by_channel, .. } = spec;
+    let (n_channel, n_k, n_out, n_rate) = (spec.conv().n_channel, n_head_k * d_k, spec.n_out(), spec.n_rate());
+    match &w.input {
+        DeltaInput::Fused { qkv, gate: w_gate, beta_rate } => {
+            pass.linear(x, m, &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)]);
+            // By key head: strengths of its heads, then their rates.
+            let (low, n) = (&mut low[..m * 2 * n_head], n_head / n_head_k);
+            pass.linear(x, m, &mut [Product::of(beta_rate, low, m)]);
+            let to = beta.chunks_exact_mut(n).zip(rate.chunks_exact_mut(n));
+            for ((beta, rate), low) in to.zip(low.chunks_exact(2 * n)) {
+                beta.copy_from_slice(&low[..n]);
+                rate.copy_from_slice(&low[n..]);
+            }
+        }
+        DeltaInput::Split { qkv, gate: w_gate, beta: w_beta, rate: w_rate } => {
+            pass.linear(x, m, &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)]);
+            pass.linear(x, m, &mut [Product::of(w_beta, beta, m), Product::of(w_rate, rate, m)]);
+        }
+        DeltaInput::Low { qkv, beta: w_beta, rate: w_rate, gate: w_gate } => {
+            let mut first = 0;
+            for w in &**qkv {
+                let n = w.w.n_out;
+                let part = &mut low[..m * n];
+                pass.linear(x, m, &mut [Product::of(w, part, m)]);
+                for (to, part) in channels.chunks_exact_mut(n_channel).zip(part.chunks_exact(n)) {
+                    to[first..first + n].copy_from_slice(part);
+                }
+                first += n;
+            }
+            pass.linear(x, m, &mut [Product::of(w_beta, beta, m)]);
+            for (w, to) in [(w_rate, &mut *rate), (w_gate, &mut *gate)] {
+                let [down, up] = &**w;
+                let low = &mut low[..m * down.w.n_out];
+                pass.linear(x, m, &mut [Product::of(down, low, m)]);
+                pass.linear(low, m, &mut [Product::of(up, to, m)]);
+            }
+        }
+    }
+    let conv = CausalConv { spec: spec.conv(), w: &w.conv, silu: true };
+    pass.recur(&conv, (channels, n_channel), by_part, convolved);
+    let (arch, eps) = (pass.base.arch, pass.eps);
+    let scale = 1.0 / (d_k as f32).sqrt();
+    let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
+    pass.base.crew.when(m > 1).for_chunks(feed, n_feed(spec), |row, feed| {
+        feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
+        for (i, head) in feed[..2 * n_k].chunks_exact_mut(d_k).enumerate() {
+            let length = (arch.dot(head, head) + EPS).sqrt();
+            let factor = if i < n_head_k { scale / length } else { 1.0 / length };
+            head.iter_mut().for_each(|x| *x *= factor);
+        }
+        let (to_beta, to_rate) = feed[n_channel..].split_at_mut(n_head);
+        to_beta.iter_mut().zip(&beta[row * n_head..]).for_each(|(to, x)| *to = sigmoid(*x));
+        let of_head = if by_channel { d_k } else { 1 };
+        for (i, (to, x)) in to_rate.iter_mut().zip(&rate[row * n_rate..]).enumerate() {
+            *to = (w.a[i / of_head] * softplus(x + w.dt_bias[i])).exp();
+        }
+    });
+    pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
+    let gate = &*gate;
+    pass.base.crew.when(m > 1).for_chunks(out, n_out, |row, out| {
+        let gate = gate[row * n_out..].chunks_exact(d_v);
+        for (out, gate) in out.chunks_exact_mut(d_v).zip(gate) {
+            let factor = 1.0 / (arch.dot(out, out) / d_v as f32 + eps).sqrt();
+            for ((out, norm), gate) in out.iter_mut().zip(&w.norm).zip(gate) {
+                *out = *out * factor * norm * if by_channel { sigmoid(*gate) } else { silu(*gate) };
+            }
+        }
+    });
+    out
+}

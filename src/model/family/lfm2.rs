@@ -1,0 +1,21 @@
+//! Liquid's LFM2, dense and mixture of experts: short convolutions, attention between them.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, ConvSpec, FfnSpec, QkNorm, RecurrentSpec};
+
+pub(super) fn lfm2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    both(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+pub(super) fn lfm2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    both(keys, keys.mixture(0, true)?)
+}
+
+fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let (n_channel, n_tap) = (keys.count("embedding_length", 1 << 17)?, keys.taps("shortconv.l_cache")?);
+    let mixers = keys.attention_or(&RecurrentSpec::ShortConv(ConvSpec { n_channel, n_tap }))?;
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    Ok(h)
+}

@@ -1,0 +1,69 @@
+//! State spaces: Mamba 1 and 2, Jamba, Falcon-H1, Nemotron-H.
+
+use crate::error::ModelError;
+use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, RecurrentSpec};
+
+pub(super) fn mamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    // Falcon Mamba's norms without weights.
+    keys.only("ssm.dt_b_c_rms", &[0.0])?;
+    alone(keys, keys.mamba()?)
+}
+
+pub(super) fn mamba2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    alone(keys, keys.mamba2()?)
+}
+
+/// Nothing but state spaces.
+fn alone(keys: &Keys<'_>, spec: RecurrentSpec) -> Result<Hparams, ModelError> {
+    // Files say 0.
+    keys.only("feed_forward_length", &[0.0])?;
+    let mixers = vec![Has::Recurrent(spec); keys.n_layer];
+    Hparams::hybrid(keys, NormKind::Rms, vec![FfnSpec::None; keys.n_layer], mixers)
+}
+
+/// AI21's Jamba: Mamba 1, attention between them that knows no positions, a mixture in some layers.
+pub(super) fn jamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let dense = keys.dense(Activation::SwiGlu)?;
+    let ffn = if keys.has_part("ffn_gate_inp.weight") {
+        let layers = keys.mixture(0, false)?.into_iter().zip(dense).enumerate();
+        let is_mixture = |i: usize| keys.has_in_layer(i, "ffn_gate_inp.weight");
+        layers.map(|(i, (moe, dense))| if is_mixture(i) { moe } else { dense }).collect()
+    } else {
+        dense
+    };
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&keys.mamba()?)?)?;
+    h.attention_mut().for_each(|attn| attn.rope = None);
+    Ok(h)
+}
+
+/// TII's Falcon-H1: Mamba 2 beside attention. Converters multiply its many multipliers into the weights.
+pub(super) fn falcon_h1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mixers = vec![Has::Both(keys.mamba2()?); keys.n_layer];
+    Hparams::hybrid(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?, mixers)
+}
+
+/// NVIDIA's Nemotron-H: each layer is Mamba 2, attention that knows no positions, or a feed-forward layer.
+pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let n_ff = keys.opt_counts("feed_forward_length", 0..=1 << 20)?;
+    let n_ff = n_ff.ok_or_else(|| keys.missing("feed_forward_length"))?;
+    let activation = Activation::SquaredRelu;
+    let ffn = if keys.has_part("ffn_gate_inp.weight") {
+        let mut layers = keys.mixture(0, true)?;
+        for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {
+            (moe.activation, moe.gating) = (activation, Gating::Sigmoid);
+        }
+        layers
+    } else {
+        let dense = |&n_ff: &usize| FfnSpec::Dense(DenseSpec { n_ff, activation, fused: false });
+        n_ff.iter().map(dense).collect()
+    };
+    let of_layers = keys.attention_or(&keys.mamba2()?)?.into_iter().zip(ffn).zip(n_ff);
+    let (mixers, ffn) = of_layers
+        .map(|((mixer, ffn), n_ff)| if n_ff > 0 { (Has::Nothing, ffn) } else { (mixer, FfnSpec::None) })
+        .unzip();
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
+    keys.ignore("rope.dimension_count");
+    h.attention_mut().for_each(|attn| attn.rope = None);
+    Ok(h)
+}

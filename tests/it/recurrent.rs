@@ -1,0 +1,166 @@
+//! Sequences of models with recurrent layers: wherever they go back to, whatever they are saved as and whoever goes on with
+//! what they left, the bits are those of a sequence that never was anywhere else.
+
+use crate::invariance::{Shape, model};
+use crate::run::{Pass, engine};
+use crate::tiny::N_VOCAB;
+use ruvllm::exec::{CacheMode, SessionOptions, TokenKind};
+use ruvllm::lora::{Adapter, Gradients};
+use ruvllm::model::{Model, OpenOptions};
+use ruvllm::quant::DType;
+use ruvllm::{Error, Session, SessionError};
+use std::sync::Arc;
+
+fn tokens(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+}
+
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: Some(512), n_batch: 100, ..Default::default() }
+}
+
+fn session(model: &Model) -> Session {
+    engine(model, 2).session_with(&options()).unwrap()
+}
+
+const N_PROMPT: usize = 230;
+
+/// A prompt, then generated tokens.
+fn text(model: &Model) -> (Session, Vec<(u32, TokenKind)>) {
+    let mut session = session(model);
+    session.prefill(&tokens(N_PROMPT, 1)).unwrap();
+    let generated = tokens(20, 2);
+    generated.iter().for_each(|&token| session.decode(token).unwrap());
+    let prompt = tokens(N_PROMPT, 1).into_iter().map(|token| (token, TokenKind::Prompt));
+    (session, prompt.chain(generated.into_iter().map(|token| (token, TokenKind::Generated))).collect())
+}
+
+/// A session that holds the first `n` of `text` and was never anywhere else.
+fn fresh(model: &Model, text: &[(u32, TokenKind)], n: usize) -> Session {
+    let mut session = session(model);
+    let prompt: Vec<u32> = text[..n.min(N_PROMPT)].iter().map(|(token, _)| *token).collect();
+    if n > 0 {
+        session.prefill(&prompt).unwrap();
+    }
+    text[..n].iter().skip(N_PROMPT).for_each(|(token, _)| session.decode(*token).unwrap());
+    session
+}
+
+#[test]
+fn rewinds_forks_and_files_change_no_bit() {
+    for shape in Shape::RECURRENT {
+        let model = model(shape, DType::Q8_0);
+        let (whole, text) = text(&model);
+        // Inside the last pass; some tokens back; inside the prompt's last pass and farther back; page borders.
+        for n in [250, 249, 248, 240, 231, 230, 229, 215, 192, 190, 128, 100, 64, 7, 1, 0] {
+            let what = format!("{shape:?} {n}");
+            let mut expected = fresh(&model, &text, n);
+            let expected = (expected.decoded(5), expected.prefilled(&tokens(70, 4)), expected.decoded(6));
+            let go_on = |mut session: Session| {
+                let first = session.decoded(5);
+                // Back and forth: what was computed meanwhile leaves nothing.
+                session.prefill(&tokens(3, 9)).unwrap();
+                session.rewind(n + 1).unwrap();
+                (first, session.prefilled(&tokens(70, 4)), session.decoded(6))
+            };
+            let mut session = whole.fork().unwrap();
+            session.rewind(n).unwrap();
+            let fork = session.fork().unwrap();
+            let mut loaded = self::session(&model);
+            loaded.load_bytes(session.to_bytes().unwrap()).unwrap();
+            assert_eq!(loaded.tokens(), session.tokens(), "{what}");
+            for session in [session, fork, loaded] {
+                assert!(go_on(session) == expected, "{what}");
+            }
+        }
+    }
+}
+
+/// What a sequence leaves is found by others up to its checkpoints, and is the same as if it had been computed.
+#[test]
+fn prefixes_are_reused_from_checkpoints_on() {
+    for shape in Shape::RECURRENT {
+        let model = model(shape, DType::Q8_0);
+        let engine = engine(&model, 2);
+        let cached = SessionOptions { prefix: CacheMode::On.into(), ..options() };
+        engine.session_with(&cached).unwrap().prefill(&tokens(230, 1)).unwrap();
+        for (same, n_reused) in [(230, 230), (229, 192), (150, 128), (60, 0)] {
+            let mut prompt = tokens(230, 1)[..same].to_vec();
+            prompt.extend([3, 4, 5]);
+            let mut cold = engine.session_with(&options()).unwrap();
+            let mut warm =
+                engine.session_with(&SessionOptions { prefix: CacheMode::ReadOnly.into(), ..options() }).unwrap();
+            assert!(warm.prefilled(&prompt) == cold.prefilled(&prompt), "{shape:?} {same}");
+            assert_eq!(warm.cached_tokens().total(), n_reused, "{shape:?} {same}");
+            assert!(warm.decoded(7) == cold.decoded(7), "{shape:?} {same}");
+            warm.rewind(same / 2).unwrap();
+            cold.rewind(same / 2).unwrap();
+            assert!(warm.decoded(7) == cold.decoded(7), "{shape:?} {same}");
+        }
+    }
+}
+
+#[test]
+fn what_recurrent_layers_cannot_do_is_refused_by_name() {
+    for (shape, name) in [
+        (Shape::ShortConv, "short convolutions"),
+        (Shape::Mamba, "state spaces"),
+        (Shape::Beside, "state spaces"),
+        (Shape::Delta, "delta rules"),
+    ] {
+        let model = model(shape, DType::F32);
+        let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |site| site.part() == "ffn_up").unwrap());
+        let mut session = session(&model);
+        let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
+        let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
+        assert!(matches!(refused, Err(Error::Session(SessionError::NoGradient { what })) if what == name), "{shape:?}");
+        let shifting = SessionOptions { context_shift: Some(0), ..options() };
+        let refused = engine(&model, 1).session_with(&shifting);
+        assert!(matches!(refused, Err(SessionError::NoShift { what }) if what == name), "{shape:?}");
+    }
+}
+
+/// Rows of a pass that are taken back, as drafts are, leave nothing in the state: they are computed with the arithmetic of
+/// generated tokens (`exact`), some at a time, of which one stays.
+#[test]
+fn rejected_rows_leave_nothing() {
+    for shape in Shape::RECURRENT {
+        let model = model(shape, DType::Q8_0);
+        let options = SessionOptions { exact: true, ..options() };
+        let [mut drafted, mut plain] = [(); 2].map(|()| engine(&model, 2).session_with(&options).unwrap());
+        let text = tokens(200, 1);
+        [&mut drafted, &mut plain].into_iter().for_each(|session| session.prefill(&text[..100]).unwrap());
+        for (i, &token) in text[100..170].iter().enumerate() {
+            let mut rows = text[100 + i..][..1 + i % 3].to_vec();
+            rows.extend(tokens(i % 7, 5));
+            let mut first = Vec::new();
+            let each = |row: usize, logits: &[f32]| {
+                if row == 0 {
+                    first.extend_from_slice(logits)
+                }
+            };
+            drafted.prefill_each(&rows, 0, each).unwrap();
+            drafted.rewind(101 + i).unwrap();
+            plain.decode(token).unwrap();
+            assert!(first == plain.logits(), "{shape:?} {i}");
+        }
+    }
+}
+
+/// What a file says of its recurrences is judged when it is opened.
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    let model = model(Shape::Beside, DType::F32);
+    let gguf = model.gguf();
+    for (key, value, expected) in [
+        ("falcon-h1.ssm.conv_kernel", 1u32, "2 to 64"),
+        ("falcon-h1.ssm.conv_kernel", 1 << 20, "2 to 64"),
+        ("falcon-h1.ssm.time_step_rank", 0, "1 to 4096"),
+        ("falcon-h1.ssm.time_step_rank", 7, "no multiple of"),
+        ("falcon-h1.ssm.group_count", 3, "no multiple of"),
+        ("falcon-h1.ssm.state_size", 0, "1 to 4096"),
+    ] {
+        let refused = OpenOptions::new().override_kv(key, value).open_gguf(gguf.clone()).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{key} {value}: {refused}");
+    }
+}
