@@ -852,6 +852,19 @@ pub enum SessionError {
     /// The model has no tokenizer, so text cannot be used with it.
     #[error("this file has no tokenizer; use token ids")]
     NoTokenizer,
+    /// A model that is to draft has another vocabulary.
+    #[error(
+        "the draft model has another vocabulary: token {token} is {found:?}, and {expected:?} in the model that it is to \
+         draft for; use one of the same family"
+    )]
+    DraftVocabulary {
+        /// The first token that differs.
+        token: u32,
+        /// Its text in the draft model, if there is such a token.
+        found: Option<String>,
+        /// Its text in the other model.
+        expected: Option<String>,
+    },
     /// The model is bidirectional, so it cannot continue a text.
     #[error(
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"

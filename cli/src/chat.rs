@@ -10,13 +10,13 @@ use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
 use super::output::{Failure, note, paint, print, printable};
 use super::sessions::{Kept, SessionName, state_folder};
-use super::speculation::Drafted;
+use super::speculation::{Drafted, speculate};
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-use ruvllm::exec::{CancelToken, Session, StopReason};
+use ruvllm::exec::{CancelToken, Session, Speculation, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
@@ -124,6 +124,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages.retain(|message| message.role != "system");
         messages.insert(0, Message::system(system));
     }
+    let speculation = args.text.speculation.open(&session, &args.text.session)?;
     let learning = args.text.learning.begin(&mut session)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
@@ -144,6 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         n_batch: options.n_batch,
         context_shift: options.context_shift.map(|keep| keep.next_multiple_of(KV_BLOCK)),
         session,
+        speculation,
         learning,
         sampler,
         cancel,
@@ -178,6 +180,7 @@ struct Chat<'a> {
     /// Tokens that a shift of the context keeps, in whole pages, if there is one.
     context_shift: Option<usize>,
     session: Session,
+    speculation: Option<Speculation>,
     learning: Learning<'a>,
     sampler: Sampler,
     cancel: CancelToken,
@@ -399,7 +402,7 @@ impl Chat<'_> {
         let generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
             .stop(self.stop.iter().cloned())
             .max_tokens(self.args.text.max_tokens());
-        let mut generation = self.args.text.speculation.apply(generation);
+        let mut generation = speculate(generation, self.speculation.as_ref());
         let prefill = start.elapsed();
         let start = Instant::now();
         let mut begun = false;

@@ -5,9 +5,9 @@ use super::learning::LearningArgs;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
-use super::speculation::{Drafted, SpeculationArgs};
+use super::speculation::{Drafted, SpeculationArgs, speculate};
 use clap::builder::BoolishValueParser;
-use ruvllm::exec::{Generation, KvType, Session, SessionOptions, StopReason};
+use ruvllm::exec::{Generation, KvType, Session, SessionOptions, Speculation, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
@@ -133,6 +133,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
+    let speculation = args.text.speculation.open(&session, &args.text.session)?;
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 
@@ -147,7 +148,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let mut written = Written::default();
-    let outcome = written.generate(args, &mut session, &mut sampler, &prompt, &prompt_ids, options.n_batch);
+    let outcome = written.generate(
+        args,
+        (&mut session, speculation.as_ref()),
+        &mut sampler,
+        &prompt,
+        &prompt_ids,
+        options.n_batch,
+    );
     let outcome = learning.end(&mut session, outcome);
     let interrupted = matches!(outcome, Err(Failure::Interrupted));
     if outcome.is_err() && !interrupted {
@@ -216,7 +224,7 @@ impl Written {
     fn generate(
         &mut self,
         args: &Args,
-        session: &mut Session,
+        (session, speculation): (&mut Session, Option<&Speculation>),
         sampler: &mut Sampler,
         prompt: &str,
         prompt_ids: &[u32],
@@ -228,7 +236,7 @@ impl Written {
         let generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
             .stop(stop)
             .max_tokens(args.text.max_tokens());
-        let mut generation = args.text.speculation.apply(generation);
+        let mut generation = speculate(generation, speculation);
         self.prefill = start.elapsed();
 
         // Only now, so that a progress bar does not paint over it.

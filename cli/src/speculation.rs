@@ -1,17 +1,24 @@
 //! Flags that say who drafts, and what is told of drafts.
 
-use super::output::milliseconds;
+use super::model::{ResidenceArgs, SessionArgs, open};
+use super::output::{Failure, milliseconds};
 use clap::ValueEnum;
-use ruvllm::exec::{DraftStats, Generation, NgramDrafter, Session, Speculation};
+use ruvllm::exec::{DraftStats, Generation, ModelDrafter, NgramDrafter, Session, SessionOptions, Speculation};
+use ruvllm::gguf::Gguf;
 use ruvllm::sample::Sampler;
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 /// Several tokens per pass.
 #[derive(clap::Args)]
 pub(super) struct SpeculationArgs {
     /// Who guesses tokens, so that one pass computes several where that is faster; the text is the same with any
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "ngram")]
+    /// [default: ngram, and draft with -md]
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     spec: Vec<Who>,
+    /// A smaller model of the same vocabulary that guesses [short: -md]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_spec")]
+    model_draft: Option<PathBuf>,
     /// Compute one token per pass
     #[arg(long, conflicts_with = "spec")]
     no_spec: bool,
@@ -21,18 +28,40 @@ pub(super) struct SpeculationArgs {
 enum Who {
     /// What came after the same words earlier in the text
     Ngram,
+    /// What the model given with -md thinks most probable
+    Draft,
 }
 
 /// A generation that borrows its session and its sampler.
 type Borrowing<'s> = Generation<&'s mut Session, &'s mut Sampler>;
 
 impl SpeculationArgs {
-    /// Lets those draft that the flags name.
-    pub(super) fn apply<'s>(&self, generation: Borrowing<'s>) -> Borrowing<'s> {
-        match self.spec.contains(&Who::Ngram) && !self.no_spec {
-            true => generation.speculate(Speculation::by(NgramDrafter::default())),
-            false => generation,
-        }
+    /// Those that the flags name, drafting for `session`.
+    pub(super) fn open(&self, session: &Session, args: &SessionArgs) -> Result<Option<Speculation>, Failure> {
+        let has = |who| self.spec.contains(&who) || self.spec.is_empty();
+        let Some(path) = self.model_draft.as_ref().filter(|_| has(Who::Draft)) else {
+            if self.spec.contains(&Who::Draft) {
+                return Err(Failure::Usage("--spec draft: give the model that drafts with -md FILE".into()));
+            }
+            return Ok((!self.no_spec).then(|| Speculation::by(NgramDrafter::default())));
+        };
+        let label = path.display().to_string();
+        let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
+        let options = SessionOptions { n_ctx: Some(session.n_ctx()), ..SessionOptions::default() };
+        let drafter = ModelDrafter::new(&args.engine(&model, false, &options)?, session.model(), &options);
+        let drafter = drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?;
+        Ok(Some(match has(Who::Ngram) {
+            true => Speculation::by(NgramDrafter::default()).and(drafter),
+            false => Speculation::by(drafter),
+        }))
+    }
+}
+
+/// Lets them draft for `generation`.
+pub(super) fn speculate<'s>(generation: Borrowing<'s>, speculation: Option<&Speculation>) -> Borrowing<'s> {
+    match speculation {
+        Some(speculation) => generation.speculate(speculation.clone()),
+        None => generation,
     }
 }
 

@@ -301,6 +301,17 @@ fn speculation() {
             assert_eq!(n, 79);
         }
     }
+    // The model drafts for itself.
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+    let call = ["-m", demo, "-p", prompt, "-n", "60", "--json", "--temp", "0"];
+    let plain = parsed(&run(&[&call[..], &["--no-spec"]].concat()));
+    let drafted = parsed(&run(&[&call[..], &["-md", demo]].concat()));
+    assert_eq!(drafted["ids"], plain["ids"]);
+    assert!(drafted["drafts"]["drafters"]["draft"].is_object() && drafted["drafts"]["drafters"]["ngram"].is_object());
+    let folder = Folder::new();
+    let other = tiny(&folder);
+    fails(&["-m", demo, "-p", "x", "-md", &other], 1, &["tiny", "another vocabulary", "token 0"]);
+    fails(&["-p", "x", "--spec", "draft"], 2, &["-md FILE"]);
     fails(&["-p", "x", "--spec", "oracle"], 2, &["oracle", "--spec", "ngram"]);
     fails(&["-p", "x", "--spec", "ngram", "--no-spec"], 2, &["--spec", "--no-spec"]);
 }

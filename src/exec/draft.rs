@@ -10,6 +10,7 @@
 //! How much is drafted is decided by time alone ([`best_length`]): what a pass takes by its number of rows, which the
 //! engine measures ([`RowTimes`]), and how often the guesses of a drafter come true, by their grades ([`Speculator`]).
 
+mod model;
 mod ngram;
 mod times;
 
@@ -18,6 +19,7 @@ use crate::clock::Timer;
 use std::fmt::Debug;
 use std::time::Duration;
 
+pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 pub(super) use times::RowTimes;
 
@@ -26,7 +28,11 @@ const MAX_DRAFT: usize = 15;
 /// Values of [`Guess::grade`].
 const N_GRADES: usize = 8;
 /// A draft has to be expected to gain so much.
-const MARGIN: f64 = 1.03;
+const MARGIN: f64 = 1.1;
+/// A guess that takes this share of a pass is not made unless it is expected to pay.
+const COSTLY: f64 = 0.01;
+/// Steps after which a drafter that did not pay is asked again.
+const RETRY: usize = 256;
 /// Guesses that count for what is known of a drafter; older ones are forgotten.
 const MEMORY: f64 = 32.0;
 /// What is thought of a drafter before its first guesses were tested: how many come true, by grade, as if
@@ -134,6 +140,11 @@ struct Tracked {
     drafter: Box<dyn Drafter>,
     /// How many guesses of each grade come true, as a moving average; and how many were tested, up to [`MEMORY`].
     accepted: [(f64, f64); N_GRADES],
+    /// The same of all grades.
+    accepted_of_all: (f64, f64),
+    /// Seconds that a guess takes, as a moving average, and steps since it was last asked.
+    cost: f64,
+    n_skipped: usize,
     /// Its newest draft, and how many tokens of it have come true: so it is tested also where nobody computes it.
     draft: Vec<Guess>,
     n_true: usize,
@@ -144,9 +155,18 @@ struct Tracked {
 
 impl Tracked {
     fn new(drafter: Box<dyn Drafter>) -> Tracked {
-        let accepted = PRIOR.map(|p| (p, PRIOR_WEIGHT));
-        let stats = DraftStats::default();
-        Tracked { drafter, accepted, draft: Vec::new(), n_true: 0, p: Vec::new(), stats }
+        Tracked {
+            drafter,
+            accepted: PRIOR.map(|p| (p, PRIOR_WEIGHT)),
+            accepted_of_all: (0.5, PRIOR_WEIGHT),
+            cost: 0.0,
+            // The first draft is not measured: who makes it reads the prompt.
+            n_skipped: 2,
+            draft: Vec::new(),
+            n_true: 0,
+            p: Vec::new(),
+            stats: DraftStats::default(),
+        }
     }
 
     /// Tests the draft with tokens that came, and lets the drafter have them.
@@ -154,9 +174,11 @@ impl Tracked {
         for &token in tokens {
             let Some(guess) = self.draft.get(self.n_true) else { break };
             let is_true = guess.token == token;
-            let (mean, n) = &mut self.accepted[usize::from(guess.grade).min(N_GRADES - 1)];
-            *n = (*n + 1.0).min(MEMORY);
-            *mean += (f64::from(u8::from(is_true)) - *mean) / *n;
+            let of_grade = &mut self.accepted[usize::from(guess.grade).min(N_GRADES - 1)];
+            for (mean, n) in [of_grade, &mut self.accepted_of_all] {
+                *n = (*n + 1.0).min(MEMORY);
+                *mean += (f64::from(u8::from(is_true)) - *mean) / *n;
+            }
             self.n_true += 1;
             if !is_true {
                 self.draft.clear();
@@ -165,11 +187,40 @@ impl Tracked {
         self.drafter.push(tokens);
     }
 
+    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time.
+    fn worth(&mut self, times: &RowTimes, n: usize) -> usize {
+        let Some(plain) = times.estimate(1).filter(|plain| self.cost > COSTLY * plain) else { return n };
+        let (mut best, mut length) = (MARGIN / plain, 0);
+        let (mut p, mut expected) = (1.0, 1.0);
+        for i in 1..=n {
+            p *= self.accepted_of_all.0;
+            expected += p;
+            let Some(time) = times.estimate(1 + i) else { break };
+            let rate = expected / (time + i as f64 * self.cost);
+            if rate > best {
+                (best, length) = (rate, i);
+            }
+        }
+        self.n_skipped += 1;
+        if length == 0 && self.n_skipped.is_multiple_of(RETRY) { n.min(1) } else { length }
+    }
+
     fn guess(&mut self, n: usize, n_vocab: usize) {
         self.draft.clear();
         self.n_true = 0;
+        if n == 0 {
+            self.p.clear();
+            return;
+        }
+        let timer = Timer::start();
         self.drafter.draft(n, &mut self.draft);
         self.draft.truncate(n);
+        // Who reads what came while it was not asked is not measured.
+        if self.n_skipped <= 1 && !self.draft.is_empty() {
+            let cost = timer.elapsed().as_secs_f64() / self.draft.len() as f64;
+            self.cost += (cost - self.cost) * if self.cost > 0.0 { 0.2 } else { 1.0 };
+        }
+        self.n_skipped = 0;
         let in_vocabulary = self.draft.iter().take_while(|guess| (guess.token as usize) < n_vocab).count();
         self.draft.truncate(in_vocabulary);
         let (mut p, accepted) = (1.0, &self.accepted);
@@ -201,7 +252,7 @@ impl Speculator {
 
     /// Drafts for the next pass of this sequence alone, at most `n`, to follow `text` and `more`.
     pub(super) fn draft(&mut self, engine: &Engine, text: (&[u32], &[u32]), n: usize) -> Vec<u32> {
-        self.guess(text, n, engine.model().hparams().n_vocab);
+        self.guess(text, n, engine);
         let n = match self.length {
             Some(_) => self.probabilities().len(),
             None => best_length(&engine.times(), 1 + text.1.len(), self.probabilities().iter().copied()),
@@ -211,7 +262,8 @@ impl Speculator {
 
     /// Guesses at most `n` tokens that follow `text` and `more`; the text begins with what it was given before. None of
     /// them is computed unless it is [taken](Speculator::take).
-    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), n: usize, n_vocab: usize) {
+    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), n: usize, engine: &Engine) {
+        let (times, n_vocab) = (engine.times().clone(), engine.model().hparams().n_vocab);
         let n_text = text.len() + more.len();
         let new = text.get(self.n_pushed..).unwrap_or(&[]);
         let more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
@@ -219,7 +271,11 @@ impl Speculator {
             let timer = Timer::start();
             tracked.push(new);
             tracked.push(more);
-            tracked.guess(n.min(self.length.unwrap_or(MAX_DRAFT)).min(MAX_DRAFT), n_vocab);
+            let n = match self.length {
+                Some(length) => n.min(length).min(MAX_DRAFT),
+                None => tracked.worth(&times, n.min(MAX_DRAFT)),
+            };
+            tracked.guess(n, n_vocab);
             tracked.stats.time += timer.elapsed();
         }
         self.n_pushed = n_text;
@@ -230,6 +286,11 @@ impl Speculator {
                 self.current = i;
             }
         }
+    }
+
+    /// The first `n` tokens of the text are no longer in it.
+    pub(super) fn shifted(&mut self, n: usize) {
+        self.n_pushed = self.n_pushed.saturating_sub(n);
     }
 
     /// For each guess, how probable it is to be accepted, in descending order.

@@ -377,6 +377,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
             let n_dropped = session.shift()?;
             self.start -= n_dropped as isize;
+            self.speculator.iter_mut().for_each(|speculator| speculator.shifted(n_dropped));
         }
         Ok(())
     }

@@ -420,7 +420,7 @@ impl Live {
         let (Some(seq), Some(speculator)) = (&self.seq, &mut self.speculator) else { return &[] };
         let room = engine.n_draftable(seq, self.tokens.len());
         let n = room.min(self.writer.n_left().saturating_sub(self.forced.len() + 1));
-        speculator.guess((&self.tokens, &[]), n, engine.model().hparams().n_vocab);
+        speculator.guess((&self.tokens, &[]), n, engine);
         speculator.probabilities()
     }
 

@@ -3,12 +3,12 @@
 use crate::common::emulated;
 use crate::run::{engine, level, open};
 use ruvllm::exec::{
-    Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, OutputHook, OutputRows, Piece,
+    Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook, OutputRows, Piece,
     SessionOptions, Speculation,
 };
-use ruvllm::gguf::{Gguf, Value, Writer};
+use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::model::OpenOptions;
-use ruvllm::{Model, Sampler, Session, StopReason};
+use ruvllm::{Model, Sampler, Session, SessionError, StopReason};
 use std::sync::LazyLock;
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
@@ -31,6 +31,28 @@ static WINDOWED: LazyLock<Model> = LazyLock::new(|| {
     let model = OpenOptions::new().arch(level()).open_gguf(gguf).unwrap();
     assert!(model.hparams().attention().all(|attn| attn.window == Some(70)));
     model
+});
+
+/// The same weights with other tokens.
+static RENAMED: LazyLock<Model> = LazyLock::new(|| {
+    let gguf = Gguf::open(PATH).unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter() {
+        let value = match value {
+            Value::Array(Array::Strings(texts)) if key == "tokenizer.ggml.tokens" => {
+                let mut texts: Vec<String> =
+                    texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+                texts[0] = "<|end|>".into();
+                Value::from(Array::Strings(texts.into_iter().collect()))
+            }
+            value => value.clone(),
+        };
+        writer.metadata(key, value);
+    }
+    for tensor in gguf.tensors() {
+        writer.tensor(&*tensor.name, &tensor.dims, tensor.dtype, gguf.data(tensor));
+    }
+    open(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
 });
 
 const TEXTS: [&str; 6] = [
@@ -254,6 +276,28 @@ fn rejected_drafts_leave_no_trace_in_any_cache() {
     let kv_tiers = Some(KvTiers { recent: 64, middle: 64 });
     check(&MODEL, &SessionOptions { n_ctx: Some(300), kv_tiers, n_batch: 6, ..Default::default() }, 0..n);
     check(&WINDOWED, &SessionOptions { n_ctx: Some(300), ..Default::default() }, 0..2 * n);
+}
+
+/// A model drafts for itself, and is right in most of what is greedy; its own session follows what was rejected.
+#[test]
+fn a_model_drafts() {
+    let options = SessionOptions { n_ctx: Some(200), ..Default::default() };
+    let drafter = || ModelDrafter::new(&engine(&WINDOWED, 1), &MODEL, &options).unwrap();
+    for i in 0..6 {
+        let case = Case { max_tokens: 60, stop: vec![], ..Case::numbered(i) };
+        let session = || engine(&MODEL, 1).session_with(&options).unwrap();
+        let (plain, ..) = outcome(case.generation(session()), usize::MAX);
+        for (speculation, is_fixed) in
+            [(Speculation::by(drafter()).fixed_length(5), true), (Speculation::default().and(drafter()), false)]
+        {
+            let (drafted, finish, _) = outcome(case.generation(session()).speculate(speculation), usize::MAX);
+            assert_eq!(drafted, plain, "{i}");
+            let drafts = finish.unwrap().drafts;
+            assert!(!is_fixed || i % 3 != 0 || drafts.n_accepted > drafts.n_passes, "{drafts:?}");
+        }
+    }
+    let refused = ModelDrafter::new(&engine(&RENAMED, 1), &MODEL, &options);
+    assert!(matches!(refused, Err(SessionError::DraftVocabulary { token: 0, .. })), "{refused:?}");
 }
 
 /// A pool with no room for a guess's page: drafts take none, so that a text which fits without them fits with them.
