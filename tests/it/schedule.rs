@@ -1,6 +1,5 @@
 //! Many requests on one engine: every answer is that of a session alone, and every request ends.
 
-use crate::common::emulated;
 use crate::run::{level, open};
 use crate::speculate::{Oracle, Scatter};
 use ruvllm::exec::{
@@ -224,7 +223,7 @@ fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
 
 #[test]
 fn answers_are_those_of_sessions_alone() {
-    let n = if emulated() { 8 } else { 32 };
+    let n = 32;
     // The last is exact, and its contexts are full soon.
     let tiers = SessionOptions { kv_tiers: Some(KvTiers { recent: 64, middle: 128 }), ..session_options(600, 512) };
     let exact = SessionOptions { exact: true, ..session_options(150, 64) };
@@ -267,7 +266,7 @@ fn answers_are_those_of_sessions_alone() {
 /// On a pool that is far too small requests lose their pages again and again, and answer the same.
 #[test]
 fn who_was_preempted_answers_the_same() {
-    let n = if emulated() { 6 } else { 24 };
+    let n = 24;
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
     let cases = [(1, 512, CacheMode::Off), (1, 9, CacheMode::Off), (2, 64, CacheMode::Off), (2, 32, CacheMode::On)];
@@ -297,7 +296,7 @@ fn who_was_preempted_answers_the_same() {
 /// they leave nothing in the prefix cache.
 #[test]
 fn drafts_change_no_answer() {
-    let n = if emulated() { 8 } else { 32 };
+    let n = 32;
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
     let budget = Some(page_bytes(longest));
@@ -655,11 +654,7 @@ impl Random {
 /// them end or are refused with a type, in order, and nothing is left.
 #[test]
 fn random_requests_on_a_tiny_pool_all_end() {
-    let n = match (emulated(), std::env::var_os("RUVLLM_LONG").is_some()) {
-        (true, _) => 40,
-        (_, true) => 10_000,
-        _ => 160,
-    };
+    let n = if std::env::var_os("RUVLLM_LONG").is_some() { 10_000 } else { 160 };
     let page = page_bytes(1);
     let (engine, log) = (engine(2, Some(40 * page)), Log::default());
     let options = ScheduleOptions {

@@ -210,7 +210,7 @@ fn shipped() -> Model {
 #[test]
 fn generations_go_on() {
     let model = shipped();
-    let n = if emulated() { 150 } else { 600 };
+    let n = 600;
     let sampler = || {
         Sampler::builder()
             .temperature(0.8)
