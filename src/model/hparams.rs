@@ -3,7 +3,7 @@
 use super::family::Family;
 use super::spec::{
     Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
-    MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -474,7 +474,11 @@ impl<'a> Keys<'a> {
             n_state: self.count("ssm.state_size", 1 << 12)?,
             dt_rank: self.count("ssm.time_step_rank", 1 << 12)?,
             n_tap: self.taps("ssm.conv_kernel")?,
-            norms: self.has_part("ssm_dt_norm.weight"),
+            norms: match self.opt_bool("ssm.dt_b_c_rms")? {
+                Some(true) => MambaNorms::Plain,
+                _ if self.has_part("ssm_dt_norm.weight") => MambaNorms::Weighted,
+                _ => MambaNorms::None,
+            },
         }))
     }
 
@@ -592,6 +596,8 @@ impl<'a> Keys<'a> {
             // 0 in a file means no factor.
             scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
             routes_early: false,
+            router_norm: false,
+            output_scales: false,
             weighs_inputs: false,
             fused: self.has_part("ffn_gate_up_exps.weight"),
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
@@ -838,7 +844,7 @@ impl Hparams {
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
             FfnSpec::Moe(moe) => activation(moe.activation),
-            FfnSpec::None => false,
+            FfnSpec::Both(..) | FfnSpec::None => false,
         });
         if let Some(spec) = self.recurrent().next() {
             return Some(spec.name());
@@ -868,6 +874,7 @@ impl Hparams {
             (attn(|a| !a.causal), "attention to later tokens"),
             (attn(|a| a.chunked), "attention in chunks"),
             (attn(|a| a.latent.is_some()), "latent attention"),
+            (self.layers.iter().any(|layer| matches!(layer.ffn, FfnSpec::Both(..))), "mixtures beside dense layers"),
             (moe(|x| x.routes_early), "a router that reads the layer's input"),
             (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
             (moe(|x| x.fused), "experts whose gate and up are one matrix"),

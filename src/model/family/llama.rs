@@ -1,4 +1,4 @@
-//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan 7B, ERNIE 4.5,
+//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan, ERNIE 4.5,
 //! …
 
 use crate::error::ModelError;
@@ -50,16 +50,14 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope and are refused.
+/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope, whose exponent is not in
+/// the file (llama.cpp's `models/baichuan.cpp`).
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    if keys.n_layer == 40 {
-        return Err(ModelError::OutOfRange {
-            key: "baichuan.block_count".into(),
-            value: "40".into(),
-            expected: "32, as models with 40 layers have ALiBi".into(),
-        });
+    let mut h = hparams(keys)?;
+    if h.n_layer == 40 {
+        h.set_alibi(8.0)?;
     }
-    hparams(keys)
+    Ok(h)
 }
 
 /// ERNIE 4.5: mixtures in all layers except the first ones.
