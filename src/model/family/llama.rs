@@ -1,5 +1,5 @@
-//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan, ERNIE 4.5,
-//! …
+//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan, XVERSE,
+//! Maincoder, ERNIE 4.5, …
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -57,6 +57,13 @@ pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if h.n_layer == 40 {
         h.set_alibi(8.0)?;
     }
+    Ok(h)
+}
+
+/// Maincoder: a norm of rotated queries and keys.
+pub(super) fn maincoder(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = hparams(keys)?;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHeadRotated));
     Ok(h)
 }
 
