@@ -307,6 +307,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             own_head: _,
             head_bias: _,
             pooling: _, // after the model
+            classifier: _,
             dense: _,
             ropes: _,
             layers: _,
@@ -330,6 +331,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             rope_factors: _, // in the angles
             rope_factors_short_long: _,
             shapes: _,
+            classifier: _,
             sites: _,
         } = w;
         if batch.places.len() != n_layer {

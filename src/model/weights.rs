@@ -2,7 +2,7 @@
 
 mod recurrent;
 
-use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
+use super::hparams::{ClassifierSpec, Hparams, NormKind, RopeScaling, UnknownNames};
 use super::spec::{
     Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
 };
@@ -282,6 +282,14 @@ pub(crate) struct PerLayer {
     pub(crate) norm: Norm,
 }
 
+/// Weights of a reranker's head, as far as its specification has them.
+#[derive(Clone, Debug)]
+pub(crate) struct Classifier {
+    pub(crate) hidden: Option<Linear>,
+    pub(crate) norm: Option<Norm>,
+    pub(crate) output: Option<Linear>,
+}
+
 /// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
@@ -298,6 +306,8 @@ pub(crate) struct Weights {
     pub(crate) output: Linear,
     /// Matrices applied to pooled vectors, in this order.
     pub(crate) dense: Vec<Weight>,
+    /// Head of a reranker.
+    pub(crate) classifier: Option<Classifier>,
     /// Divisors of the rope frequencies, for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
     /// Divisors of the rope frequencies for contexts up to the original length, and for longer ones.
@@ -384,10 +394,15 @@ impl<'a> Binder<'a> {
 
     /// Binds a matrix that no adapter changes: rows that are looked up, or layers after the model.
     fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
+        self.fixed(|b| b.weight(name, n, n_rows, 1))
+    }
+
+    /// What `bind` binds, without sites.
+    fn fixed<T>(&self, bind: impl FnOnce(&Self) -> Result<T, ModelError>) -> Result<T, ModelError> {
         let n_sites = self.sites.borrow().len();
-        let table = self.weight(name, n, n_rows, 1)?;
+        let bound = bind(self)?;
         self.sites.borrow_mut().truncate(n_sites);
-        Ok(table)
+        Ok(bound)
     }
 
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
@@ -561,6 +576,15 @@ impl Weights {
         for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
             dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
         }
+        let classifier = |spec: &ClassifierSpec| {
+            let n_in = spec.n_hidden.unwrap_or(h.n_embd);
+            Ok(Classifier {
+                hidden: spec.n_hidden.map(|n| b.linear("cls", h.n_embd, n, false)).transpose()?,
+                norm: spec.norm.then(|| b.norm("cls.norm", h)).transpose()?,
+                output: spec.n_label.map(|n| b.linear("cls.output", n_in, n, false)).transpose()?,
+            })
+        };
+        let classifier = h.classifier.as_ref().map(|spec| b.fixed(|_| classifier(spec))).transpose()?;
         let rope_factors = |name: &str| match h.ropes.first() {
             Some(rope) => b.rope_factors(name, rope.n_dims / 2),
             None => Ok(None),
@@ -589,6 +613,7 @@ impl Weights {
             output_norm,
             output,
             dense,
+            classifier,
             rope_factors: factors,
             rope_factors_short_long,
             shapes: b.shapes.into_inner().into_iter().collect(),

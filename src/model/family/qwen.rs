@@ -1,7 +1,7 @@
 //! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::hparams::{Has, Hparams, Keys, NormKind, Pooling};
 use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, QkNorm, RecurrentSpec};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
@@ -21,8 +21,12 @@ pub(super) fn qwen1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
+/// Qwen 3, also as a reranker, whose score is the probability of "yes" against "no".
 pub(super) fn qwen3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    three(keys, keys.dense(Activation::SwiGlu)?)
+    let mut h = three(keys, keys.dense(Activation::SwiGlu)?)?;
+    h.classifier = keys.classifier(h.n_embd, Pooling::Last)?;
+    h.classifier.iter_mut().for_each(|classifier| classifier.softmax = true);
+    Ok(h)
 }
 
 pub(super) fn qwen2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
