@@ -53,7 +53,7 @@ fn logits_equal_those_of_llama_cpp() {
         let expected: Vec<f32> =
             rows.iter().flat_map(|row| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32)).collect();
         let model = open(parts(family).gguf()).unwrap_or_else(|e| panic!("{name}: {e}"));
-        for arch in Arch::available().into_iter().take(if emulated() { 1 } else { usize::MAX }) {
+        for arch in Arch::available().take(if emulated() { 1 } else { usize::MAX }) {
             let model = model.on(arch);
             for n_batch in [64, 7, 1] {
                 let options = SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, ..Default::default() };
