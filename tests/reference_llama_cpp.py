@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/data/families.json: metadata and tensors of tiny random models as llama.cpp's converter names them, and the
-logits that llama.cpp computes.
+logits, vectors or scores that llama.cpp computes.
 
     pip install llama-cpp-python gguf numpy
     python tests/reference_llama_cpp.py
@@ -182,6 +182,22 @@ def falcon_mamba():
     return f.layers(norms("attn_norm"), layer)
 
 
+def encoder(arch):
+    """Tokens see the whole text; the output is a vector."""
+    return Family(arch, own_head=False).keys({**ROPE, "attention.causal": False})
+
+
+def neo_bert():
+    f = encoder("neo-bert")
+    del f.tensors["output_norm.weight"]
+    f.add("enc.output_norm.weight", N_EMBD)
+
+    def fused(f, blk, _):
+        f.linear(blk + "ffn_up", N_EMBD, 2 * N_FF).linear(blk + "ffn_down", N_FF, N_EMBD)
+
+    return f.layers(BOTH, attention(fused=True), fused)
+
+
 FAMILIES = {
     "xverse": Family("xverse").keys(ROPE).layers(BOTH, attention(), dense()),
     "orion": Family("orion", rms=False).layers(BOTH, attention(), dense()),
@@ -217,6 +233,17 @@ FAMILIES = {
     "plm": plm(),
     "baichuan-13b": Family("baichuan", n_layer=40, n_kv=N_HEAD).keys(ROPE).layers(BOTH, attention(), dense(n_ff=32)).keys({"feed_forward_length": 32}),
     "falcon-mamba": falcon_mamba(),
+    "eurobert": encoder("eurobert").keys({"pooling_type": 1}).layers(BOTH, attention(), dense()),
+    "llama-embed": encoder("llama-embed").keys({"pooling_type": 1}).layers(BOTH, attention(), dense()),
+    "neo-bert": neo_bert().keys({"pooling_type": 2}),
+    "neo-bert-reranker": neo_bert()
+    .keys({"pooling_type": 4})
+    .linear("cls", N_EMBD, N_EMBD, bias=True)
+    .linear("cls.output", N_EMBD, 1, bias=True),
+    "qwen3-reranker": Family("qwen3", own_head=False)
+    .keys({**ROPE, "pooling_type": 4, "classifier.output_labels": ["yes", "no"]})
+    .linear("cls.output", N_EMBD, 2)
+    .layers(BOTH, attention(qk_norm=HEAD), dense()),
 }
 
 
@@ -242,7 +269,8 @@ def write(family, path):
     w.close()
 
 
-def logits(path):
+def outputs(path, pooled):
+    """Logits of all tokens, or the vector or score that is pooled from them."""
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
@@ -252,6 +280,7 @@ def logits(path):
     params.n_threads = params.n_threads_batch = 1
     params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
     params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.embeddings = pooled
     ctx = llama_cpp.llama_init_from_model(model, params)
     batch = llama_cpp.llama_batch_init(len(TOKENS), 0, 1)
     batch.n_tokens = len(TOKENS)
@@ -259,16 +288,20 @@ def logits(path):
         batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, True
         batch.seq_id[i][0] = 0
     assert llama_cpp.llama_decode(ctx, batch) == 0
-    n = len(TOKENS) * N_VOCAB
-    array = ctypes.cast(llama_cpp.llama_get_logits(ctx), ctypes.POINTER(ctypes.c_float * n)).contents
-    rows = np.array(array, np.float32).reshape(len(TOKENS), N_VOCAB)
+    if pooled:
+        is_score = llama_cpp.llama_pooling_type(ctx) == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        shape, array = (1, 1 if is_score else N_EMBD), llama_cpp.llama_get_embeddings_seq(ctx, 0)
+    else:
+        shape, array = (len(TOKENS), N_VOCAB), llama_cpp.llama_get_logits(ctx)
+    array = ctypes.cast(array, ctypes.POINTER(ctypes.c_float * (shape[0] * shape[1]))).contents
+    rows = np.array(array, np.float32).reshape(shape)
     llama_cpp.llama_free(ctx)
     llama_cpp.llama_model_free(model)
     return rows
 
 
 def main():
-    silent = llama_cpp.llama_log_callback(lambda level, text, data: print(text.decode(), end="") if level >= 4 else None)
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: print(text.decode(), end="") if level == 4 else None)
     llama_cpp.llama_log_set(silent, None)
     llama_cpp.llama_backend_init()
     lines = []
@@ -276,13 +309,14 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.gguf")
             write(family, path)
-            rows = logits(path)
-        print(f"{name}: standard deviation of logits {rows.std():.2f}")
+            pooled = f"{family.arch}.pooling_type" in family.meta
+            rows = outputs(path, pooled)
+        print(f"{name}: standard deviation {rows.std():.2f}")
         all_of_it = {
             "architecture": family.arch,
             "metadata": family.meta,
             "tensors": family.tensors,
-            "logits": [[round(float(x), 5) for x in rows[i]] for i in POSITIONS],
+            "pooled" if pooled else "logits": [[round(float(x), 5) for x in row] for row in rows[[0] if pooled else POSITIONS]],
         }
         lines.append(f"{json.dumps(name)}: {json.dumps(all_of_it, separators=(',', ':'))}")
     about = {"tokens": TOKENS, "positions": POSITIONS}

@@ -9,6 +9,15 @@ pub(super) fn squared_relu(x: &mut [f32]) {
     }
 }
 
+/// `x = max(x − (mean + n·deviation), 0)`, by the mean and standard deviation of `x` itself: few are left, as if the
+/// largest were chosen (arXiv 2506.06644).
+pub(super) fn gaussian_top_k(x: &mut [f32], n: f32) {
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64;
+    let square = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let cutoff = (mean + f64::from(n) * square.sqrt()) as f32;
+    x.iter_mut().for_each(|x| *x = (*x - cutoff).clamp(0.0, f32::INFINITY));
+}
+
 /// `gate = max(gate, 0)·up`.
 pub(super) fn relu_mul(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);

@@ -4,7 +4,8 @@
 //! row-major with one row per token, slot by slot. Products and norms process all rows together; everything that
 //! depends on a sequence (positions, keys and values, adapters) is processed slot by slot.
 
-use super::activation::{gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
+use super::activation::{gaussian_top_k, gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
+use super::alt_up::Streams;
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot, SlotSize, Wanted};
 use super::latent::LatentBuffers;
@@ -15,9 +16,9 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, Both, FeedForward, Ffn, FfnSpec, Gating, Hparams, Layer, LayerSpec, MAX_EXPERT, Mixer,
-    Model, Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec, RopeId,
-    RopeOrder, Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, Both, FeedForward, Ffn, FfnSpec, Gating, Hparams, Laurel, Layer, LayerSpec, MAX_EXPERT,
+    Mixer, Model, Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec,
+    RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -206,12 +207,17 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
-    /// The output of a recurrent mixer beside attention, or of a dense layer beside a mixture.
+    /// The output of a recurrent mixer beside attention, of a side path, or of a dense layer beside a mixture.
     beside: &'a mut [f32],
     /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
     per_layer: &'a mut [f32],
     per_layer_table: &'a mut [f32],
     per_layer_gate: &'a mut [f32],
+    streams: Streams<'a>,
+    /// See [`Mixing::first_values`].
+    first_values: &'a mut [f32],
+    /// The middle of a layer's side path.
+    laurel: &'a mut [f32],
     /// Room for [`AttnBuffers`], [`FfnBuffers`], or those of a recurrent mixer.
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`].
@@ -356,7 +362,8 @@ impl<'a> Buffers<'a> {
         let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
         let is_both =
             |layer: &LayerSpec| matches!((&layer.mixer, &layer.ffn), (Mixer::Both(..), _) | (_, FfnSpec::Both(..)));
-        let has_both = h.layers.iter().any(is_both);
+        let has_both = h.layers.iter().any(is_both) || h.streams.is_some();
+        let (n_stream, laurel_rank) = h.streams.map_or((0, 0), |spec| (spec.n_stream, spec.laurel_rank));
         let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
         let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
         let n_angles = RopeTables::n_angles(h, m);
@@ -382,6 +389,13 @@ impl<'a> Buffers<'a> {
             per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
+            streams: Streams {
+                all: frame.take(m * n_stream * h.n_embd),
+                room: frame.take(if n_stream > 0 { m * h.n_embd } else { 0 }),
+                router: frame.take(m * n_stream),
+            },
+            first_values: frame.take(if h.shares_values() { m * h.n_embd } else { 0 }),
+            laurel: frame.take(m * laurel_rank),
             inner: frame.take(attention.chain(recurrent).fold(ffn, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
@@ -443,6 +457,12 @@ pub(crate) fn forward(
         per_layer_inputs(base, h, w, slots, &mut b);
     }
 
+    if let Some(w) = &w.alt_up {
+        let slots = Adapters(slots);
+        let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+        b.streams.begin(ctx, &mut b.scratch, h, w, b.x);
+    }
+
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
     // The next recurrence.
@@ -463,9 +483,19 @@ pub(crate) fn forward(
         if is_last && !probe.sees_all_rows() {
             rows = Rows::Outputs;
         }
+        if let Some(w) = &layer.alt_up {
+            let slots = Adapters(slots);
+            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+            b.streams.predict(ctx, &mut b.scratch, h, w, b.x);
+        }
         if has_mixer {
             norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
             probe.tensor(Tap::AttnNorm, i, b.normed);
+            if let Some(w) = &layer.alt_up {
+                let slots = Adapters(slots);
+                let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+                laurel(ctx, h, &w.laurel, &mut b);
+            }
             mixer(base, h, (spec, layer), (i, &mut cell), rows, slots, &mut b, probe)?;
         }
         if rows == Rows::Outputs {
@@ -474,6 +504,11 @@ pub(crate) fn forward(
             }
             gather(slots, b.x, h.n_embd);
             gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
+            if let Some(spec) = h.streams {
+                gather(slots, b.streams.all, spec.n_stream * h.n_embd);
+                gather(slots, b.beside, h.n_embd);
+                b.streams.all = &mut std::mem::take(&mut b.streams.all)[..n_outputs * spec.n_stream * h.n_embd];
+            }
             b.keep_rows(n_outputs, h.n_embd);
         }
         let n_rows = b.x.len() / h.n_embd;
@@ -489,6 +524,10 @@ pub(crate) fn forward(
         }
         if has_mixer {
             add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+        }
+        if layer.alt_up.is_some() {
+            let side = &b.beside[..b.x.len()];
+            b.x.iter_mut().zip(side).for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
         }
         probe.tensor(Tap::FfnInp, i, b.x);
 
@@ -522,8 +561,17 @@ pub(crate) fn forward(
         if let Some(w) = &layer.per_layer {
             let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
             let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
-            per_layer(base.with(adapters, n_generated), h, w, i, &mut b);
-            add_branch(ctx, h, spec, Some(&w.norm), b.x, b.branch, b.normed);
+            let with_adapters = base.with(adapters, n_generated);
+            if let Some(w) = &layer.alt_up {
+                b.streams.correct(with_adapters, &mut b.scratch, h, w, b.x);
+            }
+            per_layer(with_adapters, h, w, i, &mut b);
+            if layer.alt_up.is_some() {
+                norm(ctx, h, Some(&w.norm), b.branch, b.normed);
+                b.streams.add(ctx, h, b.normed);
+            } else {
+                add_branch(ctx, h, spec, Some(&w.norm), b.x, b.branch, b.normed);
+            }
         }
         if let Some(scale) = layer.output_scale {
             b.x.iter_mut().for_each(|x| *x *= scale);
@@ -531,6 +579,12 @@ pub(crate) fn forward(
         probe.tensor(Tap::LOut, i, b.x);
     }
 
+    if let Some(w) = &w.alt_up {
+        let (n_generated, slots) = (n_generated(true, rows, slots), Adapters(slots));
+        let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+        let ctx = base.with(row_adapters(&slots, ends), n_generated);
+        b.streams.end(ctx, &mut b.scratch, h, w, (b.x, b.branch));
+    }
     if n_outputs > 0 {
         if rows == Rows::All {
             gather(slots, b.x, h.n_embd);
@@ -621,7 +675,7 @@ fn per_layer_inputs(base: Base<'_>, h: &Hparams, w: &PerLayerInputs, slots: &[Sl
 }
 
 /// `1/√(mean(x²) + eps)`.
-fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
+pub(super) fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
     1.0 / (arch.dot(x, x) / x.len() as f32 + eps).sqrt()
 }
 
@@ -634,6 +688,16 @@ fn per_layer(ctx: Ctx<'_>, h: &Hparams, w: &PerLayer, i: usize, b: &mut Buffers<
     let times = |row: usize, gate: &mut [f32]| ctx.arch.gelu_mul(gate, &of_tokens[(row * h.n_layer + i) * n..][..n]);
     ctx.crew.when(m > 1).for_chunks(gate, n, times);
     linear(ctx, &mut b.scratch, gate, m, &mut [Product::of(&w.proj, b.branch, m)]);
+}
+
+/// Computes in `b.beside` a layer's side path on `b.normed`.
+fn laurel(ctx: Ctx<'_>, h: &Hparams, w: &Laurel, b: &mut Buffers<'_>) {
+    let m = b.normed.len() / h.n_embd;
+    let (low, side) = (&mut b.laurel[..m * w.left.w.n_out], &mut b.beside[..m * h.n_embd]);
+    linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of(&w.left, low, m)]);
+    linear(ctx, &mut b.scratch, low, m, &mut [Product::of(&w.right, b.branch, m)]);
+    norm(ctx, h, Some(&w.norm), b.branch, side);
+    ctx.arch.add(side, b.normed);
 }
 
 /// Applies a norm to each row of `x`; copies it if there is no norm.
@@ -721,10 +785,12 @@ fn recurrent(
 ) {
     let m = b.normed.len() / h.n_embd;
     let (scratch, eps) = (&mut b.scratch, h.norm_eps);
-    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch, eps, cell: *cell };
+    let first_values = &mut *b.first_values;
+    let mut pass = Mixing { base, slots: &mut *slots, ends: b.ends, scratch, eps, cell: *cell, first_values };
     let mixed = recurrent::mix(&mut pass, (spec, w), (b.normed, m), &mut Frame::of(b.inner));
     *cell = pass.cell;
-    let (n_in, n_generated) = (w.output().w.n_in, n_generated(i + 1 == h.n_layer, rows, slots));
+    let n_generated = n_generated(i + 1 == h.n_layer, rows, slots);
+    let n_in = w.output().map_or(h.n_embd, |output| output.w.n_in);
     if rows == Rows::Outputs {
         gather(slots, mixed, n_in);
     }
@@ -733,7 +799,10 @@ fn recurrent(
         let (slots, ends) = (Adapters(slots), if rows == Rows::All { b.ends } else { b.output_ends });
         let ctx = base.with(row_adapters(&slots, ends), n_generated);
         let branch = &mut b.branch[..m * h.n_embd];
-        linear(ctx, &mut b.scratch, &mixed[..m * n_in], m, &mut [Product::of(w.output(), branch, m)]);
+        match w.output() {
+            Some(w) => linear(ctx, &mut b.scratch, &mixed[..m * n_in], m, &mut [Product::of(w, branch, m)]),
+            None => branch.copy_from_slice(&mixed[..m * n_in]),
+        }
     }
 }
 
@@ -1174,6 +1243,9 @@ fn feed_forward(
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
     }
     show(Tap::FfnUp, up);
+    if let Some(n) = ffn.sparsity {
+        ctx.crew.when(m > 1).for_chunks(gate, ffn.up.w.n_out, |_, gate| gaussian_top_k(gate, n));
+    }
     let inner = activate(ctx, ffn, m, gate, up);
     linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }

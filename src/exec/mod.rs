@@ -2,6 +2,7 @@
 
 mod activation;
 mod adapters;
+mod alt_up;
 mod arena;
 mod backward;
 mod batch;
@@ -26,6 +27,7 @@ mod preset;
 mod probe;
 mod recurrent;
 mod rerank;
+mod rwkv;
 mod schedule;
 mod sequence;
 mod session;

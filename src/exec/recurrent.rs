@@ -10,7 +10,7 @@ use super::batch::{Adapters, Rows, Slot};
 use super::conv::CausalConv;
 use super::forward::{Base, row_adapters};
 use super::linear::{Product, Scratch, linear};
-use super::{delta, mamba, mamba2, short_conv};
+use super::{delta, mamba, mamba2, rwkv, short_conv};
 use crate::arch::Arch;
 use crate::cache::CellShape;
 use crate::model::{Recurrent, RecurrentSpec};
@@ -38,6 +38,8 @@ pub(super) struct Mixing<'a, 's, 'f> {
     pub(super) eps: f32,
     /// The next recurrence.
     pub(super) cell: usize,
+    /// Values of the first layer, `(m, n_embd)`, if others read them (RWKV 7).
+    pub(super) first_values: &'a mut [f32],
 }
 
 impl Mixing<'_, '_, '_> {
@@ -92,6 +94,8 @@ pub(super) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
         RecurrentSpec::Mamba(spec) => mamba::cells(spec).to_vec(),
         RecurrentSpec::Mamba2(spec) => mamba2::cells(spec).to_vec(),
         RecurrentSpec::Delta(spec) => delta::cells(spec).to_vec(),
+        RecurrentSpec::TimeMix(spec) => rwkv::time_cells(spec).to_vec(),
+        RecurrentSpec::ChannelMix(spec) => rwkv::channel_cells(spec).to_vec(),
     }
 }
 
@@ -102,10 +106,12 @@ pub(super) fn bytes(spec: &RecurrentSpec, m: usize) -> usize {
         RecurrentSpec::Mamba(spec) => counted(|frame| mamba::Buffers::take(frame, spec, m)),
         RecurrentSpec::Mamba2(spec) => counted(|frame| mamba2::Buffers::take(frame, spec, m)),
         RecurrentSpec::Delta(spec) => counted(|frame| delta::Buffers::take(frame, spec, m)),
+        RecurrentSpec::TimeMix(spec) => counted(|frame| rwkv::TimeBuffers::take(frame, spec, m)),
+        RecurrentSpec::ChannelMix(spec) => counted(|frame| rwkv::ChannelBuffers::take(frame, spec, m)),
     }
 }
 
-/// What the mixer makes of `m` rows of `x`, to be multiplied by its output matrix.
+/// What the mixer makes of `m` rows of `x`, to be multiplied by its output matrix if it has one.
 pub(super) fn mix<'a>(
     pass: &mut Mixing<'_, '_, '_>,
     (spec, w): (&RecurrentSpec, &Recurrent),
@@ -117,6 +123,8 @@ pub(super) fn mix<'a>(
         (RecurrentSpec::Mamba(spec), Recurrent::Mamba(w)) => mamba::mix(pass, spec, w, (x, m), frame),
         (RecurrentSpec::Mamba2(spec), Recurrent::Mamba2(w)) => mamba2::mix(pass, spec, w, (x, m), frame),
         (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => delta::mix(pass, spec, w, (x, m), frame),
+        (RecurrentSpec::TimeMix(spec), Recurrent::TimeMix(w)) => rwkv::time_mix(pass, spec, w, (x, m), frame),
+        (RecurrentSpec::ChannelMix(spec), Recurrent::ChannelMix(w)) => rwkv::channel_mix(pass, spec, w, (x, m), frame),
         _ => unreachable!("weights are bound by specification"),
     }
 }

@@ -294,6 +294,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             n_ctx_train: _,
             n_embd: _,
             n_layer,
+            n_part: _,
             n_mtp: _,
             norm: _,
             norm_eps: _,
@@ -312,6 +313,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             ropes: _,
             layers: _,
             kv_layers: _,
+            streams: _,
             per_layer_embd: _,
         } = self.h;
         if let Some(what) = self.h.forward_only() {
@@ -332,6 +334,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             rope_factors_short_long: _,
             shapes: _,
             classifier: _,
+            alt_up: _,
             sites: _,
         } = w;
         if batch.places.len() != n_layer {
@@ -494,6 +497,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             ffn,
             post_ffn_norm,
             per_layer: _,
+            alt_up: _,
             output_scale: _,
         } = w;
         let (Mixer::Attention(attn), Some(weights)) = (mixer, weights) else {
@@ -740,7 +744,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             return Err(refused(format!("a mixture of {n_expert} experts in groups")));
         }
         let Moe { spec: _, router, router_norm: _, output_scales: _, bias, stacked, shared, shared_gate } = moe;
-        let Ffn { gate, up, down, activation: _ } = stacked;
+        let Ffn { gate, up, down, activation: _, sparsity: _ } = stacked;
         if up.b.is_some() || down.b.is_some() || gate.as_ref().is_some_and(|gate| gate.b.is_some()) {
             return Err(refused("biases of experts".to_string()));
         }

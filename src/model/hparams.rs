@@ -3,7 +3,8 @@
 use super::family::Family;
 use super::spec::{
     Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
-    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    TimeMixRanks,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -16,6 +17,8 @@ use std::ops::RangeInclusive;
 const MAX_VOCAB: u64 = (1 << 24) - 1;
 /// Most tokens that a convolution sees.
 const MAX_TAPS: usize = 64;
+/// Most residual streams.
+pub(crate) const MAX_STREAMS: usize = 8;
 /// Most experts of a layer.
 pub(crate) const MAX_EXPERT: usize = 1024;
 
@@ -33,6 +36,8 @@ pub struct Hparams {
     pub n_embd: usize,
     /// Number of layers.
     pub n_layer: usize,
+    /// Layers that one of the file's blocks consists of: RWKV's are two, a time mix and a channel mix.
+    pub n_part: usize,
     /// Layers of multi-token prediction after those; they are not run.
     pub n_mtp: usize,
     /// Kind of normalisation.
@@ -70,6 +75,8 @@ pub struct Hparams {
     /// For each layer, the index of the keys and values that it reads, among the layers that keep some; 0 for layers
     /// without attention.
     pub kv_layers: Vec<usize>,
+    /// Several residual streams, if the model has them (Gemma 3n).
+    pub streams: Option<StreamsSpec>,
     /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma 3n, 4).
     pub per_layer_embd: Option<usize>,
 }
@@ -115,6 +122,16 @@ pub enum Pooling {
     Cls,
     /// The last token's.
     Last,
+}
+
+/// Several residual streams (AltUp, arXiv 2301.13310), and in each layer a side path around attention (Laurel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StreamsSpec {
+    /// Streams.
+    pub n_stream: usize,
+    /// Width of the middle of a side path.
+    pub laurel_rank: usize,
 }
 
 /// Head of a reranker: from the pooled hidden states of a pair of texts to its score.
@@ -345,6 +362,12 @@ impl<'a> Keys<'a> {
     /// Whether there is a tensor of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.iter().any(|t| t.name == name)
+    }
+
+    /// Output width of a matrix, if it is there; what is too large for one is refused when it is bound.
+    pub(crate) fn n_out(&self, name: &str) -> Option<usize> {
+        let tensor = self.tensors.iter().find(|t| t.name == name)?;
+        Some(tensor.dims.get(1).map_or(1, |&n| n.min(1 << 17) as usize))
     }
 
     /// Whether a layer has a tensor of this name.
@@ -583,7 +606,7 @@ impl<'a> Keys<'a> {
     fn all_dense(&self, activation: Activation, fused: bool) -> Result<Vec<FfnSpec>, ModelError> {
         let n_ff = self.opt_counts("feed_forward_length", 1..=1 << 20)?;
         let n_ff = n_ff.ok_or_else(|| self.missing("feed_forward_length"))?;
-        Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused })).collect())
+        Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused, sparsity: None })).collect())
     }
 
     /// Feed-forward layers: `n_dense` dense ones, then mixtures of experts, unless the file says otherwise:
@@ -840,7 +863,7 @@ impl Hparams {
             norms: Norms::Before,
             biases: Biases::Optional,
             residual_scale: 1.0,
-            output_scale: false,
+            output_scale: OutputScale::None,
         });
         let kv_layers = mixers.iter().enumerate().map(|(i, mixer)| {
             if has_attention(mixer) { mixers[..i].iter().filter(|mixer| has_attention(mixer)).count() } else { 0 }
@@ -851,6 +874,7 @@ impl Hparams {
             n_ctx_train,
             n_embd,
             n_layer: keys.n_layer,
+            n_part: 1,
             n_mtp: keys.n_mtp,
             norm,
             norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
@@ -869,6 +893,7 @@ impl Hparams {
             ropes: first.map(|_| Rope::of(keys, head_dim, n_ctx_train)).transpose()?.into_iter().collect(),
             layers: layers.collect(),
             kv_layers: kv_layers.collect(),
+            streams: None,
             per_layer_embd: None,
         })
     }
@@ -886,6 +911,15 @@ impl Hparams {
     /// The recurrent mixer of every layer that has one.
     pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentSpec> {
         self.layers.iter().filter_map(LayerSpec::recurrent)
+    }
+
+    /// Whether layers read the first one's values (RWKV 7).
+    pub(crate) fn shares_values(&self) -> bool {
+        let reads = |spec: &RecurrentSpec| match spec {
+            RecurrentSpec::TimeMix(spec) => matches!(spec.ranks, TimeMixRanks::Seven { .. }),
+            _ => false,
+        };
+        self.recurrent().any(reads)
     }
 
     /// Names a feature of the model that only the CPU's forward pass implements, if it has one.
@@ -920,8 +954,9 @@ impl Hparams {
             (attn(|a| a.value_norm), "norms of values"),
             (attn(|a| a.keys_as_values), "keys that serve as values"),
             (attn(|a| a.shares_kv), "keys and values of other layers"),
+            (self.streams.is_some(), "several residual streams"),
             (self.per_layer_embd.is_some(), "embeddings for each layer"),
-            (self.layers.iter().any(|layer| layer.output_scale), "factors behind layers"),
+            (self.layers.iter().any(|layer| layer.output_scale != OutputScale::None), "factors behind layers"),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
             (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
@@ -1059,6 +1094,14 @@ impl Hparams {
         }
         self.attention_mut().skip(own).for_each(|attn| attn.shares_kv = true);
         Ok(())
+    }
+
+    /// Puts a layer with `mixer` alone behind each layer: the second half of a block of the file.
+    pub(crate) fn split_blocks(&mut self, mixer: &RecurrentSpec) {
+        let second = |layer: &LayerSpec| LayerSpec { mixer: Mixer::Recurrent(mixer.clone()), ..layer.clone() };
+        self.layers = self.layers.iter().flat_map(|layer| [layer.clone(), second(layer)]).collect();
+        self.kv_layers = vec![0; self.layers.len()];
+        (self.n_layer, self.n_part) = (self.layers.len(), 2);
     }
 
     /// Adds attention sinks to the layers that have the tensor.

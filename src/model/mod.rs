@@ -22,17 +22,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hparams::UnknownNames;
 pub use hparams::{
-    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown,
+    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling,
+    StreamsSpec, Unknown,
 };
-pub(crate) use hparams::{Finish, MAX_EXPERT};
+pub(crate) use hparams::{Finish, MAX_EXPERT, MAX_STREAMS};
 pub use spec::{
-    Activation, AttnSpec, Biases, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec,
-    Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    Activation, AttnSpec, Biases, ChannelMixSpec, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating,
+    LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm,
+    RecurrentSpec, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
 };
 pub use weights::Site;
 pub(crate) use weights::{
-    Attn, Both, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Layer, Linear, Mamba, Mamba2, Moe, Norm, PerLayer,
-    PerLayerInputs, Recurrent, ShortConv, Weight, Weights,
+    AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Laurel, Layer, Linear,
+    Mamba, Mamba2, Moe, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix7, TimeMixWeights,
+    Weight, Weights,
 };
 
 /// Where weights are read from.

@@ -17,8 +17,20 @@ pub struct LayerSpec {
     pub biases: Biases,
     /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual stream.
     pub residual_scale: f32,
-    /// Whether the file has a factor on the residual stream after the layer.
-    pub output_scale: bool,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: OutputScale,
+}
+
+/// Factor on the residual stream after a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum OutputScale {
+    /// None.
+    None,
+    /// The file's.
+    OfFile,
+    /// A half.
+    Half,
 }
 
 /// Token mixer: the part of a layer in which tokens see each other.
@@ -72,6 +84,10 @@ pub enum RecurrentSpec {
     Mamba2(Mamba2Spec),
     /// Gated delta rule (arXiv 2412.06464).
     Delta(DeltaSpec),
+    /// Time mix of RWKV (arXiv 2404.05892, 2503.14456).
+    TimeMix(TimeMixSpec),
+    /// Channel mix of RWKV.
+    ChannelMix(ChannelMixSpec),
 }
 
 impl RecurrentSpec {
@@ -81,6 +97,7 @@ impl RecurrentSpec {
             RecurrentSpec::ShortConv(_) => "short convolutions",
             RecurrentSpec::Mamba(_) | RecurrentSpec::Mamba2(_) => "state spaces",
             RecurrentSpec::Delta(_) => "delta rules",
+            RecurrentSpec::TimeMix(_) | RecurrentSpec::ChannelMix(_) => "RWKV",
         }
     }
 }
@@ -192,6 +209,74 @@ impl DeltaSpec {
     pub fn n_rate(&self) -> usize {
         if self.by_channel { self.n_head * self.head_dim_k } else { self.n_head }
     }
+}
+
+/// Time mix of RWKV: each head has a matrix as state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TimeMixSpec {
+    /// Heads.
+    pub n_head: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// The version, by the ranks of its products of low rank.
+    pub ranks: TimeMixRanks,
+}
+
+/// Versions of RWKV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TimeMixRanks {
+    /// RWKV 6.
+    Six {
+        /// Of the blends of each of five inputs.
+        blend: usize,
+        /// Of decays.
+        decay: usize,
+    },
+    /// RWKV 7.
+    Seven {
+        /// Of decays.
+        decay: usize,
+        /// Of learning rates.
+        rate: usize,
+        /// Of the blends with the first layer's values; `None`: this is the first layer.
+        residual: Option<usize>,
+        /// Of gates.
+        gate: usize,
+    },
+}
+
+impl TimeMixSpec {
+    /// Width of all heads.
+    pub fn n_embd(&self) -> usize {
+        self.n_head * self.head_dim
+    }
+
+    /// Width of the widest product of low rank.
+    pub(crate) fn most_rank(&self) -> usize {
+        match self.ranks {
+            TimeMixRanks::Six { blend, decay } => decay.max(5 * blend),
+            TimeMixRanks::Seven { decay, rate, residual, gate } => decay.max(rate).max(residual.unwrap_or(0)).max(gate),
+        }
+    }
+
+    /// Values that feed a token into the states.
+    pub(crate) fn n_feed(&self) -> usize {
+        self.n_embd() * if let TimeMixRanks::Six { .. } = self.ranks { 4 } else { 6 }
+    }
+}
+
+/// Channel mix of RWKV: a feed-forward layer that also reads the token before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelMixSpec {
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Width of the hidden layer.
+    pub n_ff: usize,
+    /// Whether the output is multiplied by the sigmoid of a product with the input (RWKV 6).
+    pub gated: bool,
 }
 
 /// Attention of one layer.
@@ -400,6 +485,8 @@ pub struct DenseSpec {
     pub activation: Activation,
     /// Whether gate and up are one matrix, the gate first.
     pub fused: bool,
+    /// Standard deviations above their mean below which gates are 0; what is left is reduced by as much (Gemma 3n).
+    pub sparsity: Option<f32>,
 }
 
 /// Mixture of experts: a router scores them, each token uses the best.

@@ -2,9 +2,9 @@
 
 mod recurrent;
 
-use super::hparams::{ClassifierSpec, Hparams, NormKind, RopeScaling, UnknownNames};
+use super::hparams::{ClassifierSpec, Hparams, NormKind, RopeScaling, StreamsSpec, UnknownNames};
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
+    Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm,
 };
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
@@ -14,7 +14,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-pub(crate) use recurrent::{Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv};
+pub(crate) use recurrent::{
+    ChannelMix, Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv, TimeMix, TimeMix7, TimeMixWeights,
+};
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,6 +162,8 @@ pub(crate) struct Norm {
 #[derive(Clone, Debug)]
 pub(crate) struct Ffn {
     pub(crate) activation: Activation,
+    /// See [`DenseSpec::sparsity`].
+    pub(crate) sparsity: Option<f32>,
     pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -187,14 +191,14 @@ impl Moe {
     /// Expert `e`.
     pub(crate) fn expert(&self, e: usize) -> Ffn {
         let one = |all: &Linear| all.matrix(e, self.spec.n_expert);
-        let Ffn { activation, gate, up, down } = &self.stacked;
+        let Ffn { activation, sparsity, gate, up, down } = &self.stacked;
         let (gate, up) = if self.spec.fused {
             let (both, n_ff) = (one(up), self.spec.n_ff);
             (Some(both.rows(0..n_ff)), both.rows(n_ff..2 * n_ff))
         } else {
             (gate.as_ref().map(one), one(up))
         };
-        Ffn { activation: *activation, gate, up, down: one(down) }
+        Ffn { activation: *activation, sparsity: *sparsity, gate, up, down: one(down) }
     }
 }
 
@@ -260,6 +264,7 @@ pub(crate) struct Layer {
     pub(crate) ffn: FeedForward,
     pub(crate) post_ffn_norm: Option<Norm>,
     pub(crate) per_layer: Option<PerLayer>,
+    pub(crate) alt_up: Option<Box<AltUp>>,
     /// Factor on the residual stream after the layer.
     pub(crate) output_scale: Option<f32>,
 }
@@ -290,10 +295,39 @@ pub(crate) struct Classifier {
     pub(crate) output: Option<Linear>,
 }
 
+/// Weights between the residual streams of a layer, see `exec/alt_up.rs`, and of its side path.
+#[derive(Clone, Debug)]
+pub(crate) struct AltUp {
+    pub(crate) norm: Norm,
+    pub(crate) router: Linear,
+    /// `(n_stream², n_stream)` and `(n_stream, n_stream)`.
+    pub(crate) predict: Vec<f32>,
+    pub(crate) correct: Vec<f32>,
+    /// Factors on the corrected first stream, `(n_embd)`.
+    pub(crate) scale: Vec<f32>,
+    pub(crate) laurel: Laurel,
+}
+
+/// A learned residual of low rank, `x + norm(R·L·x)` (arXiv 2411.07501).
+#[derive(Clone, Debug)]
+pub(crate) struct Laurel {
+    pub(crate) left: Linear,
+    pub(crate) right: Linear,
+    pub(crate) norm: Norm,
+}
+
+/// Matrices that make residual streams from embeddings, and that bring them together, for all but the first.
+#[derive(Clone, Debug)]
+pub(crate) struct AltUpEnds {
+    pub(crate) project: Vec<Weight>,
+    pub(crate) unproject: Vec<Weight>,
+}
+
 /// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
+    pub(crate) alt_up: Option<AltUpEnds>,
     /// Weights for the vectors of all layers per token.
     pub(crate) per_layer: Option<PerLayerInputs>,
     /// Embedding of each position, added to those of tokens.
@@ -442,6 +476,11 @@ impl<'a> Binder<'a> {
         self.opt_vector(name, n)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
     }
 
+    /// Counts a tensor as used that the model has no use for.
+    fn skip(&self, name: &str) {
+        self.used.borrow_mut().extend(self.gguf.tensor(name).map(|t| &*t.name));
+    }
+
     /// Binds a matrix and its bias, which must be there if `biased`.
     fn linear(&self, name: &str, n_in: usize, n_out: usize, biased: bool) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, 1)?;
@@ -510,7 +549,8 @@ impl<'a> Binder<'a> {
 
     /// Refuses differences between layers of equal specifications: a tensor that only some of them have suggests that
     /// others lost it.
-    fn uniform(&self, layers: &[LayerSpec]) -> Result<(), ModelError> {
+    fn uniform(&self, h: &Hparams) -> Result<(), ModelError> {
+        let layers: Vec<&[LayerSpec]> = h.layers.chunks(h.n_part).collect();
         let mut parts = vec![BTreeSet::new(); layers.len()];
         for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
             parts[i].insert(part);
@@ -550,10 +590,22 @@ impl Weights {
             }),
             None => None,
         };
+        let streams = |name: &str, n: usize| {
+            let all = b.weight(name, h.n_embd, h.n_embd, n)?;
+            Ok::<_, ModelError>((0..n).map(|i| all.matrix(i, n)).collect())
+        };
+        let alt_up = match h.streams {
+            Some(spec) => Some(AltUpEnds {
+                project: streams("altup_proj.weight", spec.n_stream - 1)?,
+                unproject: streams("altup_unembd_proj.weight", spec.n_stream - 1)?,
+            }),
+            None => None,
+        };
         let token_types = h.token_types.then(|| b.first_row("token_types.weight", h.n_embd)).transpose()?;
-        // LFM2's files call it by the name of another.
-        let misnamed = !h.embd_norm && !b.has("output_norm.weight") && b.has("token_embd_norm.weight");
-        let output_norm = if misnamed { "token_embd_norm" } else { "output_norm" };
+        // LFM2's files call it by the name of another, NeoBERT's by that of an encoder's.
+        let mut names = ["output_norm", "enc.output_norm", "token_embd_norm"].into_iter();
+        let is_there = |name: &&str| b.has(&format!("{name}.weight"));
+        let output_norm = names.find(is_there).filter(|_| !h.embd_norm).unwrap_or("output_norm");
         let output_norm = h.final_norm.then(|| b.norm(output_norm, h)).transpose()?;
         let output = if h.own_head || b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
@@ -602,9 +654,10 @@ impl Weights {
             (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
         };
         b.none_ignored(h, unknown)?;
-        b.uniform(&h.layers)?;
+        b.uniform(h)?;
         Ok(Weights {
             token_embd,
+            alt_up,
             per_layer,
             position_embd,
             token_types,
@@ -643,7 +696,7 @@ impl Weights {
 }
 
 fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option<&Attn>) -> Result<Layer, ModelError> {
-    let name = |part: &str| format!("blk.{i}.{part}");
+    let name = |part: &str| format!("blk.{}.{part}", i / h.n_part);
     let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
     let norm = |part: &str, is_there: bool, places: &[Norms]| {
         (is_there && places.contains(&spec.norms)).then(|| b.norm(&name(part), h)).transpose()
@@ -655,6 +708,7 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
     match spec.norms {
         Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
         Norms::Before if !has_mixer => ffn_norm = attn_norm,
+        Norms::Before if i % h.n_part > 0 => attn_norm = "attn_norm_2",
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
@@ -673,11 +727,36 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
         ffn: feed_forward(b, h, spec, &name)?,
         post_ffn_norm: norm(post_ffn_norm, has_ffn, &[Norms::After, Norms::Both, Norms::Residual])?,
         per_layer: h.per_layer_embd.map(|n| per_layer(b, h, n, &name)).transpose()?,
-        output_scale: spec
-            .output_scale
-            .then(|| b.vector(&name("layer_output_scale.weight"), 1))
-            .transpose()?
-            .map(|scale| scale[0]),
+        alt_up: h.streams.map(|spec| alt_up(b, h, spec, &name)).transpose()?.map(Box::new),
+        output_scale: match spec.output_scale {
+            OutputScale::None => None,
+            OutputScale::OfFile => Some(b.vector(&name("layer_output_scale.weight"), 1)?[0]),
+            OutputScale::Half => Some(0.5),
+        },
+    })
+}
+
+fn alt_up(
+    b: &Binder<'_>,
+    h: &Hparams,
+    StreamsSpec { n_stream: n, laurel_rank: rank }: StreamsSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<AltUp, ModelError> {
+    let table = |part: &str, n_out: usize| {
+        let name = name(part);
+        b.values(&name, &[n, n_out])?.ok_or(ModelError::MissingTensor { name })
+    };
+    Ok(AltUp {
+        norm: b.norm(&name("altup_router_norm"), h)?,
+        router: b.linear(&name("altup_router"), h.n_embd, n, false)?,
+        predict: table("altup_predict_coef.weight", n * n)?,
+        correct: table("altup_correct_coef.weight", n)?,
+        scale: b.vector(&name("altup_correct_scale.weight"), h.n_embd)?,
+        laurel: Laurel {
+            left: b.linear(&name("laurel_l"), h.n_embd, rank, false)?,
+            right: b.linear(&name("laurel_r"), rank, h.n_embd, false)?,
+            norm: b.norm(&name("laurel_post_norm"), h)?,
+        },
     })
 }
 
@@ -707,7 +786,11 @@ fn attention(
     } else {
         let wq = b.linear(&name("attn_q"), n_embd, n_q, biased)?;
         match source {
-            Some(source) if spec.shares_kv => (wq, source.wk.clone(), source.wv.clone()),
+            Some(source) if spec.shares_kv => {
+                // Gemma 3n's files have some of their own all the same.
+                ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].iter().for_each(|part| b.skip(&name(part)));
+                (wq, source.wk.clone(), source.wv.clone())
+            }
             _ => {
                 let wk = b.linear(&name("attn_k"), n_embd, n_k, biased)?;
                 let wv = match spec.keys_as_values {
@@ -818,7 +901,7 @@ fn dense(
         let gate = ffn.activation.is_gated().then(|| linear("ffn_gate", n_embd, ffn.n_ff));
         (gate.transpose()?, linear("ffn_up", n_embd, ffn.n_ff)?)
     };
-    Ok(Ffn { activation: ffn.activation, gate, up, down })
+    Ok(Ffn { activation: ffn.activation, sparsity: ffn.sparsity, gate, up, down })
 }
 
 fn mixture(
@@ -846,13 +929,14 @@ fn mixture(
         let gate = activation.is_gated().then(|| stack("ffn_gate_exps", n_embd, x.n_ff));
         (gate.transpose()?, stack("ffn_up_exps", n_embd, x.n_ff)?)
     };
-    let stacked = Ffn { activation, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
+    let stacked = Ffn { activation, sparsity: None, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let (shared, shared_gate) = match x.shared {
         None => (None, None),
         Some(shared) => {
             let ffn = Ffn {
                 activation,
+                sparsity: None,
                 gate: activation.is_gated().then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff)).transpose()?,
                 up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
                 down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,

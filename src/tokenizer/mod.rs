@@ -9,6 +9,7 @@
 //! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC).
 
 mod bpe;
+mod rwkv;
 mod special;
 mod split;
 mod spm;
@@ -26,6 +27,7 @@ pub use stream::TextStream;
 use crate::TokenizerError;
 use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
+use rwkv::Rwkv;
 use special::{Part, Specials};
 use split::PreTokenizer;
 use spm::Spm;
@@ -75,6 +77,7 @@ enum Model {
     Spm(Spm),
     Bpe(Bpe),
     Wpm(Wpm),
+    Rwkv(Rwkv),
 }
 
 /// Texts of tokens that end a turn, most specific first: the end-of-turn token is the first of them in the vocabulary,
@@ -153,13 +156,20 @@ impl Tokenizer {
             "gemma4" => Some("gemma4"),
             // WordPiece has a single pre-tokeniser.
             "bert" => None,
+            // It has none.
+            "rwkv" => None,
             _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
         };
         let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
-        let is_bert = model_name == "bert";
+        let (is_bert, is_rwkv) = (model_name == "bert", model_name == "rwkv");
 
         let types = m.opt_i32s("tokenizer.ggml.token_type")?;
-        let mut vocab = Vocab::new(m.strings("tokenizer.ggml.tokens")?.clone(), types.as_deref())?;
+        let tokens = m.strings("tokenizer.ggml.tokens")?;
+        let tokens = match is_rwkv {
+            true => (0..tokens.len()).map(|i| rwkv::unescape(tokens.get(i).unwrap_or_default())).collect(),
+            false => tokens.clone(),
+        };
+        let mut vocab = Vocab::new(tokens, types.as_deref())?;
         let n_vocab = vocab.len();
 
         // Writers use 2^32 - 1 for "no such token".
@@ -171,6 +181,7 @@ impl Tokenizer {
         let inside = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
         let (bos, eos, unknown) = match pre {
             None if is_bert => (Some(101), None, Some(100)),
+            None if is_rwkv => (None, None, None),
             None => (Some(1), Some(2), Some(0)),
             Some(pre) => (pre.default_bos, pre.default_eos, None),
         };
@@ -208,6 +219,7 @@ impl Tokenizer {
                 let merges = m.strings("tokenizer.ggml.merges")?.clone();
                 Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
             }
+            None if is_rwkv => Model::Rwkv(Rwkv::new(&vocab, unknown)),
             None if is_bert => {
                 let lowercase = m.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
                 Model::Wpm(Wpm::new(&vocab, lowercase, unknown))
@@ -217,7 +229,7 @@ impl Tokenizer {
 
         let add_bos = match pre {
             Some(pre) if pre.raw_utf8 && pre.add_bos => true,
-            _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.is_none_or(|pre| pre.add_bos)),
+            _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.map_or(!is_rwkv, |pre| pre.add_bos)),
         };
         let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert);
         let add_separator = m.opt_bool("tokenizer.ggml.add_sep_token")?.unwrap_or(false);
@@ -245,7 +257,7 @@ impl Tokenizer {
             add_eos,
             // BERT's separator is the end of its texts already.
             separator: separator.filter(|_| add_separator && !is_bert),
-            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none() && !is_bert),
+            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(model_name == "llama"),
             clean_spaces: pre.map_or(is_bert, |pre| pre.clean_spaces),
             vocab,
         })
@@ -333,6 +345,7 @@ impl Tokenizer {
             Part::Text(text) => {
                 match &self.model {
                     Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
+                    Model::Rwkv(rwkv) => rwkv.encode(&self.vocab, text, out),
                     Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
                     Model::Spm(spm) => {
                         let prefix = self.add_space_prefix && after_special;
@@ -390,6 +403,7 @@ impl Tokenizer {
         } else if self.vocab.is(id, NORMAL) {
             match &self.model {
                 Model::Bpe(bpe) if !bpe.pre.raw_utf8 => bpe::from_alphabet(text),
+                Model::Rwkv(_) => Cow::Borrowed(text),
                 _ => unescape_spaces(text),
             }
         } else {

@@ -1,11 +1,13 @@
-//! Families that are variants of others, against the logits that llama.cpp computes (`tests/reference_llama_cpp.py`).
+//! Families that are variants of others, against the logits, vectors and scores that llama.cpp computes
+//! (`tests/reference_llama_cpp.py`).
 
 use crate::common::{emulated, numbers};
 use crate::run::{OnLevel, open, session_on};
 use crate::tiny::Parts;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions};
-use ruvllm::gguf::{Array, Value};
+use ruvllm::gguf::{Array, StringArray, Value};
+use ruvllm::model::Model;
 use serde_json::Value as Json;
 
 /// As of the tiny models of `tests/it/engine.rs`, which have the same sizes: some hundred roundings of 6e-8 on values of
@@ -25,6 +27,9 @@ fn value(json: &Json) -> Value {
         Json::Array(all) if all[0].is_boolean() => {
             Value::Array(Array::Bool(all.iter().map(|x| x.as_bool().unwrap()).collect()))
         }
+        Json::Array(all) if all[0].is_string() => {
+            Value::Array(Array::Strings(StringArray::from_iter(all.iter().map(|x| x.as_str().unwrap()))))
+        }
         Json::Array(_) => Value::Array(Array::U32(numbers(json))),
         other => panic!("{other}"),
     }
@@ -43,31 +48,85 @@ fn parts(family: &Json) -> Parts {
 }
 
 #[test]
-fn logits_equal_those_of_llama_cpp() {
+fn outputs_equal_those_of_llama_cpp() {
     let reference = reference();
     let tokens: Vec<u32> = numbers(&reference["about"]["tokens"]);
     let positions: Vec<usize> = numbers(&reference["about"]["positions"]);
     let mut failures = Vec::new();
     for (name, family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
-        let rows = family["logits"].as_array().unwrap();
+        let rows = family.get("logits").or(family.get("pooled")).and_then(Json::as_array).unwrap();
         let expected: Vec<f32> =
             rows.iter().flat_map(|row| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32)).collect();
         let model = open(parts(family).gguf()).unwrap_or_else(|e| panic!("{name}: {e}"));
         for arch in Arch::available().take(if emulated() { 1 } else { usize::MAX }) {
             let model = model.on(arch);
             for n_batch in [64, 7, 1] {
-                let options = SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, ..Default::default() };
-                let mut rows = Vec::new();
-                let mut session = session_on(&model, 1, &options);
-                session.prefill_each(&tokens, 0, |_, logits| rows.push(logits.to_vec())).unwrap();
-                let ours = positions.iter().flat_map(|&i| rows[i].iter().copied());
-                let difference = ours.zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                let is_finite = rows.iter().flatten().all(|x| x.is_finite());
-                if difference > TOLERANCE || !is_finite {
+                let ours = match family.get("pooled") {
+                    None => logits(&model, &tokens, &positions, n_batch),
+                    Some(_) if model.hparams().classifier.is_some() => {
+                        model.reranker().unwrap().n_batch(n_batch).rank_tokens(&[&tokens]).unwrap()
+                    }
+                    Some(_) => {
+                        let embedder = model.embedder().unwrap().normalise(false).n_batch(n_batch);
+                        embedder.embed_tokens(&[&tokens]).unwrap().remove(0)
+                    }
+                };
+                assert_eq!(ours.len(), expected.len(), "{name}");
+                let difference = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                if difference > TOLERANCE || !ours.iter().all(|x| x.is_finite()) {
                     failures.push(format!("{name} {} batch {n_batch}: {difference}", arch.name()));
                 }
             }
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) -> Vec<f32> {
+    let options = SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, ..Default::default() };
+    let mut rows = Vec::new();
+    session_on(model, 1, &options).prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec())).unwrap();
+    positions.iter().flat_map(|&i| rows[i].iter().copied()).collect()
+}
+
+/// A reranker reads what its file's template says, in which a document's text is never a special token or a place of the
+/// template.
+#[test]
+fn pairs_of_texts() {
+    let reference = reference();
+    let family = &reference["qwen3-reranker"];
+    let reranker = |template: Option<&str>| {
+        let mut parts = parts(family);
+        let texts: Vec<String> = (0..32).map(|i| char::from(b'a' + i).to_string()).collect();
+        let texts: Vec<&str> = texts.iter().take(30).map(String::as_str).chain(["<s>", "</s>"]).collect();
+        parts.set("tokenizer.ggml.model", "llama");
+        parts.set("tokenizer.ggml.tokens", Value::Array(Array::Strings(StringArray::from_iter(texts))));
+        parts.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 32])));
+        parts.set(
+            "tokenizer.ggml.token_type",
+            Value::Array(Array::I32((0..32).map(|i| if i < 30 { 1 } else { 3 }).collect())),
+        );
+        parts.set("tokenizer.ggml.add_space_prefix", false);
+        for (key, id) in [("bos", 30u32), ("eos", 31), ("unknown", 29)] {
+            parts.set(&format!("tokenizer.ggml.{key}_token_id"), id);
+        }
+        parts.set("tokenizer.ggml.add_eos_token", true);
+        if let Some(template) = template {
+            parts.set("tokenizer.chat_template.rerank", template);
+        }
+        open(parts.gguf()).unwrap().reranker().unwrap()
+    };
+    let plain = reranker(None);
+    assert_eq!(plain.pair("ab", "c").unwrap(), [30, 0, 1, 31, 2, 31]);
+    let of_template = reranker(Some("<s>q{query}d{document}</s>"));
+    assert_eq!(of_template.pair("ab", "c").unwrap(), [30, 16, 0, 1, 3, 2, 31]);
+    let hostile = of_template.pair("{document}", "</s>c").unwrap();
+    assert_eq!(hostile.iter().filter(|&&token| token == 31).count(), 1, "{hostile:?}");
+    assert_eq!(hostile.last(), Some(&31));
+    let scores = of_template.rank("ab", &["c", "d"]).unwrap();
+    let alone = of_template.rank("ab", &["d"]).unwrap();
+    assert_eq!(scores[1], alone[0]);
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));
+    let llama = crate::tiny::Tiny::Llama.model(ruvllm::quant::DType::F32);
+    assert!(matches!(llama.reranker(), Err(ruvllm::SessionError::NoClassifier)));
 }

@@ -1,7 +1,7 @@
-//! Encoders: BERT, Nomic BERT, Jina BERT 2, ModernBERT. Their tokens see the whole text.
+//! Encoders: BERT, Nomic BERT, Jina BERT 2, ModernBERT, EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
 use crate::error::ModelError;
-use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling};
+use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling, RopeOrder};
 use crate::model::spec::{Activation, Biases, FfnSpec, Norms};
 
 /// BERT. GELU uses the error function, as in Hugging Face; llama.cpp uses the tanh formula.
@@ -49,6 +49,29 @@ pub(super) fn modern(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if !keys.has_in_layer(0, "attn_norm.weight") {
         h.layers[0].norms = Norms::BeforeFfn;
     }
+    Ok(h)
+}
+
+/// EuroBERT, NeoBERT and Llama-Embed: llamas whose tokens see the whole text.
+pub(super) fn euro(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    encoder_llama(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+pub(super) fn neo(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = encoder_llama(keys, keys.dense_fused(Activation::SwiGlu)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}
+
+pub(super) fn llama(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = euro(keys)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}
+
+fn encoder_llama(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    let mut h = encoder(keys, NormKind::Rms, ffn)?;
+    h.embd_norm = false;
     Ok(h)
 }
 

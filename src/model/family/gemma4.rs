@@ -4,7 +4,7 @@
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
-use crate::model::spec::{Activation, FfnSpec, MoeSpec, Norms, QkNorm};
+use crate::model::spec::{Activation, FfnSpec, MoeSpec, Norms, OutputScale, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut ffn = keys.dense(Activation::GeGlu)?;
@@ -45,7 +45,9 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.per_layer_embd =
         keys.opt_u64("embedding_length_per_layer_input")?.map(|n| n.min(1 << 16) as usize).filter(|&n| n > 0);
     h.layers.iter_mut().enumerate().for_each(|(i, layer)| {
-        layer.output_scale = keys.has_in_layer(i, "layer_output_scale.weight");
+        if keys.has_in_layer(i, "layer_output_scale.weight") {
+            layer.output_scale = OutputScale::OfFile;
+        }
     });
     h.final_softcap = keys.positive("final_logit_softcapping")?;
     Ok(h)

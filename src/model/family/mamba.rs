@@ -53,7 +53,7 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         }
         layers
     } else {
-        let dense = |&n_ff: &usize| FfnSpec::Dense(DenseSpec { n_ff, activation, fused: false });
+        let dense = |&n_ff: &usize| FfnSpec::Dense(DenseSpec { n_ff, activation, fused: false, sparsity: None });
         n_ff.iter().map(dense).collect()
     };
     let of_layers = keys.attention_or(&keys.mamba2()?)?.into_iter().zip(ffn).zip(n_ff);

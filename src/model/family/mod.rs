@@ -7,6 +7,7 @@ mod cohere;
 mod deepseek;
 mod exaone;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod gpt;
@@ -21,6 +22,7 @@ mod neox;
 mod olmo;
 mod phi;
 mod qwen;
+mod rwkv;
 mod smollm3;
 mod stablelm;
 mod windows;
@@ -78,12 +80,16 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "gemma", hparams: gemma::gemma1 },
     Family { arch: "gemma2", hparams: gemma::gemma2 },
     Family { arch: "gemma3", hparams: gemma::gemma3 },
+    Family { arch: "gemma3n", hparams: gemma3n::hparams },
     Family { arch: "gemma4", hparams: gemma4::hparams },
     Family { arch: "gemma-embedding", hparams: gemma::embedding },
     Family { arch: "bert", hparams: bert::bert },
     Family { arch: "nomic-bert", hparams: bert::nomic },
     Family { arch: "jina-bert-v2", hparams: bert::jina2 },
     Family { arch: "modern-bert", hparams: bert::modern },
+    Family { arch: "eurobert", hparams: bert::euro },
+    Family { arch: "neo-bert", hparams: bert::neo },
+    Family { arch: "llama-embed", hparams: bert::llama },
     Family { arch: "granite", hparams: granite::hparams },
     Family { arch: "granitemoe", hparams: granite::moe },
     Family { arch: "granite_swa", hparams: granite::swa },
@@ -136,6 +142,8 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "mamba", hparams: mamba::mamba },
     Family { arch: "mamba2", hparams: mamba::mamba2 },
     Family { arch: "jamba", hparams: mamba::jamba },
+    Family { arch: "rwkv6", hparams: rwkv::six },
+    Family { arch: "rwkv7", hparams: rwkv::seven },
     Family { arch: "falcon-h1", hparams: mamba::falcon_h1 },
     Family { arch: "nemotron_h", hparams: mamba::nemotron_h },
     Family { arch: "nemotron_h_moe", hparams: mamba::nemotron_h },

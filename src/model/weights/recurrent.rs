@@ -1,8 +1,10 @@
 //! Weights of recurrent mixers.
 
-use super::{Binder, Linear};
+use super::{Binder, Linear, Norm, Weight};
 use crate::error::ModelError;
-use crate::model::spec::{ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec};
+use crate::model::spec::{
+    ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec, TimeMixRanks, TimeMixSpec,
+};
 
 /// Weights of a recurrent mixer.
 #[derive(Clone, Debug)]
@@ -11,16 +13,20 @@ pub(crate) enum Recurrent {
     Mamba(Box<Mamba>),
     Mamba2(Box<Mamba2>),
     Delta(Box<Delta>),
+    TimeMix(Box<TimeMix>),
+    ChannelMix(Box<ChannelMix>),
 }
 
 impl Recurrent {
-    /// From what it makes of tokens to the residual stream.
-    pub(crate) fn output(&self) -> &Linear {
+    /// From what it makes of tokens to the residual stream, if that is not its output already.
+    pub(crate) fn output(&self) -> Option<&Linear> {
         match self {
-            Recurrent::ShortConv(w) => &w.output,
-            Recurrent::Mamba(w) => &w.output,
-            Recurrent::Mamba2(w) => &w.output,
-            Recurrent::Delta(w) => &w.output,
+            Recurrent::ShortConv(w) => Some(&w.output),
+            Recurrent::Mamba(w) => Some(&w.output),
+            Recurrent::Mamba2(w) => Some(&w.output),
+            Recurrent::Delta(w) => Some(&w.output),
+            Recurrent::TimeMix(w) => Some(&w.output),
+            Recurrent::ChannelMix(_) => None,
         }
     }
 }
@@ -102,6 +108,71 @@ pub(crate) enum DeltaInput {
     Low { qkv: Box<[Linear; 3]>, beta: Linear, rate: Box<[Linear; 2]>, gate: Box<[Linear; 2]> },
 }
 
+/// Weights of RWKV's time mix. Blends of a token's input with that of the one before have shares, `(n_embd)` each.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeMix {
+    /// Gives out the inputs of the tokens before.
+    pub(crate) shift: Conv,
+    pub(crate) receptance: Linear,
+    pub(crate) key: Linear,
+    pub(crate) value: Linear,
+    /// Of each head of the output.
+    pub(crate) norm: Norm,
+    pub(crate) output: Linear,
+    pub(crate) weights: TimeMixWeights,
+}
+
+/// What differs between versions.
+#[derive(Clone, Debug)]
+pub(crate) enum TimeMixWeights {
+    Six {
+        /// Of the blend from which shares are computed by products of low rank, those of decay, key, value, receptance
+        /// and gate; and what is added to these.
+        share: Vec<f32>,
+        low: Linear,
+        up: Weight,
+        shares: Vec<f32>,
+        decay: Vec<f32>,
+        decay_low: Linear,
+        decay_up: Linear,
+        /// Weight of a token in its own output.
+        first: Vec<f32>,
+        gate: Linear,
+    },
+    Seven(Box<TimeMix7>),
+}
+
+/// Weights of RWKV 7; pairs of matrices are products of low rank.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeMix7 {
+    /// Shares for receptance, decay, key, value, rate and gate.
+    pub(crate) shares: Vec<f32>,
+    pub(crate) decay: [Linear; 2],
+    pub(crate) decay_bias: Vec<f32>,
+    /// How much of the first layer's values is taken; the first layer has none.
+    pub(crate) residual: Option<(Vec<f32>, [Linear; 2])>,
+    pub(crate) rate: [Linear; 2],
+    pub(crate) rate_bias: Vec<f32>,
+    pub(crate) gate: [Linear; 2],
+    /// Factors on keys, for what is removed from the state, and for what replaces it.
+    pub(crate) removal: Vec<f32>,
+    pub(crate) replacement: Vec<f32>,
+    /// Weight of a token in its own output.
+    pub(crate) bonus: Vec<f32>,
+}
+
+/// Weights of RWKV's channel mix.
+#[derive(Clone, Debug)]
+pub(crate) struct ChannelMix {
+    /// As of a time mix.
+    pub(crate) shift: Conv,
+    pub(crate) share_key: Vec<f32>,
+    pub(crate) key: Linear,
+    pub(crate) value: Linear,
+    /// Share of the gate's blend, and the gate.
+    pub(crate) receptance: Option<(Vec<f32>, Linear)>,
+}
+
 pub(super) fn bind(
     b: &Binder<'_>,
     n_embd: usize,
@@ -118,6 +189,18 @@ pub(super) fn bind(
         RecurrentSpec::Mamba(spec) => Recurrent::Mamba(Box::new(mamba(b, n_embd, spec, name)?)),
         RecurrentSpec::Mamba2(spec) => Recurrent::Mamba2(Box::new(mamba2(b, n_embd, spec, name)?)),
         RecurrentSpec::Delta(spec) => Recurrent::Delta(Box::new(delta(b, n_embd, spec, name)?)),
+        RecurrentSpec::TimeMix(spec) => Recurrent::TimeMix(Box::new(time_mix(b, spec, name)?)),
+        RecurrentSpec::ChannelMix(spec) => {
+            let share = |part: &str| b.vector(&name(&format!("channel_mix_lerp_{part}.weight")), n_embd);
+            let gate = || Ok::<_, ModelError>((share("r")?, linear("channel_mix_receptance", n_embd, n_embd)?));
+            Recurrent::ChannelMix(Box::new(ChannelMix {
+                shift: shift(n_embd),
+                share_key: share("k")?,
+                key: linear("channel_mix_key", n_embd, spec.n_ff)?,
+                value: linear("channel_mix_value", spec.n_ff, n_embd)?,
+                receptance: spec.gated.then(gate).transpose()?,
+            }))
+        }
     })
 }
 
@@ -205,6 +288,60 @@ fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) ->
         dt_bias: b.vector(&name("ssm_dt.bias"), n_head)?,
         norm: b.vector(&name("ssm_norm.weight"), head_dim_v)?,
         output: linear("ssm_out", n_out, n_embd)?,
+    })
+}
+
+/// A convolution that gives out the values of the token before.
+fn shift(n_embd: usize) -> Conv {
+    Conv { taps: [1.0, 0.0].repeat(n_embd), bias: Vec::new() }
+}
+
+fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -> Result<TimeMix, ModelError> {
+    let n = spec.n_embd();
+    let name = |part: &str| name(&format!("time_mix_{part}"));
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let vector = |part: &str| b.vector(&name(&format!("{part}.weight")), n);
+    let shares = |n_share: usize| table(b, name("lerp_fused.weight"), &[n, 1, 1, n_share]);
+    let low = |part: &str, rank: usize| {
+        Ok::<_, ModelError>([linear(&format!("{part}1"), n, rank)?, linear(&format!("{part}2"), rank, n)?])
+    };
+    let weights = match spec.ranks {
+        TimeMixRanks::Six { blend, decay } => TimeMixWeights::Six {
+            share: vector("lerp_x")?,
+            low: linear("w1", n, 5 * blend)?,
+            up: b.weight(&name("w2.weight"), blend, n, 5)?,
+            shares: shares(5)?,
+            decay: vector("decay")?,
+            decay_low: linear("decay_w1", n, decay)?,
+            decay_up: linear("decay_w2", decay, n)?,
+            first: table(b, name("first.weight"), &[spec.head_dim, spec.n_head])?,
+            gate: linear("gate", n, n)?,
+        },
+        TimeMixRanks::Seven { decay, rate, residual, gate } => {
+            // The first layer's are not used; they have the rank of rates.
+            let matrices = (vector("v0")?, low("v", residual.unwrap_or(rate))?);
+            TimeMixWeights::Seven(Box::new(TimeMix7 {
+                shares: shares(6)?,
+                decay: low("w", decay)?,
+                decay_bias: vector("w0")?,
+                residual: residual.map(|_| matrices),
+                rate: low("a", rate)?,
+                rate_bias: vector("a0")?,
+                gate: low("g", gate)?,
+                removal: vector("k_k")?,
+                replacement: vector("k_a")?,
+                bonus: vector("r_k")?,
+            }))
+        }
+    };
+    Ok(TimeMix {
+        shift: shift(n),
+        receptance: linear("receptance", n, n)?,
+        key: linear("key", n, n)?,
+        value: linear("value", n, n)?,
+        norm: Norm { w: vector("ln")?, b: b.vector(&name("ln.bias"), n)? },
+        output: linear("output", n, n)?,
+        weights,
     })
 }
 
