@@ -9,7 +9,7 @@ use super::recurrent::{Mixing, Recurrence};
 use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::cache::CellShape;
 use crate::model::{
-    ChannelMix, ChannelMixSpec, Conv, ConvSpec, Linear, TimeMix, TimeMix7, TimeMixSpec, TimeMixWeights,
+    ChannelMix, ChannelMixSpec, Conv, ConvSpec, Linear, TimeMix, TimeMix6, TimeMix7, TimeMixSpec, TimeMixWeights,
 };
 
 /// Epsilon of the norm of each head's output.
@@ -200,7 +200,8 @@ pub(super) fn time_mix<'a>(
     let n = spec.n_embd();
     shift(pass, &w.shift, (x, n), (b.by_part, b.before));
     match &w.weights {
-        TimeMixWeights::Six { share, low, up, shares, decay, decay_low, decay_up, first, gate } => {
+        TimeMixWeights::Six(w6) => {
+            let TimeMix6 { share, low, up, shares, decay, decay_low, decay_up, first, gate } = &**w6;
             blend(b.blend, x, b.before, share);
             let low_rows = &mut b.low[..m * low.w.n_out];
             pass.linear(b.blend, m, &mut [Product::of(low, low_rows, m)]);

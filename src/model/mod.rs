@@ -34,8 +34,8 @@ pub use spec::{
 pub use weights::Site;
 pub(crate) use weights::{
     AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Laurel, Layer, Linear,
-    Mamba, Mamba2, Moe, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix7, TimeMixWeights,
-    Weight, Weights,
+    Mamba, Mamba2, Moe, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
+    TimeMixWeights, Weight, Weights,
 };
 
 /// Where weights are read from.

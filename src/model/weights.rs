@@ -15,7 +15,8 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 pub(crate) use recurrent::{
-    ChannelMix, Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv, TimeMix, TimeMix7, TimeMixWeights,
+    ChannelMix, Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
+    TimeMixWeights,
 };
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
@@ -708,7 +709,7 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
     match spec.norms {
         Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
         Norms::Before if !has_mixer => ffn_norm = attn_norm,
-        Norms::Before if i % h.n_part > 0 => attn_norm = "attn_norm_2",
+        Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);

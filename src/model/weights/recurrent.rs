@@ -125,21 +125,25 @@ pub(crate) struct TimeMix {
 /// What differs between versions.
 #[derive(Clone, Debug)]
 pub(crate) enum TimeMixWeights {
-    Six {
-        /// Of the blend from which shares are computed by products of low rank, those of decay, key, value, receptance
-        /// and gate; and what is added to these.
-        share: Vec<f32>,
-        low: Linear,
-        up: Weight,
-        shares: Vec<f32>,
-        decay: Vec<f32>,
-        decay_low: Linear,
-        decay_up: Linear,
-        /// Weight of a token in its own output.
-        first: Vec<f32>,
-        gate: Linear,
-    },
+    Six(Box<TimeMix6>),
     Seven(Box<TimeMix7>),
+}
+
+/// Weights of RWKV 6.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeMix6 {
+    /// Of the blend from which shares are computed by products of low rank, those of decay, key, value, receptance
+    /// and gate; and what is added to these.
+    pub(crate) share: Vec<f32>,
+    pub(crate) low: Linear,
+    pub(crate) up: Weight,
+    pub(crate) shares: Vec<f32>,
+    pub(crate) decay: Vec<f32>,
+    pub(crate) decay_low: Linear,
+    pub(crate) decay_up: Linear,
+    /// Weight of a token in its own output.
+    pub(crate) first: Vec<f32>,
+    pub(crate) gate: Linear,
 }
 
 /// Weights of RWKV 7; pairs of matrices are products of low rank.
@@ -306,7 +310,7 @@ fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -
         Ok::<_, ModelError>([linear(&format!("{part}1"), n, rank)?, linear(&format!("{part}2"), rank, n)?])
     };
     let weights = match spec.ranks {
-        TimeMixRanks::Six { blend, decay } => TimeMixWeights::Six {
+        TimeMixRanks::Six { blend, decay } => TimeMixWeights::Six(Box::new(TimeMix6 {
             share: vector("lerp_x")?,
             low: linear("w1", n, 5 * blend)?,
             up: b.weight(&name("w2.weight"), blend, n, 5)?,
@@ -316,7 +320,7 @@ fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -
             decay_up: linear("decay_w2", decay, n)?,
             first: table(b, name("first.weight"), &[spec.head_dim, spec.n_head])?,
             gate: linear("gate", n, n)?,
-        },
+        })),
         TimeMixRanks::Seven { decay, rate, residual, gate } => {
             // The first layer's are not used; they have the rank of rates.
             let matrices = (vector("v0")?, low("v", residual.unwrap_or(rate))?);
