@@ -18,7 +18,7 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
-use super::{CacheLine, ColumnsMut, Element, Gemm};
+use super::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::DType;
 
 /// Weight rows of a panel.
@@ -82,7 +82,7 @@ pub(super) trait Panels {
 /// Panels that are filled by rows.
 pub(super) trait UnpackRows: Panels {
     /// Element type of the panel, and products of it per product of a weight.
-    const ELEMENT: (Element, u64);
+    const ELEMENT: (PanelElement, u64);
 
     /// Expands at most [`BLOCK`] weights of a row, to every [`Panels::INTERLEAVED`]th word.
     ///
