@@ -167,6 +167,10 @@ impl Request {
 
 /// Is notified of the events of every request, in this order, by the computing thread. A call delays all requests.
 pub trait Observer: Send + Sync {
+    /// A step begins: at most one pass, and what is before and behind it.
+    fn step_begins(&self) {}
+    /// The step is over. After a panic it never is.
+    fn step_ends(&self) {}
     /// The request was accepted; its prompt has `n_prompt` tokens.
     fn queued(&self, _id: RequestId, _n_prompt: usize) {}
     /// The request takes part in passes from now on; also after each preemption.
@@ -685,6 +689,13 @@ impl Schedule {
 
     /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their readers.
     pub fn step(&mut self) -> bool {
+        self.terms.observer.step_begins();
+        let has_work = self.advance();
+        self.terms.observer.step_ends();
+        has_work
+    }
+
+    fn advance(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
         self.running.iter_mut().for_each(|live| live.rows = RequestRows::default());
         self.sweep();
