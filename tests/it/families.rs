@@ -130,3 +130,36 @@ fn pairs_of_texts() {
     let llama = crate::tiny::Tiny::Llama.model(ruvllm::quant::DType::F32);
     assert!(matches!(llama.reranker(), Err(ruvllm::SessionError::NoClassifier)));
 }
+
+/// Files whose sizes contradict each other are refused by an error, or run all the same.
+#[test]
+fn changed_sizes_are_refused_or_run() {
+    let reference = reference();
+    for (name, family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
+        // Forty layers more of what others have.
+        if name == "baichuan-13b" {
+            continue;
+        }
+        let mut n_refused = 0;
+        for (key, _) in family["metadata"].as_object().unwrap().iter().filter(|(_, of_key)| of_key.is_number()) {
+            for value in [0u32, 1, 3, 1 << 20, u32::MAX] {
+                let mut parts = parts(family);
+                parts.set(key, value);
+                let Ok(model) = open(parts.gguf()) else {
+                    n_refused += 1;
+                    continue;
+                };
+                match model.embedder() {
+                    Ok(embedder) if model.hparams().attention().any(|attn| !attn.causal) => {
+                        let _ = embedder.embed_tokens(&[[1, 2, 3]]);
+                    }
+                    _ => {
+                        let options = SessionOptions { n_ctx: Some(8), ..Default::default() };
+                        let _ = session_on(&model, 1, &options).prefill(&[1, 2, 3]);
+                    }
+                }
+            }
+        }
+        assert!(n_refused > 10, "{name}: {n_refused}");
+    }
+}

@@ -49,6 +49,8 @@ pub(crate) enum Shape {
     Oss,
     /// Whose second layer reads the first one's keys and values, with vectors of layers for tokens.
     SharedKeys,
+    /// The same with three residual streams, a side path and a sparse activation.
+    Streams,
     /// Whose first layer is a short convolution.
     ShortConv,
     /// Whose first layer is Mamba 1.
@@ -59,12 +61,14 @@ pub(crate) enum Shape {
     Delta,
     /// With a delta rule by channel behind latent attention; a mixture, too.
     DeltaByChannel,
+    /// With time and channel mixes, and no attention.
+    Rwkv,
 }
 
 impl Shape {
     /// Those with recurrent layers.
-    pub(crate) const RECURRENT: [Shape; 5] =
-        [Shape::ShortConv, Shape::Mamba, Shape::Beside, Shape::Delta, Shape::DeltaByChannel];
+    pub(crate) const RECURRENT: [Shape; 6] =
+        [Shape::ShortConv, Shape::Mamba, Shape::Beside, Shape::Delta, Shape::DeltaByChannel, Shape::Rwkv];
 
     fn is_mixture(self) -> bool {
         use Shape::{DeltaByChannel, EarlyRouter, Gated, Latent, Mixture, Oss, Sinks};
@@ -148,8 +152,50 @@ fn recurrent(p: &mut Parts, shape: Shape, i: usize, dtype: DType) {
     attention.iter().for_each(|part| p.remove_tensor(part));
 }
 
+/// RWKV 7.
+fn rwkv(dtype: DType) -> Model {
+    const N: usize = 256;
+    let mut p = Parts::new();
+    p.set("general.architecture", "rwkv7");
+    for (key, n) in [("context_length", 512), ("embedding_length", N), ("block_count", 2), ("wkv.head_size", 32)] {
+        p.set(&format!("rwkv7.{key}"), n as u32);
+    }
+    p.set("rwkv7.feed_forward_length", 512u32);
+    p.set("rwkv7.attention.head_count", 0u32);
+    p.set("rwkv7.attention.layer_norm_epsilon", 1e-5f32);
+    for rank in ["decay", "iclr", "value_residual_mix", "gate"] {
+        p.set(&format!("rwkv7.attention.{rank}_lora_rank"), 32u32);
+    }
+    let norm =
+        |p: &mut Parts, name: &str| ["weight", "bias"].iter().for_each(|s| p.hashed(&format!("{name}.{s}"), &[N]));
+    ["token_embd", "output"].iter().for_each(|name| p.matrix(name, N, &[N_VOCAB], dtype));
+    ["token_embd_norm", "output_norm"].iter().for_each(|name| norm(&mut p, name));
+    for i in 0..2 {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        ["attn_norm", "attn_norm_2", "time_mix_ln"].iter().for_each(|part| norm(&mut p, &name(part)));
+        p.hashed(&name("time_mix_lerp_fused.weight"), &[N, 1, 1, 6]);
+        for part in ["w0", "a0", "v0", "k_k", "k_a", "r_k"] {
+            p.hashed(&name(&format!("time_mix_{part}.weight")), &[N]);
+        }
+        for part in ["w", "a", "v", "g"] {
+            p.matrix(&name(&format!("time_mix_{part}1")), N, &[32], dtype);
+            p.matrix(&name(&format!("time_mix_{part}2")), 32, &[N], dtype);
+        }
+        for part in ["receptance", "key", "value", "output"] {
+            p.matrix(&name(&format!("time_mix_{part}")), N, &[N], dtype);
+        }
+        p.hashed(&name("channel_mix_lerp_k.weight"), &[N]);
+        p.matrix(&name("channel_mix_key"), N, &[512], dtype);
+        p.matrix(&name("channel_mix_value"), 512, &[N], dtype);
+    }
+    crate::run::open(p.gguf()).unwrap()
+}
+
 pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
     const N: usize = 256;
+    if shape == Shape::Rwkv {
+        return rwkv(dtype);
+    }
     let arch = match shape {
         Shape::Dense => "llama",
         Shape::Windowed => "gemma2",
@@ -161,6 +207,8 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
         Shape::Latent => "deepseek2",
         Shape::Oss => "gpt-oss",
         Shape::SharedKeys => "gemma4",
+        Shape::Streams => "gemma3n",
+        Shape::Rwkv => unreachable!("made by itself"),
         Shape::ShortConv => "lfm2",
         Shape::Mamba => "jamba",
         Shape::Beside => "falcon-h1",
@@ -211,10 +259,15 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                 }
             }
         }
-        Shape::SharedKeys => {
-            p.set("gemma4.attention.sliding_window", 70u32);
-            p.set("gemma4.attention.shared_kv_layers", 1u32);
-            p.set("gemma4.embedding_length_per_layer_input", 64u32);
+        Shape::SharedKeys | Shape::Streams => {
+            p.set(&format!("{arch}.attention.sliding_window"), 70u32);
+            p.set(&format!("{arch}.attention.shared_kv_layers"), 1u32);
+            p.set(&format!("{arch}.embedding_length_per_layer_input"), 64u32);
+            if shape == Shape::Streams {
+                p.set("gemma3n.altup.num_inputs", 3u32);
+                p.set("gemma3n.altup.active_idx", 0u32);
+                p.set("gemma3n.activation_sparsity_scale", Array::F32(vec![0.5, f32::NEG_INFINITY]));
+            }
         }
         Shape::Windowed => {
             p.set("gemma2.attention.sliding_window", 70u32);
@@ -265,7 +318,10 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
         p.vector("token_embd_norm.bias", &[0.25; N]);
         p.vector("output_norm.bias", &[0.25; N]);
     }
-    if shape == Shape::SharedKeys {
+    if shape == Shape::Streams {
+        ["altup_proj", "altup_unembd_proj"].iter().for_each(|name| p.matrix(name, N, &[N, 2], dtype));
+    }
+    if matches!(shape, Shape::SharedKeys | Shape::Streams) {
         p.matrix("per_layer_token_embd", 2 * 64, &[N_VOCAB], dtype);
         p.matrix("per_layer_model_proj", N, &[2 * 64], dtype);
         p.norm("per_layer_proj_norm", 64);
@@ -278,7 +334,16 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
             p.matrix(&name(part), N, &[n_out], dtype);
         }
         match shape {
-            Shape::SharedKeys => {
+            Shape::SharedKeys | Shape::Streams => {
+                if shape == Shape::Streams {
+                    p.matrix(&name("altup_router"), N, &[3], dtype);
+                    p.hashed(&name("altup_predict_coef.weight"), &[3, 9]);
+                    p.hashed(&name("altup_correct_coef.weight"), &[3, 3]);
+                    p.hashed(&name("altup_correct_scale.weight"), &[N]);
+                    p.matrix(&name("laurel_l"), N, &[32], dtype);
+                    p.matrix(&name("laurel_r"), 32, &[N], dtype);
+                    ["altup_router_norm", "laurel_post_norm"].iter().for_each(|part| p.norm(&name(part), N));
+                }
                 p.matrix(&name("inp_gate"), N, &[64], dtype);
                 p.matrix(&name("proj"), 64, &[N], dtype);
                 p.norm(&name("post_norm"), N);
@@ -342,7 +407,7 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
         }
         p.norm(&name("attn_norm"), N);
         p.norm(&name("ffn_norm"), N);
-        if matches!(shape, Shape::Windowed | Shape::Gated | Shape::SharedKeys) {
+        if matches!(shape, Shape::Windowed | Shape::Gated | Shape::SharedKeys | Shape::Streams) {
             p.norm(&name("post_attention_norm"), N);
             p.norm(&name("post_ffw_norm"), N);
         }
@@ -612,9 +677,16 @@ fn mixture() {
 #[test]
 fn other_mechanisms() {
     for arch in levels() {
-        for shape in
-            [Shape::Sinks, Shape::EarlyRouter, Shape::Gated, Shape::Alibi, Shape::Latent, Shape::Oss, Shape::SharedKeys]
-        {
+        for shape in [
+            Shape::Sinks,
+            Shape::EarlyRouter,
+            Shape::Gated,
+            Shape::Alibi,
+            Shape::Latent,
+            Shape::Oss,
+            Shape::SharedKeys,
+            Shape::Streams,
+        ] {
             check(shape, DType::Q8_0, arch, KvType::F16);
         }
     }

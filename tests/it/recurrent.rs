@@ -107,9 +107,12 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
         (Shape::Mamba, "state spaces"),
         (Shape::Beside, "state spaces"),
         (Shape::Delta, "delta rules"),
+        (Shape::Rwkv, "RWKV"),
     ] {
         let model = model(shape, DType::F32);
-        let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |site| site.part() == "ffn_up").unwrap());
+        let adapter =
+            Adapter::zeros(&model, 2, 1, |site| ["ffn_up", "channel_mix_key"].contains(&site.part())).unwrap();
+        let adapter = Arc::new(adapter);
         let mut session = session(&model);
         let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
         let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
