@@ -870,6 +870,9 @@ pub enum SessionError {
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
     )]
     Encoder,
+    /// The model has no head that scores pairs of texts.
+    #[error("the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors")]
+    NoClassifier,
     /// The model has a part through which gradients are not implemented.
     #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
     NoGradient {

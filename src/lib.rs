@@ -89,7 +89,9 @@ mod team;
 pub mod tokenizer;
 
 pub use error::*;
-pub use exec::{CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
+pub use exec::{
+    CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session, SessionOptions, StopReason,
+};
 pub use model::Model;
 pub use sample::Sampler;
 pub use system::SystemMemory;

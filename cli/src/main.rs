@@ -30,6 +30,7 @@ mod model;
 mod output;
 mod perplexity;
 mod quantize;
+mod rerank;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
@@ -91,6 +92,8 @@ enum Command {
     Logits(logits::Args),
     /// Turn texts into vectors
     Embed(embed::Args),
+    /// Order documents by how well they answer a query
+    Rerank(rerank::Args),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
     /// Tell a learner what it must not forget
@@ -155,6 +158,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Detokenize(args) => detokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Embed(args) => embed::run(&args),
+        Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),

@@ -25,6 +25,7 @@ mod prefix;
 mod preset;
 mod probe;
 mod recurrent;
+mod rerank;
 mod schedule;
 mod sequence;
 mod session;
@@ -53,6 +54,7 @@ pub use memory::{EngineMemory, MemoryPlan, PlanOptions, Recommendation, SessionM
 pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};
 pub use preset::Preset;
 pub use probe::{NoProbe, Probe, Tap};
+pub use rerank::Reranker;
 pub use schedule::{Observer, Request, RequestId, Schedule, ScheduleOptions, Scheduler, Stream};
 pub use sequence::Sequence;
 pub use session::Session;

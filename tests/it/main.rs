@@ -16,6 +16,7 @@ mod conformance_quant;
 mod conformance_tokenizer;
 mod demo;
 mod engine;
+mod families;
 mod generate;
 mod gguf;
 mod gradient;
