@@ -16,7 +16,7 @@ mod stream;
 
 use super::draft::{DraftStats, Speculation, Speculator, best_length};
 use super::hook::TokenKind;
-use super::writer::{Finish, Piece, StopReason, Timings, Writer};
+use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
 use crate::cache::KvLayout;
 use crate::clock::Timer;
@@ -262,7 +262,7 @@ impl Terms {
         let Request { tokens, sampler, max_tokens, stop, logprobs, special, .. } = request;
         let Request { priority, deadline, adapters, salt, speculation, .. } = request;
         let place = self.place()?;
-        let mut writer = Writer::new(self.engine.model(), special);
+        let mut writer = PieceWriter::new(self.engine.model(), special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }
@@ -298,7 +298,7 @@ impl Terms {
             n_passes: 0,
             has_begun: false,
             seq: None,
-            rows: Rows::default(),
+            rows: RequestRows::default(),
             since: Timer::start(),
             timings: Timings::default(),
             _place: place,
@@ -320,7 +320,7 @@ impl Terms {
 
 /// Rows of a request in a pass.
 #[derive(Clone, Copy, Debug, Default)]
-struct Rows {
+struct RequestRows {
     n: usize,
     /// Whether the sequence decodes, rather than computing its existing tokens for the first time or again.
     is_decoding: bool,
@@ -348,7 +348,7 @@ struct Live {
     /// Deadline on the clock of the schedule.
     deadline: Option<Duration>,
     sampler: Sampler,
-    writer: Writer,
+    writer: PieceWriter,
     adapters: Vec<(Arc<Adapter>, f32)>,
     salt: Option<String>,
     sender: Sender,
@@ -375,7 +375,7 @@ struct Live {
     /// Keys and values; `None` while it waits.
     seq: Option<Sequence>,
     /// Its rows in the next pass.
-    rows: Rows,
+    rows: RequestRows,
     since: Timer,
     timings: Timings,
     _place: Place,
@@ -405,7 +405,7 @@ impl Live {
 
     /// Its part of the next pass.
     fn slot(&mut self) -> Slot<'_> {
-        let (position, Rows { n, first_output, .. }) = (self.position(), self.rows);
+        let (position, RequestRows { n, first_output, .. }) = (self.position(), self.rows);
         let kind = self.kind(position);
         let seq = self.seq.as_mut().expect("who runs has a sequence");
         let Drafts { tokens: drafts, pass, .. } = &mut self.drafts;
@@ -473,18 +473,18 @@ impl Live {
     }
 
     /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes.
-    fn next_rows(&self, chunk: usize) -> Rows {
+    fn next_rows(&self, chunk: usize) -> RequestRows {
         let position = self.position();
         if self.has_begun && position >= self.n_read {
             // Log-probabilities of forced tokens need the logits before each of them.
             let n = self.tokens.len() - position;
             let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
-            return Rows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
+            return RequestRows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
         }
         let kind = self.kind(position);
         let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
         let is_last = !self.has_begun && position + n == self.n_prompt;
-        Rows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
+        RequestRows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
     }
 
     /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n, n_vocab)`.
@@ -697,7 +697,7 @@ impl Schedule {
 
     fn advance(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
-        self.running.iter_mut().for_each(|live| live.rows = Rows::default());
+        self.running.iter_mut().for_each(|live| live.rows = RequestRows::default());
         self.sweep();
         self.admit();
         self.draft();
@@ -854,7 +854,7 @@ impl Schedule {
         let mut chunk = self.pace.chunk(n_decoding, options.max_itl, options.session.n_batch);
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
         while let Some(live) = self.running.get(i) {
-            let rows = if live.is_paused() { Rows::default() } else { live.next_rows(chunk) };
+            let rows = if live.is_paused() { RequestRows::default() } else { live.next_rows(chunk) };
             if rows.n == 0 {
                 i += 1;
                 continue;
