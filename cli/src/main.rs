@@ -29,6 +29,8 @@ mod merge;
 mod model;
 mod output;
 mod perplexity;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
 mod rerank;
 mod sampling;
@@ -82,6 +84,15 @@ enum Command {
     #[cfg(feature = "chat")]
     /// List, rename and delete conversations that were kept
     Sessions(sessions::Args),
+    #[cfg(feature = "pull")]
+    /// Download a model from Hugging Face's hub
+    Pull(pull::PullArgs),
+    #[cfg(feature = "pull")]
+    /// List models that were downloaded
+    List(pull::ListArgs),
+    #[cfg(feature = "pull")]
+    /// Remove a model that was downloaded
+    Rm(pull::RmArgs),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -153,6 +164,12 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args),
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => pull::pull(&args),
+        #[cfg(feature = "pull")]
+        Command::List(args) => pull::list(&args),
+        #[cfg(feature = "pull")]
+        Command::Rm(args) => pull::rm(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),
