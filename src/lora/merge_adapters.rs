@@ -188,8 +188,9 @@ fn slerp(changes: &[Change<'_>], t: f64) -> [f64; 2] {
     let [x, y] = changes else { return line };
     let (xx, yy, xy) = (inner(x, x), inner(y, y), inner(x, y));
     let angle = (xy / (xx * yy).sqrt()).clamp(-1.0, 1.0).acos();
-    // Opposite changes have no shortest arc, parallel ones none that differs from the line.
-    if !(angle.sin() > 1e-3) { line } else { [(1.0 - t) * angle, t * angle].map(|part| part.sin() / angle.sin()) }
+    // Opposite changes have no shortest arc, parallel ones none that differs from the line, zeros no angle.
+    let has_arc = angle.sin() > 1e-3;
+    if has_arc { [(1.0 - t) * angle, t * angle].map(|part| part.sin() / angle.sin()) } else { line }
 }
 
 /// Inner product of two changes as vectors: `tr(ΔW₁ᵀ·ΔW₂)`.

@@ -230,7 +230,8 @@ mod tests {
             (0..n).for_each(|_| rows.push((0..width).map(|_| f64::from(uniform(&mut rng)))));
             rows
         });
-        (u.orthonormalise(), v.orthonormalise());
+        u.orthonormalise();
+        v.orthonormalise();
         let value = |i: usize| 0.8f64.powi(i as i32);
         let mut m = vec![0.0f32; n_out * n_in];
         for (r, row) in m.chunks_exact_mut(n_in).enumerate() {
