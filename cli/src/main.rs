@@ -26,6 +26,7 @@ mod learning;
 mod logits;
 mod memory;
 mod merge;
+mod merge_adapters;
 mod model;
 mod output;
 mod perplexity;
@@ -42,6 +43,7 @@ mod speculation;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;
+mod train;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::Failure;
@@ -111,10 +113,14 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// Train a LoRA adapter on examples
+    Train(Box<train::Args>),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
+    /// Merge LoRA adapters into one
+    MergeAdapters(merge_adapters::Args),
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
@@ -179,8 +185,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
         Command::Batch(args) => batch::run(&args),
