@@ -1065,6 +1065,40 @@ pub enum LearnError {
         /// What is wrong.
         what: String,
     },
+    /// The file is not a checkpoint of a training.
+    #[error("general.type is {found:?}, expected \"training\": this file is no checkpoint of a training")]
+    NotTraining {
+        /// `general.type`; empty if it is missing.
+        found: String,
+    },
+    /// A checkpoint was made with other examples, control text or options.
+    #[error(
+        "the checkpoint was made with other examples, control text or options: give the same to continue, or delete it \
+         to begin anew"
+    )]
+    OtherTraining,
+    /// An example cannot be trained on.
+    #[error("example {index} {what}")]
+    Example {
+        /// Its index.
+        index: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// Too few examples to train on.
+    #[error("{n} examples are too few: at least {least} must be left to train on")]
+    TooFewExamples {
+        /// Examples given.
+        n: usize,
+        /// Least number.
+        least: usize,
+    },
+    /// A loss or gradient is infinite or NaN.
+    #[error("training diverged in step {step}: use a smaller rate")]
+    Diverged {
+        /// The step.
+        step: usize,
+    },
     /// The session has no learner.
     #[error("this session does not learn: give it a learner first")]
     NotLearning,
@@ -1218,6 +1252,16 @@ pub enum AdapterError {
     Scale {
         /// Its value.
         value: f32,
+    },
+    /// An option of merging adapters is invalid.
+    #[error("{option} is {value}, expected {expected}")]
+    Merge {
+        /// What is invalid.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// Valid values.
+        expected: &'static str,
     },
     /// The adapter changes nothing.
     #[error("the adapter changes no matrix")]

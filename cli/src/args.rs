@@ -12,6 +12,10 @@ const MULTI_LETTER: &[(&str, &str)] = &[
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
+    #[cfg(feature = "pull")]
+    ("-hf", "--hf-repo"),
+    #[cfg(feature = "pull")]
+    ("-hfr", "--hf-repo"),
     ("-jf", "--json-schema-file"),
     ("-md", "--model-draft"),
     ("-np", "--parallel"),
@@ -34,7 +38,8 @@ const CHAT: &str = "use the subcommand: ruvllm chat";
 const CHAT_ALONE: &str = "only `ruvllm chat` has it";
 const MAPPED: &str = "model files are always memory-mapped; leave it out";
 const AFFINITY: &str = "the threads follow the process; start it under `taskset` or `numactl`";
-const DOWNLOAD: &str = "nothing is downloaded; fetch the GGUF file and give it with -m FILE";
+const DOWNLOAD: &str =
+    "`ruvllm pull OWNER/NAME:QUANT` downloads, in builds with the feature `pull`; -m FILE names the file";
 const ONE_TEXT: &str = "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";

@@ -12,7 +12,7 @@ use ruvllm::quant::{DType, FileType};
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -96,17 +96,14 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
 
     let hparams = Hparams::of(&header.metadata, &header.tensors);
     let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
-    let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
     let mut model = None;
-    let obstacle = match (&hparams, &tokenizer, unusable) {
+    let obstacle = match obstacle(&header, &hparams, &tokenizer) {
         // Parts know nothing of each other's tensors.
-        (Err(_), ..) if part.is_some_and(|(no, _)| no > 1) => {
+        _ if hparams.is_err() && part.is_some_and(|(no, _)| no > 1) => {
             Some("the first part of the model tells; it was not found".into())
         }
-        (Err(error), ..) => Some(error.to_string()),
-        (_, Err(error), _) => Some(error.to_string()),
-        (.., Some(t)) => Some(format!("tensor {} is of type {}, which is not supported", t.name, t.dtype)),
-        _ if expected_size.is_none() && part.is_none() => match Model::open(path) {
+        Some(obstacle) => Some(obstacle),
+        None if expected_size.is_none() && part.is_none() => match Model::open(path) {
             Ok(opened) => {
                 model = Some(opened);
                 None
@@ -131,6 +128,21 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         obstacle,
         memory,
     })
+}
+
+/// Why this build cannot run a model with this header and what it tells, as far as that shows.
+pub(super) fn obstacle<E: Display, F: Display>(
+    header: &Header,
+    hparams: &Result<Hparams, E>,
+    tokenizer: &Result<Option<Tokenizer>, F>,
+) -> Option<String> {
+    let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
+    match (hparams, tokenizer, unusable) {
+        (Err(error), ..) => Some(error.to_string()),
+        (_, Err(error), _) => Some(error.to_string()),
+        (.., Some(t)) => Some(format!("tensor {} is of type {}, which is not supported", t.name, t.dtype)),
+        _ => None,
+    }
 }
 
 /// The header of a file whose end is missing.

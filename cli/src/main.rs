@@ -26,9 +26,12 @@ mod learning;
 mod logits;
 mod memory;
 mod merge;
+mod merge_adapters;
 mod model;
 mod output;
 mod perplexity;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
 mod rerank;
 mod sampling;
@@ -40,6 +43,7 @@ mod speculation;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;
+mod train;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::Failure;
@@ -82,6 +86,15 @@ enum Command {
     #[cfg(feature = "chat")]
     /// List, rename and delete conversations that were kept
     Sessions(sessions::Args),
+    #[cfg(feature = "pull")]
+    /// Download a model from Hugging Face's hub
+    Pull(pull::PullArgs),
+    #[cfg(feature = "pull")]
+    /// List models that were downloaded
+    List(pull::ListArgs),
+    #[cfg(feature = "pull")]
+    /// Remove a model that was downloaded
+    Rm(pull::RmArgs),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -100,10 +113,14 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// Train a LoRA adapter on examples
+    Train(Box<train::Args>),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
+    /// Merge LoRA adapters into one
+    MergeAdapters(merge_adapters::Args),
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
@@ -153,6 +170,12 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args),
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => pull::pull(&args),
+        #[cfg(feature = "pull")]
+        Command::List(args) => pull::list(&args),
+        #[cfg(feature = "pull")]
+        Command::Rm(args) => pull::rm(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),
@@ -162,8 +185,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
         Command::Batch(args) => batch::run(&args),

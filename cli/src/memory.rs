@@ -20,7 +20,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Nine tenths of what can be had, where the system tells.
-fn to_fill() -> Option<u64> {
+pub(super) fn to_fill() -> Option<u64> {
     Some(SystemMemory::now()?.available / 10 * 9)
 }
 

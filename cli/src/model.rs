@@ -54,31 +54,61 @@ mod demo {
 pub(super) struct ModelArgs {
     /// GGUF file, or any part of a split one [default: the built-in demo model]
     #[arg(short, long, value_name = "FILE", env = "LLAMA_ARG_MODEL")]
-    pub(super) model: Option<PathBuf>,
+    model: Option<PathBuf>,
+    /// Model of Hugging Face's hub, downloaded unless it is here: see `ruvllm pull` [short: -hf]
+    #[cfg(feature = "pull")]
+    #[arg(long, value_name = "OWNER/NAME[:QUANT]", env = "LLAMA_ARG_HF_REPO", conflicts_with = "model")]
+    hf_repo: Option<super::pull::Name>,
+    /// Where that one is, once it is needed.
+    #[cfg(feature = "pull")]
+    #[arg(skip)]
+    fetched: std::sync::OnceLock<PathBuf>,
 }
 
 impl ModelArgs {
+    /// Its file; none is the built-in one.
+    #[cfg(feature = "pull")]
+    fn path(&self) -> Result<Option<&Path>, Failure> {
+        match (&self.hf_repo, self.fetched.get()) {
+            (None, _) => Ok(self.model.as_deref()),
+            (_, Some(path)) => Ok(Some(path)),
+            (Some(name), None) => {
+                let path = super::pull::resolve(name)?;
+                Ok(Some(self.fetched.get_or_init(|| path)))
+            }
+        }
+    }
+
+    /// Its file; none is the built-in one.
+    #[cfg(not(feature = "pull"))]
+    fn path(&self) -> Result<Option<&Path>, Failure> {
+        Ok(self.model.as_deref())
+    }
+
     /// What to call it.
     pub(super) fn label(&self) -> String {
-        match &self.model {
-            Some(path) => path.display().to_string(),
-            None => format!("built-in {}", demo::NAME),
+        match self.path() {
+            Ok(Some(path)) => path.display().to_string(),
+            Ok(None) => format!("built-in {}", demo::NAME),
+            // It is not opened either.
+            Err(_) => "the model".into(),
         }
     }
 
     /// Its file name.
     pub(super) fn file_name(&self) -> OsString {
-        self.model.as_deref().and_then(Path::file_name).unwrap_or(demo::NAME.as_ref()).to_owned()
+        let path = self.path().ok().flatten();
+        path.and_then(Path::file_name).unwrap_or(demo::NAME.as_ref()).to_owned()
     }
 
     /// Whether it is the built-in one.
     pub(super) fn is_demo(&self) -> bool {
-        self.model.is_none()
+        matches!(self.path(), Ok(None))
     }
 
     /// The header alone.
     pub(super) fn header(&self) -> Result<Header, Failure> {
-        match &self.model {
+        match self.path()? {
             Some(path) => Ok(Header::read(path)?),
             None => {
                 let bytes = demo::bytes()?;
@@ -95,7 +125,7 @@ impl ModelArgs {
 
     /// The file.
     pub(super) fn gguf(&self) -> Result<Gguf, Failure> {
-        match &self.model {
+        match self.path()? {
             Some(path) => Ok(Gguf::open(path)?),
             None => Ok(Gguf::from_bytes(demo::bytes()?)?),
         }
@@ -323,15 +353,18 @@ impl LoraArgs {
         let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
         all.map(|part| {
             let (path, scale) = part?;
-            let adapter = Adapter::open(path, model);
-            let adapter = adapter.map_err(|error| match error {
-                AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
-                error => Failure::Work(format!("{}: {error}", path.display())),
-            })?;
-            Ok((Arc::new(adapter), scale))
+            Ok((Arc::new(open_adapter(path, model)?), scale))
         })
         .collect()
     }
+}
+
+/// The adapter in a file.
+pub(super) fn open_adapter(path: &Path, model: &Model) -> Result<Adapter, Failure> {
+    Adapter::open(path, model).map_err(|error| match error {
+        AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
+        error => Failure::Work(format!("{}: {error}", path.display())),
+    })
 }
 
 impl SessionArgs {

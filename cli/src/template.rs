@@ -52,10 +52,10 @@ fn json_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let metadata = match (&args.template, &args.model.model) {
-        (Some(_), None) => None,
-        (None, None) => return Err(Failure::Usage("no template: give -m FILE or --template FILE".into())),
-        (_, Some(_)) => Some(args.model.header()?.metadata),
+    let metadata = match (&args.template, args.model.is_demo()) {
+        (Some(_), true) => None,
+        (None, true) => return Err(Failure::Usage("no template: give -m FILE or --template FILE".into())),
+        (_, false) => Some(args.model.header()?.metadata),
     };
     let source = match (&args.template, &metadata) {
         (Some(path), _) => read_regular(path)?,

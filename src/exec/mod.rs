@@ -50,7 +50,7 @@ pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, NgramDrafter, Speculat
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
-pub use gradient::cross_entropy;
+pub use gradient::{cross_entropy, divergence};
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use memory::{EngineMemory, MemoryPlan, PlanOptions, Recommendation, SessionMemory};
 pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};

@@ -146,8 +146,10 @@ def openai_responses(c):
     assert whole.status in ("completed", "incomplete")
     with c.responses.stream(model="m", input=[{"role": "user", "content": [{"type": "input_text", "text": "What is a trait?"}]}],
                             instructions="Be short.", max_output_tokens=12) as stream:
-        kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text == whole.output_text
+        events = list(stream)
+    kinds = [event.type for event in events]
+    # The client takes an answer that was cut off for no final one.
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
     tools = [{"type": "function", **PARAMETERS, "strict": True}]
     called = create(model="m", input="Choose", tools=tools, tool_choice="required", parallel_tool_calls=False)

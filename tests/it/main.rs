@@ -33,6 +33,7 @@ mod kernels_matvec;
 mod kv;
 mod learn;
 mod lora;
+mod merge_adapters;
 mod pages;
 mod plan;
 mod prefix;
@@ -50,3 +51,4 @@ mod tiny;
 mod tokenizer;
 #[cfg(feature = "chat")]
 mod tools;
+mod train;

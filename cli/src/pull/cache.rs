@@ -1,0 +1,222 @@
+//! The folder in which Hugging Face's tools keep what they downloaded, which models are shared with:
+//! `models--OWNER--NAME/blobs/SHA256` hold the bytes, `snapshots/COMMIT/PATH` link to them, `refs/REVISION` tell the commit
+//! (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
+
+use super::super::output::Failure;
+use super::hub::{HubFile, Listing};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The cache.
+pub(super) struct Cache {
+    folder: PathBuf,
+}
+
+/// A GGUF file in it.
+pub(super) struct Cached {
+    /// `OWNER/NAME`.
+    pub(super) repo: String,
+    /// Its path within the snapshot, with slashes.
+    pub(super) file: String,
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
+}
+
+/// A variable of the environment that is set.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Where Hugging Face's tools keep everything.
+pub(super) fn home() -> Option<PathBuf> {
+    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
+}
+
+impl Cache {
+    pub(super) fn open() -> Result<Cache, Failure> {
+        let folder = variable("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")));
+        let folder = folder.ok_or_else(|| Failure::Usage("there is no home folder: set HF_HUB_CACHE".into()))?;
+        Ok(Cache { folder })
+    }
+
+    fn repo(&self, repo: &str) -> PathBuf {
+        self.folder.join(format!("models--{}", repo.replace('/', "--")))
+    }
+
+    fn blob(&self, repo: &str, file: &HubFile) -> PathBuf {
+        self.repo(repo).join("blobs").join(&file.sha256)
+    }
+
+    /// Whether the bytes of a file are there.
+    pub(super) fn has(&self, repo: &str, file: &HubFile) -> bool {
+        fs::metadata(self.blob(repo, file)).is_ok_and(|blob| blob.len() == file.bytes)
+    }
+
+    /// Where a file of a snapshot is.
+    pub(super) fn path(&self, listing: &Listing, file: &HubFile) -> PathBuf {
+        self.repo(&listing.repo).join("snapshots").join(&listing.commit).join(&file.path)
+    }
+
+    /// Gets the bytes of a file, unless they are there. `get` gets them from a place on and gives them to its second
+    /// argument. They lie beside the blob until they are complete and have the right sum.
+    pub(super) fn download(
+        &self,
+        repo: &str,
+        file: &HubFile,
+        mut get: impl FnMut(u64, &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if self.has(repo, file) {
+            return Ok(());
+        }
+        let blob = self.blob(repo, file);
+        let partial = blob.with_file_name(format!("{}.incomplete", file.sha256));
+        let failed = Failure::file(&partial);
+        fs::create_dir_all(self.repo(repo).join("blobs")).map_err(&failed)?;
+        let mut out = OpenOptions::new().read(true).append(true).create(true).open(&partial).map_err(&failed)?;
+        match out.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::Work(format!("{}: another process downloads it", file.path)));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        // Whoever held the lock before may have completed it.
+        if self.has(repo, file) {
+            return Ok(());
+        }
+        let mut there = out.metadata().map_err(&failed)?.len();
+        if there > file.bytes {
+            out.set_len(0).map_err(&failed)?;
+            there = 0;
+        }
+        if there < file.bytes {
+            get(there, &mut |bytes| out.write_all(bytes))?;
+        }
+        out.sync_all().map_err(&failed)?;
+        let sum = sha256(&mut out).map_err(&failed)?;
+        if sum != file.sha256 {
+            fs::remove_file(&partial).map_err(&failed)?;
+            let message = format!("{}: its SHA-256 is {sum}, the hub's is {}; it was removed", file.path, file.sha256);
+            return Err(Failure::Work(message));
+        }
+        fs::rename(&partial, &blob).map_err(&failed)
+    }
+
+    /// Puts a file that was downloaded into its snapshot.
+    pub(super) fn link(&self, listing: &Listing, file: &HubFile) -> Result<(), Failure> {
+        let (blob, path) = (self.blob(&listing.repo, file), self.path(listing, file));
+        let failed = Failure::file(&path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(&failed)?;
+        }
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        #[cfg(unix)]
+        {
+            // From the file up to the folder of the model, as the other tools have it.
+            let up = "../".repeat(2 + file.path.split('/').count() - 1);
+            std::os::unix::fs::symlink(format!("{up}blobs/{}", file.sha256), &path).map_err(failed)?;
+            debug_assert!(blob.exists());
+        }
+        #[cfg(not(unix))]
+        fs::hard_link(&blob, &path).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Remembers the commit of a revision.
+    pub(super) fn set_revision(&self, listing: &Listing, revision: &str) -> Result<(), Failure> {
+        let refs = self.repo(&listing.repo).join("refs");
+        let (path, new) = (refs.join(revision), refs.join(format!("{revision}.new")));
+        let failed = Failure::file(&path);
+        fs::create_dir_all(&refs).map_err(&failed)?;
+        fs::write(&new, &listing.commit).and_then(|()| fs::rename(&new, &path)).map_err(failed)
+    }
+
+    /// All GGUF files, by name.
+    pub(super) fn models(&self) -> Result<Vec<Cached>, Failure> {
+        let mut models = Vec::new();
+        for folder in entries(&self.folder)? {
+            let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Some((owner, name)) = name.strip_prefix("models--").and_then(|name| name.split_once("--")) else {
+                continue;
+            };
+            for snapshot in entries(&folder.join("snapshots"))? {
+                walk(&snapshot, &snapshot, &format!("{owner}/{name}"), &mut models, 0)?;
+            }
+        }
+        models.sort_by(|a, b| (&a.repo, &a.file, &a.path).cmp(&(&b.repo, &b.file, &b.path)));
+        Ok(models)
+    }
+
+    /// GGUF files of the newest snapshot of a model that is known here.
+    pub(super) fn newest(&self, repo: &str) -> Result<Vec<Cached>, Failure> {
+        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join("main")) else { return Ok(Vec::new()) };
+        let snapshot = self.repo(repo).join("snapshots").join(commit.trim());
+        let models = self.models()?.into_iter();
+        Ok(models.filter(|m| m.repo == repo && m.path.starts_with(&snapshot)).collect())
+    }
+
+    /// Removes a file from its snapshot, and its bytes if no other snapshot has them.
+    pub(super) fn remove(&self, model: &Cached) -> Result<(), Failure> {
+        let failed = Failure::file(&model.path);
+        let blob = fs::canonicalize(&model.path).ok();
+        fs::remove_file(&model.path).map_err(&failed)?;
+        let blobs = fs::canonicalize(self.repo(&model.repo).join("blobs")).ok();
+        if let (Some(blob), Some(blobs)) = (blob, blobs)
+            && blob.starts_with(&blobs)
+            && !self.models()?.iter().any(|other| fs::canonicalize(&other.path).is_ok_and(|other| other == blob))
+        {
+            fs::remove_file(&blob).map_err(&failed)?;
+        }
+        // Folders that are empty now.
+        let mut folder = model.path.parent();
+        while let Some(empty) = folder.filter(|folder| **folder != self.folder && fs::remove_dir(folder).is_ok()) {
+            folder = empty.parent();
+        }
+        if entries(&self.repo(&model.repo).join("snapshots"))?.is_empty() {
+            fs::remove_dir_all(self.repo(&model.repo)).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is in a folder; nothing if it is not there.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>().map_err(Failure::file(folder)),
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
+        Err(error) => Err(Failure::file(folder)(error)),
+    }
+}
+
+/// Adds the GGUF files below `folder` of a snapshot.
+fn walk(snapshot: &Path, folder: &Path, repo: &str, models: &mut Vec<Cached>, depth: usize) -> Result<(), Failure> {
+    for path in entries(folder)? {
+        // A link whose bytes are not there is no model.
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        if metadata.is_dir() && depth < 8 {
+            walk(snapshot, &path, repo, models, depth + 1)?;
+        } else if metadata.is_file() && path.extension().is_some_and(|end| end == "gguf") {
+            let file = path.strip_prefix(snapshot).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+            models.push(Cached { repo: repo.to_owned(), file, bytes: metadata.len(), path });
+        }
+    }
+    Ok(())
+}
+
+/// The SHA-256 of a file, in hexadecimal digits.
+fn sha256(file: &mut File) -> io::Result<String> {
+    file.seek(SeekFrom::Start(0))?;
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            n => hash.update(&buffer[..n]),
+        }
+    }
+}
