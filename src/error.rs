@@ -870,6 +870,9 @@ pub enum SessionError {
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
     )]
     Encoder,
+    /// The model has no head that scores pairs of texts.
+    #[error("the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors")]
+    NoClassifier,
     /// The model has a part through which gradients are not implemented.
     #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
     NoGradient {
@@ -1062,6 +1065,40 @@ pub enum LearnError {
         /// What is wrong.
         what: String,
     },
+    /// The file is not a checkpoint of a training.
+    #[error("general.type is {found:?}, expected \"training\": this file is no checkpoint of a training")]
+    NotTraining {
+        /// `general.type`; empty if it is missing.
+        found: String,
+    },
+    /// A checkpoint was made with other examples, control text or options.
+    #[error(
+        "the checkpoint was made with other examples, control text or options: give the same to continue, or delete it \
+         to begin anew"
+    )]
+    OtherTraining,
+    /// An example cannot be trained on.
+    #[error("example {index} {what}")]
+    Example {
+        /// Its index.
+        index: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// Too few examples to train on.
+    #[error("{n} examples are too few: at least {least} must be left to train on")]
+    TooFewExamples {
+        /// Examples given.
+        n: usize,
+        /// Least number.
+        least: usize,
+    },
+    /// A loss or gradient is infinite or NaN.
+    #[error("training diverged in step {step}: use a smaller rate")]
+    Diverged {
+        /// The step.
+        step: usize,
+    },
     /// The session has no learner.
     #[error("this session does not learn: give it a learner first")]
     NotLearning,
@@ -1215,6 +1252,16 @@ pub enum AdapterError {
     Scale {
         /// Its value.
         value: f32,
+    },
+    /// An option of merging adapters is invalid.
+    #[error("{option} is {value}, expected {expected}")]
+    Merge {
+        /// What is invalid.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// Valid values.
+        expected: &'static str,
     },
     /// The adapter changes nothing.
     #[error("the adapter changes no matrix")]

@@ -55,7 +55,8 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`gguf`] (the file),
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`train`]
+//! (training adapters), [`gguf`] (the file),
 //! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a
 //! whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
 
@@ -87,9 +88,12 @@ pub mod sample;
 mod system;
 mod team;
 pub mod tokenizer;
+pub mod train;
 
 pub use error::*;
-pub use exec::{CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Session, SessionOptions, StopReason};
+pub use exec::{
+    CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session, SessionOptions, StopReason,
+};
 pub use model::Model;
 pub use sample::Sampler;
 pub use system::SystemMemory;

@@ -5,6 +5,9 @@
     pip install torch transformers peft gguf
     python tests/reference_peft.py [FOLDER]
 
+`training.gguf` has the losses of 100 steps of training, `merging.gguf` matrices that peft's
+`add_weighted_adapter` makes of the Llama's adapter and of a second one, `llama-second.gguf`.
+
 With FOLDER the adapters are saved there too, as peft does, for llama.cpp's `convert_lora_to_gguf.py`:
 its tensors are the same as those written here.
 
@@ -126,6 +129,66 @@ def randomise(model):
                 p.uniform_(-0.5, 0.5)
 
 
+# Prompts and completions; only the latter are learnt.
+EXAMPLES = [([1, 17, 4], [42, 9, 9]), ([1, 33, 0, 28], [5]), ([1, 12, 7, 7], [8, 30, 2]), ([1, 44], [3, 6, 19, 21])]
+
+
+def train(model):
+    """Losses of 100 steps of AdamW on all examples at once, clipped to norm 1."""
+    parts = [p for key, p in model.named_parameters() if "lora" in key]
+    for p in model.parameters():
+        p.requires_grad_(False)
+    for p in parts:
+        p.requires_grad_(True)
+    adam = torch.optim.AdamW(parts, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for _ in range(100):
+        nll, n = 0.0, 0
+        for prompt, completion in EXAMPLES:
+            logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1:-1]
+            nll = nll + torch.nn.functional.cross_entropy(logits, torch.tensor(completion), reduction="sum")
+            n += len(completion)
+        loss = nll / n
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parts, 1.0)
+        adam.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def merge(model, path):
+    """Changes of a matrix by both adapters, merged: `ties_svd` and `svd` with peft, of rank 4."""
+    model.add_adapter("second", LoraConfig(r=2, lora_alpha=3, target_modules=["down_proj"], init_lora_weights=False))
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "second" in key:
+                p.uniform_(-0.25, 0.25)
+    second = [
+        (f"{name_of(name.removeprefix('base_model.model.'))}.weight.lora_{'a' if 'A' in key else 'b'}", weight)
+        for name, part in model.named_modules() if hasattr(part, "lora_A") and "second" in part.lora_A
+        for key, weight in [("A", part.lora_A["second"].weight), ("B", part.lora_B["second"].weight)]
+    ]
+
+    def metadata(w):
+        w.add_type(gguf.GGUFType.ADAPTER)
+        w.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        w.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 3.0)
+
+    write(path, model.config.model_type, metadata, [(name, w.detach().numpy()) for name, w in second])
+    merged = []
+    # Trimming by peft is by the same quantile; its weights are powers of two, so that they round nothing.
+    for kind in ["svd", "ties_svd"]:
+        model.add_weighted_adapter(
+            ["default", "second"], [1.0, 0.5], kind, combination_type=kind, svd_rank=4, density=0.5, majority_sign_method="total"
+        )
+        for name, part in model.named_modules():
+            if hasattr(part, "lora_A") and kind in part.lora_A and "down_proj" in name:
+                name = name_of(name.removeprefix("base_model.model."))
+                merged.append((f"{kind}.{name}", part.get_delta_weight(kind).detach().numpy()))
+    return merged
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
@@ -155,6 +218,12 @@ def main():
             config.save_pretrained(f"{sys.argv[1]}/{arch}-base")
             model.save_pretrained(f"{sys.argv[1]}/{arch}")
         print(arch, "the adapter moves logits by up to", abs(adapted - base).max())
+        if arch == "llama":
+            with torch.random.fork_rng():
+                merged = merge(model, OUT / "llama-second.gguf")
+            write(OUT / "merging.gguf", "merging", lambda w: None, merged)
+            model.set_adapter("default")
+            write(OUT / "training.gguf", "training", lambda w: None, [("losses", train(model))])
     write(OUT / "logits.gguf", "logits", lambda w: w.add_array("tokens", TOKENS), logits)
 
 

@@ -26,12 +26,14 @@ mod learning;
 mod logits;
 mod memory;
 mod merge;
+mod merge_adapters;
 mod model;
 mod output;
 mod perplexity;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod rerank;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
@@ -41,6 +43,7 @@ mod speculation;
 #[cfg(feature = "chat")]
 mod template;
 mod tokenize;
+mod train;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::Failure;
@@ -102,16 +105,22 @@ enum Command {
     Logits(logits::Args),
     /// Turn texts into vectors
     Embed(embed::Args),
+    /// Order documents by how well they answer a query
+    Rerank(rerank::Args),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
     /// Tell a learner what it must not forget
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// Train a LoRA adapter on examples
+    Train(Box<train::Args>),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
+    /// Merge LoRA adapters into one
+    MergeAdapters(merge_adapters::Args),
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
@@ -172,11 +181,14 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Detokenize(args) => detokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Embed(args) => embed::run(&args),
+        Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
         Command::Batch(args) => batch::run(&args),

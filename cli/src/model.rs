@@ -353,15 +353,18 @@ impl LoraArgs {
         let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
         all.map(|part| {
             let (path, scale) = part?;
-            let adapter = Adapter::open(path, model);
-            let adapter = adapter.map_err(|error| match error {
-                AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
-                error => Failure::Work(format!("{}: {error}", path.display())),
-            })?;
-            Ok((Arc::new(adapter), scale))
+            Ok((Arc::new(open_adapter(path, model)?), scale))
         })
         .collect()
     }
+}
+
+/// The adapter in a file.
+pub(super) fn open_adapter(path: &Path, model: &Model) -> Result<Adapter, Failure> {
+    Adapter::open(path, model).map_err(|error| match error {
+        AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
+        error => Failure::Work(format!("{}: {error}", path.display())),
+    })
 }
 
 impl SessionArgs {

@@ -1767,3 +1767,112 @@ fn only_files_are_replaced() {
     assert!(!std::fs::metadata(folder.path("socket")).unwrap().is_file());
     assert!(!Path::new("-").exists());
 }
+
+#[test]
+fn adapters_are_merged() {
+    let folder = Folder::new();
+    let data = |name: &str| format!("{}/../tests/data/peft/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (model, x, y) = (data("llama.gguf"), data("llama-adapter.gguf"), data("llama-second.gguf"));
+    let out = folder.name("both.gguf");
+    let line = ["merge-adapters", "-m", &model, &x, &y, "-o", &out];
+    assert!(stderr(&run(&line)).contains("rank 5"));
+    fails(&line, 1, &["both.gguf", "--overwrite"]);
+    for method in ["linear", "svd", "ties", "dare", "slerp", "task-arithmetic", "task_arithmetic"] {
+        let rank = ["--overwrite", "--method", method, "--rank", "2", "--weights", "1,-0.5", "--density", "0.4"];
+        stdout(&run(&[&line[..], &rank].concat()));
+        let (model, path) = (Model::open(&model).unwrap(), &out);
+        assert_eq!(ruvllm::lora::Adapter::open(path, &model).unwrap().max_rank(), 2, "{method}");
+    }
+    let with =
+        |flags: &[&str], code, parts: &[&str]| fails(&[&line[..], &["--overwrite"], flags].concat(), code, parts);
+    with(&["--method", "mean"], 2, &["task-arithmetic"]);
+    with(&["--weights", "1"], 2, &["1 numbers", "2 adapters"]);
+    with(&["--weights", "1,-1", "--method", "linear"], 1, &["sum of the weights"]);
+    with(&["--density", "2"], 1, &["density"]);
+    fails(&["merge-adapters", "-m", &model, &x, "-o", &out], 2, &["ADAPTER"]);
+    fails(&["merge-adapters", "-m", &model, &x, &data("qwen2-adapter.gguf"), "-o", &out], 1, &["qwen2"]);
+}
+
+/// Texts, completions and answers become an adapter; a training that was killed ends as one that was not.
+#[test]
+fn training() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let pairs: String = (0..24)
+        .map(|i| format!("{{\"prompt\": \"the t{}\", \"completion\": \" he{} the\"}}\n", i % 6, i % 6))
+        .collect();
+    let file = folder.file("pairs.jsonl", &pairs);
+    let (out, svg, report) = (folder.name("a.gguf"), folder.name("a.svg"), folder.name("a.json"));
+    let line = ["train", "-m", &model, "-f", &file, "--rank", "2", "--lr", "0.02", "--batch", "4", "--seed", "3"];
+    let whole = [&line[..], &["-o", &out, "--svg", &svg, "--report", &report, "--epochs", "4"]].concat();
+    let said = text(&run(&whole));
+    assert!(said.contains("held out: ") && said.contains(": -"), "{said}");
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("polyline"));
+    let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
+    assert_eq!(report["steps"].as_array().unwrap().len(), 22);
+    assert_eq!(report["n_held_out"], 2);
+    let adapter = std::fs::read(&out).unwrap();
+    assert!(ruvllm::lora::Adapter::open(&out, &Model::open(&model).unwrap()).is_ok());
+    assert!(!folder.path("a.gguf.checkpoint").exists());
+    fails(&whole, 1, &["a.gguf", "--overwrite"]);
+
+    // The same, killed again and again.
+    let (other, checkpoint) = (folder.name("b.gguf"), folder.path("b.gguf.checkpoint"));
+    let line = [&line[..], &["-o", &other, "--epochs", "4", "--save-every", "1"]].concat();
+    for _ in 0..3 {
+        let before = std::fs::metadata(&checkpoint).and_then(|m| m.modified()).ok();
+        let mut child = command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while child.try_wait().unwrap().is_none()
+            && std::fs::metadata(&checkpoint).and_then(|m| m.modified()).ok() == before
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let last = run(&[&line[..], &["--overwrite"]].concat());
+    assert!(stderr(&last).contains("continuing after step"), "{}", stderr(&last));
+    stdout(&last);
+    assert_eq!(std::fs::read(&other).unwrap(), adapter);
+
+    let with = |name: &str, contents: &str, parts: &[&str]| {
+        let file = folder.file(name, contents);
+        fails(&["train", "-m", &model, "-f", &file, "-o", &folder.name("c.gguf")], 1, parts);
+    };
+    with("bad.jsonl", "{\"text\": \"the\"}\n{\"text\": 3}\n", &["line 2", "`text` is not a string"]);
+    with("bad.jsonl", "{\"text\": \"the\", \"label\": 1}\n", &["line 1", "label", "expected"]);
+    with("bad.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"t\"}]}\n", &["line 1", "assistant"]);
+    with("bad.jsonl", "[1]\n", &["line 1", "not an object"]);
+    with("bad.jsonl", "{\n", &["line 1"]);
+    with("empty.jsonl", "\n", &["too few"]);
+    std::fs::write(&checkpoint, &adapter).unwrap();
+    fails(&[&line[..], &["--overwrite"]].concat(), 1, &["b.gguf.checkpoint", "no checkpoint"]);
+
+    // Of a conversation, answers alone are learnt: one of them, once with a long question, has the same loss.
+    let loss = |messages: &str| {
+        let file = folder.file("chat.jsonl", messages.repeat(2));
+        let report = folder.name("chat.json");
+        let flags = ["--held-out", "0", "--epochs", "1", "--overwrite", "--report", &report];
+        stdout(&run(&[&["train", "-m", &model, "-f", &file, "-o", &folder.name("d.gguf")], &flags[..]].concat()));
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
+        report["steps"][0]["nats_per_token"].as_f64().unwrap()
+    };
+    let asked =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"t\"},{\"role\":\"assistant\",\"content\":\"he the\"}]}\n";
+    let text = "{\"prompt\":\"<s>[user]t[assistant]\",\"completion\":\"he the\"}\n";
+    // The completion ends with the end of the text, which the template leaves out.
+    assert!((loss(asked) - loss(text)).abs() > 1e-6);
+    let model = Model::open(&model).unwrap();
+    let tokenizer = model.tokenizer().unwrap();
+    let prompt = tokenizer.encode_prompt("<s>[user]t[assistant]");
+    let answer = tokenizer.encode_continuation("he the", *prompt.last().unwrap());
+    let all = [&prompt[..], &answer].concat();
+    let rows = library_logits(&model, &all);
+    let nll = |i: usize| {
+        let row: Vec<f64> = rows[i - 1].iter().map(|&x| f64::from(x)).collect();
+        row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[all[i] as usize]
+    };
+    let expected = (prompt.len()..all.len()).map(nll).sum::<f64>() / answer.len() as f64;
+    // Keys and values are in half precision there.
+    assert!((loss(asked) - expected).abs() < 2e-3, "{} {expected}", loss(asked));
+}

@@ -112,7 +112,7 @@ impl Saved {
                     let n_q = layer.attn.as_ref().map_or(0, |attn| attn.wq.w.n_out);
                     ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + n_q) * m
                 }
-                FeedForward::Moe(_) | FeedForward::None => usize::MAX,
+                FeedForward::Moe(_) | FeedForward::Both(_) | FeedForward::None => usize::MAX,
             };
             saved.keeps_products = products <= room;
             if saved.keeps_products {
@@ -512,7 +512,7 @@ fn layer_backward(
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
         FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
-        FeedForward::None => {}
+        FeedForward::Both(_) | FeedForward::None => {}
     }
     if !below {
         return;

@@ -6,7 +6,7 @@ use super::hook::TokenKind;
 use super::linear::{Ctx, Product, RowAdapters, linear};
 use super::{CancelToken, Engine, KvType, SessionOptions};
 use crate::error::{Error, SessionError};
-use crate::model::{Model, Pooling};
+use crate::model::{Model, Pooling, Weight};
 
 /// Makes vectors of texts; texts of similar meaning have vectors of similar direction.
 ///
@@ -33,7 +33,7 @@ impl Model {
     /// Makes an embedder with the file's pooling, or mean pooling if the file has none.
     ///
     /// # Errors
-    /// If the system cannot start threads, or the file's pooling is a score of pairs, which is not supported.
+    /// If the system cannot start threads.
     pub fn embedder(&self) -> Result<Embedder, SessionError> {
         Embedder::new(&self.engine()?)
     }
@@ -99,9 +99,13 @@ impl Embedder {
     /// If a text has no tokens, more tokens than the model has positions, or a token outside the vocabulary; if the
     /// call is cancelled, or there is not enough memory.
     pub fn embed_tokens<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
-        let mut vectors = Vec::with_capacity(texts.len());
-        self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
-        self.project(&mut vectors)?;
+        let mut vectors = self.pooled(texts)?;
+        let dense = &self.engine.model().weights().dense;
+        if !dense.is_empty() {
+            self.map(&mut vectors, |product, vector| {
+                dense.iter().for_each(|w| *vector = product(w, vector));
+            })?;
+        }
         if self.normalise {
             for vector in &mut vectors {
                 let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
@@ -174,24 +178,35 @@ impl Embedder {
         }
     }
 
-    /// Multiplies vectors by the model's dense modules.
-    fn project(&self, vectors: &mut [Vec<f32>]) -> Result<(), SessionError> {
+    /// The pooled hidden states of each text.
+    pub(super) fn pooled<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
+        let mut vectors = Vec::with_capacity(texts.len());
+        self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
+        Ok(vectors)
+    }
+
+    /// Calls `change` with each vector and a function that multiplies a vector by a matrix.
+    pub(super) fn map(
+        &self,
+        vectors: &mut [Vec<f32>],
+        change: impl Fn(&mut dyn FnMut(&Weight, &[f32]) -> Vec<f32>, &mut Vec<f32>) + Sync,
+    ) -> Result<(), SessionError> {
         let model = self.engine.model();
-        if model.weights().dense.is_empty() {
-            return Ok(());
-        }
         self.engine.enter(&self.cancel, |crew, arena| {
             with_scratch(model, crew, arena, 1, |scratch| {
                 let (arch, gguf, adapters) = (model.arch(), model.gguf(), RowAdapters::All(&[]));
                 let ctx = Ctx { arch, crew, gguf, adapters, n_generated: 1, adapter_nanos: None };
-                for vector in vectors {
-                    for w in &model.weights().dense {
-                        let mut y = vec![0.0; w.n_out];
-                        linear(ctx, scratch, vector, 1, &mut [Product::of_weight(w, &mut y, 1)]);
-                        *vector = y;
-                    }
-                }
+                let mut product = |w: &Weight, x: &[f32]| {
+                    let mut y = vec![0.0; w.n_out];
+                    linear(ctx, scratch, x, 1, &mut [Product::of_weight(w, &mut y, 1)]);
+                    y
+                };
+                vectors.iter_mut().for_each(|vector| change(&mut product, vector));
             })
         })?
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
     }
 }

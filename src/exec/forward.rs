@@ -15,9 +15,9 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, FfnSpec, Gating, Hparams, Layer, LayerSpec, MAX_EXPERT, Mixer, Model,
-    Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec, RopeId, RopeOrder,
-    Temperature, Weight, Weights,
+    Activation, Attn, AttnSpec, Both, FeedForward, Ffn, FfnSpec, Gating, Hparams, Layer, LayerSpec, MAX_EXPERT, Mixer,
+    Model, Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec, RopeId,
+    RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -206,7 +206,7 @@ struct Buffers<'a> {
     x: &'a mut [f32],
     normed: &'a mut [f32],
     branch: &'a mut [f32],
-    /// The output of a recurrent mixer beside attention.
+    /// The output of a recurrent mixer beside attention, or of a dense layer beside a mixture.
     beside: &'a mut [f32],
     /// What layers have for tokens, `(m, n_layer·n)`, and the rows of their table; `n` values for each row of a layer.
     per_layer: &'a mut [f32],
@@ -354,7 +354,9 @@ impl<'a> Buffers<'a> {
             counted(|frame| AttnBuffers::take(frame, spec, AttnSizes::of(spec, slots.clone(), rows)))
         });
         let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
-        let has_both = h.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Both(..)));
+        let is_both =
+            |layer: &LayerSpec| matches!((&layer.mixer, &layer.ffn), (Mixer::Both(..), _) | (_, FfnSpec::Both(..)));
+        let has_both = h.layers.iter().any(is_both);
         let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max().unwrap_or(0);
         let ffn = counted(|frame| FfnBuffers::take(frame, m.max(m_single), n_ff));
         let n_angles = RopeTables::n_angles(h, m);
@@ -505,7 +507,11 @@ pub(crate) fn forward(
             }
             FeedForward::Moe(moe) => {
                 let n_generated = n_generated(is_last, rows, slots);
-                experts(base, h.n_embd, moe, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
+                experts(base, h, moe, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
+            }
+            FeedForward::Both(ffn) => {
+                let n_generated = n_generated(is_last, rows, slots);
+                both(base, h, ffn, (n_generated, n_rows), &Adapters(slots), rows, &mut b);
             }
             FeedForward::None => {}
         }
@@ -1210,18 +1216,23 @@ fn route(
 /// order, so a token's sum does not depend on the other tokens of the pass.
 fn experts(
     base: Base<'_>,
-    n: usize,
+    h: &Hparams,
     moe: &Moe,
     (n_generated, m): (usize, usize),
     slots: &Adapters<'_, '_>,
     rows: Rows,
     b: &mut Buffers<'_>,
 ) {
-    let (n_expert, n_used) = (moe.spec.n_expert, moe.spec.n_used);
+    let (n, n_expert, n_used) = (h.n_embd, moe.spec.n_expert, moe.spec.n_used);
     let crew = base.crew.when(m > 1);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
     let ctx = base.with(row_adapters(slots, ends), n_generated);
-    if !moe.spec.routes_early {
+    if let Some(of_router) = &moe.router_norm {
+        // Nobody reads this buffer yet.
+        let normed = &mut b.branch[..m * n];
+        norm(ctx, h, Some(of_router), b.x, normed);
+        route(base, moe, (n_generated, m), slots, ends, normed, (&mut b.moe, &mut b.scratch));
+    } else if !moe.spec.routes_early {
         route(base, moe, (n_generated, m), slots, ends, b.normed, (&mut b.moe, &mut b.scratch));
     }
     let router = &mut b.moe.router[..m * n_expert];
@@ -1303,6 +1314,29 @@ fn experts(
     });
 }
 
+/// A dense layer on `b.normed` beside a mixture on the residual stream; leaves the sum of their outputs in `b.branch`.
+fn both(
+    base: Base<'_>,
+    h: &Hparams,
+    w: &Both,
+    (n_generated, m): (usize, usize),
+    slots: &Adapters<'_, '_>,
+    rows: Rows,
+    b: &mut Buffers<'_>,
+) {
+    let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+    let ctx = base.with(row_adapters(slots, ends), n_generated);
+    let inner = FfnBuffers::take(&mut Frame::of(b.inner), m, w.dense.up.w.n_out);
+    feed_forward(ctx, &mut b.scratch, &w.dense, b.normed, m, inner, b.branch, |_, _| ());
+    let dense = &mut b.beside[..m * h.n_embd];
+    norm(ctx, h, Some(&w.post_dense_norm), b.branch, dense);
+    norm(ctx, h, Some(&w.moe_norm), b.x, b.normed);
+    experts(base, h, &w.moe, (n_generated, m), slots, rows, b);
+    norm(ctx, h, Some(&w.post_moe_norm), b.branch, b.normed);
+    b.branch.copy_from_slice(b.normed);
+    base.arch.add(b.branch, &b.beside[..m * h.n_embd]);
+}
+
 /// The experts of a single generated token, [`MAX_EXPERTS`] at a time: their gates and ups are one parallel region,
 /// their downs another.
 fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
@@ -1361,6 +1395,9 @@ pub(super) fn choose_experts(ctx: Ctx<'_>, moe: &Moe, router: &mut [f32], chosen
         let scores = &router[token * n_expert..][..n_expert];
         choose(spec, scores, moe.bias.as_deref(), chosen);
         weigh(arch, spec, scores, chosen, weights);
+        if let Some(scales) = &moe.output_scales {
+            weights.iter_mut().zip(chosen).for_each(|(weight, e)| *weight *= scales[*e as usize]);
+        }
     });
 }
 
@@ -1459,6 +1496,8 @@ mod tests {
             normalise: true,
             scale: 3.0,
             routes_early: false,
+            router_norm: false,
+            output_scales: false,
             weighs_inputs: false,
             fused: false,
             shared: None,

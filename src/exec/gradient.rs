@@ -29,6 +29,24 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
     f64::from(weight) * loss
 }
 
+/// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces by the gradient,
+/// `weight·(q − p)`.
+///
+/// # Panics
+/// If there are not as many of one as of the other.
+pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
+    assert_eq!(logits.len(), log_p.len(), "a probability per logit");
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
+    let mut sum = 0.0;
+    for (logit, &log_p) in logits.iter_mut().zip(log_p) {
+        let (p, log_q) = (log_p.exp(), *logit - lse);
+        sum += f64::from(p * (log_p - log_q));
+        *logit = weight * (log_q.exp() - p);
+    }
+    f64::from(weight) * sum
+}
+
 impl Session {
     /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss with respect to
     /// the values of an attached adapter. Returns the loss.

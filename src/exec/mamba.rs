@@ -8,7 +8,10 @@ use super::mamba2::softplus;
 use super::recurrent::{Mixing, Recurrence};
 use crate::arch::Arch;
 use crate::cache::CellShape;
-use crate::model::{Mamba, MambaSpec};
+use crate::model::{Mamba, MambaNorms, MambaSpec};
+
+/// Epsilon of norms without weights, which files lack (Hugging Face `FalconMambaConfig.mixer_rms_eps`).
+const PLAIN_EPS: f32 = 1e-6;
 
 pub(super) struct Buffers<'a> {
     /// What is convolved, and the gate: `(m, 2·n_inner)`.
@@ -100,7 +103,8 @@ pub(super) fn mix<'a>(
     pass.recur(&conv, (channels, n_inner), by_part, convolved);
     pass.linear(convolved, m, &mut [Product::of(&w.x, low, m)]);
     let (arch, eps) = (pass.base.arch, pass.eps);
-    if norms {
+    if norms != MambaNorms::None {
+        let eps = if norms == MambaNorms::Plain { PLAIN_EPS } else { eps };
         for low in low.chunks_exact_mut(n_low) {
             let (dt, rest) = low.split_at_mut(dt_rank);
             let (b, c) = rest.split_at_mut(n_state);

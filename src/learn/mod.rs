@@ -23,3 +23,4 @@ pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use moments::softmax;
 pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};
+pub(crate) use state::{number, put, values};

@@ -230,7 +230,7 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
 }
 
 /// Reads a 64-bit floating-point number within limits.
-fn number(metadata: &Metadata, name: &'static str, limits: RangeInclusive<f64>) -> Result<f64, LearnError> {
+pub(crate) fn number(metadata: &Metadata, name: &'static str, limits: RangeInclusive<f64>) -> Result<f64, LearnError> {
     match metadata.get(name) {
         Some(&Value::F64(x)) if limits.contains(&x) => Ok(x),
         found => Err(LearnError::Value { name, what: found.map_or("missing".into(), |v| format!("{v:?}")) }),
@@ -242,7 +242,7 @@ fn damaged(name: &'static str, value: f32) -> LearnError {
 }
 
 /// Adds a tensor; an empty one is omitted, since GGUF has none.
-fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType, values: &[T]) {
+pub(crate) fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType, values: &[T]) {
     if !values.is_empty() {
         let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
         w.tensor(name, &dims, dtype, bytemuck::cast_slice::<T, u8>(values).to_vec());
@@ -250,7 +250,7 @@ fn put<T: Pod>(w: &mut Writer<'static>, name: &str, dims: &[usize], dtype: DType
 }
 
 /// All values of a tensor of `width` columns and a number of rows within `rows`, each checked by `sound`.
-fn values<T: Pod + std::fmt::Debug>(
+pub(crate) fn values<T: Pod + std::fmt::Debug>(
     gguf: &Gguf,
     name: &'static str,
     width: usize,

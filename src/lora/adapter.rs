@@ -94,6 +94,12 @@ impl Adapter {
         Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha: 0.0 }
     }
 
+    /// An adapter for the same matrices, without terms and without strength.
+    pub(super) fn without_terms(&self) -> Adapter {
+        let terms = vec![None; self.sites.len()];
+        Adapter { arch: self.arch.clone(), sites: Arc::clone(&self.sites), terms, alpha: 0.0 }
+    }
+
     pub(crate) fn set_term(&mut self, site: usize, term: Term) {
         self.terms[site] = Some(term);
     }
@@ -145,6 +151,16 @@ impl Adapter {
         Ok(())
     }
 
+    /// Multiplies all `ΔW` by `scale`.
+    pub(crate) fn rescale(&mut self, scale: f32) {
+        // An alpha of 0 stands for no factor at all, so the factor goes into the values.
+        if self.alpha * scale != 0.0 {
+            self.alpha *= scale;
+        } else {
+            self.terms_mut().for_each(|(_, term)| term.parts_mut().1.iter_mut().for_each(|b| *b *= scale));
+        }
+    }
+
     /// The factor `s` of a term: `alpha/rank`, or 1 if alpha is 0.
     pub fn scale(&self, term: &Term) -> f32 {
         if self.alpha == 0.0 { 1.0 } else { self.alpha / term.rank as f32 }
@@ -165,14 +181,22 @@ impl Adapter {
     /// # Errors
     /// If it was not; names the first difference.
     pub fn check(&self, model: &Model) -> Result<(), AdapterError> {
-        if self.arch != model.hparams().arch {
-            let (found, expected) = (self.arch.clone(), model.hparams().arch.clone());
-            return Err(AdapterError::Architecture { found, expected });
+        self.check_sites(&model.hparams().arch, model.sites())
+    }
+
+    /// Checks that another adapter was made for a model with the same matrices.
+    pub(super) fn check_same(&self, other: &Adapter) -> Result<(), AdapterError> {
+        self.check_sites(&other.arch, &other.sites)
+    }
+
+    fn check_sites(&self, arch: &str, theirs: &Arc<[Site]>) -> Result<(), AdapterError> {
+        if self.arch != arch {
+            return Err(AdapterError::Architecture { found: self.arch.clone(), expected: arch.to_owned() });
         }
-        if Arc::ptr_eq(&self.sites, model.sites()) {
+        let ours = &self.sites;
+        if Arc::ptr_eq(ours, theirs) {
             return Ok(());
         }
-        let (ours, theirs) = (&self.sites, model.sites());
         let differs = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i) != theirs.get(i));
         match differs.and_then(|i| ours.get(i).or(theirs.get(i))) {
             Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.to_string() }),
@@ -182,7 +206,7 @@ impl Adapter {
 }
 
 /// The next pseudo-random number in `−1..1` (SplitMix64).
-fn uniform(state: &mut u64) -> f32 {
+pub(super) fn uniform(state: &mut u64) -> f32 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -27,12 +27,15 @@ mod adapter;
 mod file;
 mod gradients;
 mod merge;
+mod merge_adapters;
 mod optimiser;
+mod svd;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
 pub use gradients::Gradients;
 pub use merge::merge;
+pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 
 #[cfg(doc)]

@@ -94,6 +94,24 @@ impl Adam {
     pub fn new() -> Adam {
         Adam { rate: 3e-3, betas: (0.9, 0.99), eps: 1e-8, decay: 0.0, steps: 0, moments: Vec::new() }
     }
+
+    /// The means of the gradient and of its square, site by site, `A` before `B`; empty before the first step.
+    pub(crate) fn moments(&self) -> [Vec<f32>; 2] {
+        let all = || self.moments.iter().flatten();
+        [all().flat_map(|(mean, _)| mean).copied().collect(), all().flat_map(|(_, square)| square).copied().collect()]
+    }
+
+    /// Continues after `steps` steps from what [`Adam::moments`] returned, for gradients of the same terms.
+    pub(crate) fn restore(&mut self, gradients: &Gradients, steps: usize, moments: &[Vec<f32>; 2]) {
+        self.steps = i32::try_from(steps).unwrap_or(i32::MAX);
+        self.moments = vec![None; gradients.sites().len()];
+        let mut start = 0;
+        for (site, term) in gradients.terms().filter(|_| steps > 0) {
+            let range = start..start + term.a().len() + term.b().len();
+            start = range.end;
+            self.moments[site] = Some((moments[0][range.clone()].to_vec(), moments[1][range].to_vec()));
+        }
+    }
 }
 
 impl Default for Adam {

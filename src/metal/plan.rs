@@ -307,6 +307,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             own_head: _,
             head_bias: _,
             pooling: _, // after the model
+            classifier: _,
             dense: _,
             ropes: _,
             layers: _,
@@ -330,6 +331,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             rope_factors: _, // in the angles
             rope_factors_short_long: _,
             shapes: _,
+            classifier: _,
             sites: _,
         } = w;
         if batch.places.len() != n_layer {
@@ -525,7 +527,9 @@ impl<'m, 'b> Planner<'m, 'b> {
         match ffn {
             FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
             FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::None => return Err(refused(format!("layer {i} without a feed-forward layer"))),
+            FeedForward::Both(_) | FeedForward::None => {
+                return Err(refused(format!("layer {i} without a feed-forward layer")));
+            }
         }
         self.leave(Intermediate::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
     }
@@ -725,7 +729,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             groups,
             normalise,
             scale,
-            routes_early: _,
+            routes_early: _, // this and what follows is in `forward_only`
+            router_norm: _,
+            output_scales: _,
             weighs_inputs: _,
             fused: _,
             shared: _,
@@ -733,7 +739,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
             return Err(refused(format!("a mixture of {n_expert} experts in groups")));
         }
-        let Moe { spec: _, router, bias, stacked, shared, shared_gate } = moe;
+        let Moe { spec: _, router, router_norm: _, output_scales: _, bias, stacked, shared, shared_gate } = moe;
         let Ffn { gate, up, down, activation: _ } = stacked;
         if up.b.is_some() || down.b.is_some() || gate.as_ref().is_some_and(|gate| gate.b.is_some()) {
             return Err(refused("biases of experts".to_string()));

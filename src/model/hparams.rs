@@ -3,7 +3,7 @@
 use super::family::Family;
 use super::spec::{
     Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
-    MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -59,6 +59,8 @@ pub struct Hparams {
     pub head_bias: bool,
     /// How vectors of texts are pooled from hidden states, if the file says.
     pub pooling: Option<Pooling>,
+    /// Head that scores pairs of texts, if the model is a reranker.
+    pub classifier: Option<ClassifierSpec>,
     /// Input and output widths of the matrices by which such vectors are then multiplied.
     pub dense: Vec<(usize, usize)>,
     /// Rotary position embeddings; layers refer to them by [`RopeId`].
@@ -113,6 +115,34 @@ pub enum Pooling {
     Cls,
     /// The last token's.
     Last,
+}
+
+/// Head of a reranker: from the pooled hidden states of a pair of texts to its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClassifierSpec {
+    /// How hidden states are pooled.
+    pub pooling: Pooling,
+    /// Output width of the matrix before the activation; `None`: there is neither.
+    pub n_hidden: Option<usize>,
+    /// That activation.
+    pub activation: ClassifierActivation,
+    /// Whether a norm without bias follows it.
+    pub norm: bool,
+    /// Outputs of the last matrix, of which the first is the score; `None`: there is no such matrix.
+    pub n_label: Option<usize>,
+    /// Whether the score is a probability: a softmax over the outputs.
+    pub softmax: bool,
+}
+
+/// Activation in the head of a reranker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClassifierActivation {
+    /// `tanh`.
+    Tanh,
+    /// GELU by the error function.
+    GeluErf,
 }
 
 /// Kind of normalisation.
@@ -474,7 +504,11 @@ impl<'a> Keys<'a> {
             n_state: self.count("ssm.state_size", 1 << 12)?,
             dt_rank: self.count("ssm.time_step_rank", 1 << 12)?,
             n_tap: self.taps("ssm.conv_kernel")?,
-            norms: self.has_part("ssm_dt_norm.weight"),
+            norms: match self.opt_bool("ssm.dt_b_c_rms")? {
+                Some(true) => MambaNorms::Plain,
+                _ if self.has_part("ssm_dt_norm.weight") => MambaNorms::Weighted,
+                _ => MambaNorms::None,
+            },
         }))
     }
 
@@ -592,6 +626,8 @@ impl<'a> Keys<'a> {
             // 0 in a file means no factor.
             scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
             routes_early: false,
+            router_norm: false,
+            output_scales: false,
             weighs_inputs: false,
             fused: self.has_part("ffn_gate_up_exps.weight"),
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
@@ -627,17 +663,38 @@ impl<'a> Keys<'a> {
 
     fn pooling(&self) -> Result<Option<Pooling>, ModelError> {
         match self.opt_u64("pooling_type")? {
-            // 0 means no pooling: one vector per token.
-            None | Some(0) => Ok(None),
+            // 0 means no pooling: one vector per token. 4 is the score of a pair, see `classifier`.
+            None | Some(0 | 4) => Ok(None),
             Some(1) => Ok(Some(Pooling::Mean)),
             Some(2) => Ok(Some(Pooling::Cls)),
             Some(3) => Ok(Some(Pooling::Last)),
             Some(n) => Err(ModelError::OutOfRange {
                 key: self.name("pooling_type"),
                 value: n.to_string(),
-                expected: "0 to 3 (none, mean, cls, last); scores of pairs are not supported".into(),
+                expected: "0 to 4 (none, mean, cls, last, rank)".into(),
             }),
         }
+    }
+
+    /// Head of a reranker, if the file says that its pooling is a score: a matrix and tanh, then another matrix, as far as
+    /// the file has them, on hidden states that are pooled by `pooling`.
+    pub(crate) fn classifier(&self, n_embd: usize, pooling: Pooling) -> Result<Option<ClassifierSpec>, ModelError> {
+        let labels = self.name("classifier.output_labels");
+        let n_label = match self.metadata.get(&labels) {
+            Some(Value::Array(Array::Strings(labels))) => labels.len().max(1),
+            _ => 1,
+        };
+        if self.opt_u64("pooling_type")? != Some(4) {
+            return Ok(None);
+        }
+        let n_label = self.has("cls.output.weight").then_some(n_label);
+        // Without a second matrix the first one makes the score.
+        let n_hidden = self.has("cls.weight").then_some(if n_label.is_some() { n_embd } else { 1 });
+        if n_hidden.is_none() && n_label.is_none() {
+            return Err(ModelError::MissingTensor { name: "cls.output.weight".into() });
+        }
+        let (activation, norm) = (ClassifierActivation::Tanh, self.has("cls.norm.weight"));
+        Ok(Some(ClassifierSpec { pooling, n_hidden, activation, norm, n_label, softmax: false }))
     }
 
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
@@ -693,6 +750,9 @@ impl Hparams {
         }
         let keys = Keys::new(arch, metadata, tensors, n_vocab as usize)?;
         let hparams = (family.hparams)(&keys)?;
+        if hparams.classifier.is_none() {
+            keys.only("pooling_type", &[0.0, 1.0, 2.0, 3.0])?;
+        }
         keys.none_ignored(unknown)?;
         Ok(hparams)
     }
@@ -804,6 +864,7 @@ impl Hparams {
             own_head: false,
             head_bias: false,
             pooling: keys.pooling()?,
+            classifier: None,
             dense: Vec::new(),
             ropes: first.map(|_| Rope::of(keys, head_dim, n_ctx_train)).transpose()?.into_iter().collect(),
             layers: layers.collect(),
@@ -838,7 +899,7 @@ impl Hparams {
         let activations = self.layers.iter().any(|layer| match &layer.ffn {
             FfnSpec::Dense(ffn) => activation(ffn.activation),
             FfnSpec::Moe(moe) => activation(moe.activation),
-            FfnSpec::None => false,
+            FfnSpec::Both(..) | FfnSpec::None => false,
         });
         if let Some(spec) = self.recurrent().next() {
             return Some(spec.name());
@@ -868,6 +929,7 @@ impl Hparams {
             (attn(|a| !a.causal), "attention to later tokens"),
             (attn(|a| a.chunked), "attention in chunks"),
             (attn(|a| a.latent.is_some()), "latent attention"),
+            (self.layers.iter().any(|layer| matches!(layer.ffn, FfnSpec::Both(..))), "mixtures beside dense layers"),
             (moe(|x| x.routes_early), "a router that reads the layer's input"),
             (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
             (moe(|x| x.fused), "experts whose gate and up are one matrix"),

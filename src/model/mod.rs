@@ -21,15 +21,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hparams::UnknownNames;
+pub use hparams::{
+    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown,
+};
 pub(crate) use hparams::{Finish, MAX_EXPERT};
-pub use hparams::{Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling, Unknown};
 pub use spec::{
     Activation, AttnSpec, Biases, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec,
-    Mamba2Spec, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
+    Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, QkNorm, RecurrentSpec, SharedSpec, Temperature,
 };
 pub use weights::Site;
 pub(crate) use weights::{
-    Attn, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Layer, Linear, Mamba, Mamba2, Moe, Norm, PerLayer,
+    Attn, Both, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Layer, Linear, Mamba, Mamba2, Moe, Norm, PerLayer,
     PerLayerInputs, Recurrent, ShortConv, Weight, Weights,
 };
 

@@ -107,8 +107,20 @@ pub struct MambaSpec {
     pub dt_rank: usize,
     /// Tokens that the convolution sees.
     pub n_tap: usize,
-    /// Whether time steps and what goes into and out of the state have a norm (Jamba).
-    pub norms: bool,
+    /// Norms of time steps and of what goes into and out of the state.
+    pub norms: MambaNorms,
+}
+
+/// Norms of Mamba 1 between its matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MambaNorms {
+    /// None.
+    None,
+    /// With weights (Jamba).
+    Weighted,
+    /// Without weights (Falcon Mamba).
+    Plain,
 }
 
 impl MambaSpec {
@@ -344,6 +356,8 @@ pub enum FfnSpec {
     Dense(DenseSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
+    /// Both, each with norms of its own on its input and output; their outputs are added.
+    Both(DenseSpec, MoeSpec),
     /// None: the layer is a mixer alone.
     None,
 }
@@ -351,24 +365,26 @@ pub enum FfnSpec {
 impl FfnSpec {
     /// Width of the widest hidden layer.
     pub fn n_ff(&self) -> usize {
+        let of_mixture = |moe: &MoeSpec| moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff));
         match self {
             FfnSpec::Dense(ffn) => ffn.n_ff,
-            FfnSpec::Moe(moe) => moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff)),
+            FfnSpec::Moe(moe) => of_mixture(moe),
+            FfnSpec::Both(ffn, moe) => of_mixture(moe).max(ffn.n_ff),
             FfnSpec::None => 0,
         }
     }
 
     pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
         match self {
-            FfnSpec::Moe(moe) => Some(moe),
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
             FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
 
-    /// The mixture of experts, if it is one.
+    /// The mixture of experts, if it has one.
     pub fn moe(&self) -> Option<&MoeSpec> {
         match self {
-            FfnSpec::Moe(moe) => Some(moe),
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
             FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
@@ -410,6 +426,10 @@ pub struct MoeSpec {
     pub scale: f32,
     /// Whether the router reads the layer's input instead of the experts' input.
     pub routes_early: bool,
+    /// Whether the router reads the residual stream through a norm of its own instead.
+    pub router_norm: bool,
+    /// Whether the file has a factor on each expert's output.
+    pub output_scales: bool,
     /// Whether the weights of the used experts are factors on their inputs instead of their outputs.
     pub weighs_inputs: bool,
     /// Whether gate and up of an expert are one matrix, gate rows first.

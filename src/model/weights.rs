@@ -2,8 +2,10 @@
 
 mod recurrent;
 
-use super::hparams::{Hparams, NormKind, RopeScaling, UnknownNames};
-use super::spec::{Activation, AttnSpec, Biases, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm};
+use super::hparams::{ClassifierSpec, Hparams, NormKind, RopeScaling, UnknownNames};
+use super::spec::{
+    Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, QkNorm,
+};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::quant::DType;
@@ -168,6 +170,10 @@ pub(crate) struct Ffn {
 pub(crate) struct Moe {
     pub(crate) spec: MoeSpec,
     pub(crate) router: Linear,
+    /// Norm of the router's input, if it has one of its own.
+    pub(crate) router_norm: Option<Norm>,
+    /// Factors on the outputs of experts.
+    pub(crate) output_scales: Option<Vec<f32>>,
     /// Bias added to the experts' scores for the selection only.
     pub(crate) bias: Option<Vec<f32>>,
     /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are fused.
@@ -197,7 +203,20 @@ impl Moe {
 pub(crate) enum FeedForward {
     Dense(Box<Ffn>),
     Moe(Box<Moe>),
+    Both(Box<Both>),
     None,
+}
+
+/// A dense layer beside a mixture.
+#[derive(Clone, Debug)]
+pub(crate) struct Both {
+    pub(crate) dense: Ffn,
+    /// Norm of the dense layer's output.
+    pub(crate) post_dense_norm: Norm,
+    /// Norms of the mixture's input and output.
+    pub(crate) moe_norm: Norm,
+    pub(crate) moe: Moe,
+    pub(crate) post_moe_norm: Norm,
 }
 
 /// Weights of attention.
@@ -263,6 +282,14 @@ pub(crate) struct PerLayer {
     pub(crate) norm: Norm,
 }
 
+/// Weights of a reranker's head, as far as its specification has them.
+#[derive(Clone, Debug)]
+pub(crate) struct Classifier {
+    pub(crate) hidden: Option<Linear>,
+    pub(crate) norm: Option<Norm>,
+    pub(crate) output: Option<Linear>,
+}
+
 /// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
@@ -279,6 +306,8 @@ pub(crate) struct Weights {
     pub(crate) output: Linear,
     /// Matrices applied to pooled vectors, in this order.
     pub(crate) dense: Vec<Weight>,
+    /// Head of a reranker.
+    pub(crate) classifier: Option<Classifier>,
     /// Divisors of the rope frequencies, for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
     /// Divisors of the rope frequencies for contexts up to the original length, and for longer ones.
@@ -365,10 +394,15 @@ impl<'a> Binder<'a> {
 
     /// Binds a matrix that no adapter changes: rows that are looked up, or layers after the model.
     fn table(&self, name: &str, n: usize, n_rows: usize) -> Result<Weight, ModelError> {
+        self.fixed(|b| b.weight(name, n, n_rows, 1))
+    }
+
+    /// What `bind` binds, without sites.
+    fn fixed<T>(&self, bind: impl FnOnce(&Self) -> Result<T, ModelError>) -> Result<T, ModelError> {
         let n_sites = self.sites.borrow().len();
-        let table = self.weight(name, n, n_rows, 1)?;
+        let bound = bind(self)?;
         self.sites.borrow_mut().truncate(n_sites);
-        Ok(table)
+        Ok(bound)
     }
 
     fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
@@ -542,6 +576,15 @@ impl Weights {
         for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
             dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
         }
+        let classifier = |spec: &ClassifierSpec| {
+            let n_in = spec.n_hidden.unwrap_or(h.n_embd);
+            Ok(Classifier {
+                hidden: spec.n_hidden.map(|n| b.linear("cls", h.n_embd, n, false)).transpose()?,
+                norm: spec.norm.then(|| b.norm("cls.norm", h)).transpose()?,
+                output: spec.n_label.map(|n| b.linear("cls.output", n_in, n, false)).transpose()?,
+            })
+        };
+        let classifier = h.classifier.as_ref().map(|spec| b.fixed(|_| classifier(spec))).transpose()?;
         let rope_factors = |name: &str| match h.ropes.first() {
             Some(rope) => b.rope_factors(name, rope.n_dims / 2),
             None => Ok(None),
@@ -570,6 +613,7 @@ impl Weights {
             output_norm,
             output,
             dense,
+            classifier,
             rope_factors: factors,
             rope_factors_short_long,
             shapes: b.shapes.into_inner().into_iter().collect(),
@@ -626,7 +670,7 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
         recurrent: recurrent.transpose()?,
         post_attn_norm: norm(post_attn_norm, has_mixer, &[Norms::After, Norms::Both, Norms::Residual])?,
         ffn_norm: norm(ffn_norm, has_ffn, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
-        ffn: feed_forward(b, h.n_embd, spec, &name)?,
+        ffn: feed_forward(b, h, spec, &name)?,
         post_ffn_norm: norm(post_ffn_norm, has_ffn, &[Norms::After, Norms::Both, Norms::Residual])?,
         per_layer: h.per_layer_embd.map(|n| per_layer(b, h, n, &name)).transpose()?,
         output_scale: spec
@@ -740,27 +784,50 @@ fn latent_attention(
 
 fn feed_forward(
     b: &Binder<'_>,
-    n_embd: usize,
+    h: &Hparams,
     spec: &LayerSpec,
     name: &dyn Fn(&str) -> String,
 ) -> Result<FeedForward, ModelError> {
-    let x = match &spec.ffn {
-        FfnSpec::None => return Ok(FeedForward::None),
-        FfnSpec::Moe(x) => x,
-        FfnSpec::Dense(ffn) => {
-            let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
-            let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
-            let down = linear("ffn_down", ffn.n_ff, n_embd)?;
-            let (gate, up) = if ffn.fused {
-                let both = linear("ffn_up", n_embd, 2 * ffn.n_ff)?;
-                (Some(both.rows(0..ffn.n_ff)), both.rows(ffn.n_ff..2 * ffn.n_ff))
-            } else {
-                let gate = ffn.activation.is_gated().then(|| linear("ffn_gate", n_embd, ffn.n_ff));
-                (gate.transpose()?, linear("ffn_up", n_embd, ffn.n_ff)?)
-            };
-            return Ok(FeedForward::Dense(Box::new(Ffn { activation: ffn.activation, gate, up, down })));
-        }
+    Ok(match &spec.ffn {
+        FfnSpec::None => FeedForward::None,
+        FfnSpec::Dense(ffn) => FeedForward::Dense(Box::new(dense(b, h.n_embd, (spec, ffn), name)?)),
+        FfnSpec::Moe(moe) => FeedForward::Moe(Box::new(mixture(b, h, (spec, moe), name)?)),
+        FfnSpec::Both(ffn, moe) => FeedForward::Both(Box::new(Both {
+            dense: dense(b, h.n_embd, (spec, ffn), name)?,
+            post_dense_norm: b.norm(&name("post_ffw_norm_1"), h)?,
+            moe_norm: b.norm(&name("pre_ffw_norm_2"), h)?,
+            moe: mixture(b, h, (spec, moe), name)?,
+            post_moe_norm: b.norm(&name("post_ffw_norm_2"), h)?,
+        })),
+    })
+}
+
+fn dense(
+    b: &Binder<'_>,
+    n_embd: usize,
+    (spec, ffn): (&LayerSpec, &DenseSpec),
+    name: &dyn Fn(&str) -> String,
+) -> Result<Ffn, ModelError> {
+    let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
+    let down = linear("ffn_down", ffn.n_ff, n_embd)?;
+    let (gate, up) = if ffn.fused {
+        let both = linear("ffn_up", n_embd, 2 * ffn.n_ff)?;
+        (Some(both.rows(0..ffn.n_ff)), both.rows(ffn.n_ff..2 * ffn.n_ff))
+    } else {
+        let gate = ffn.activation.is_gated().then(|| linear("ffn_gate", n_embd, ffn.n_ff));
+        (gate.transpose()?, linear("ffn_up", n_embd, ffn.n_ff)?)
     };
+    Ok(Ffn { activation: ffn.activation, gate, up, down })
+}
+
+fn mixture(
+    b: &Binder<'_>,
+    h: &Hparams,
+    (spec, x): (&LayerSpec, &MoeSpec),
+    name: &dyn Fn(&str) -> String,
+) -> Result<Moe, ModelError> {
+    let n_embd = h.n_embd;
     let activation = x.activation;
     let biased = spec.biases == Biases::Everywhere;
     let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, x.n_expert, biased);
@@ -794,5 +861,12 @@ fn feed_forward(
             (Some(ffn), gate.transpose()?)
         }
     };
-    Ok(FeedForward::Moe(Box::new(Moe { spec: x.clone(), router, bias, stacked, shared, shared_gate })))
+    // Gemma 4 divides by the root of the width in addition.
+    let scales = x.router_norm.then(|| b.vector(&name("ffn_gate_inp.scale"), n_embd)).transpose()?;
+    let router_norm = scales.map(|w| {
+        let width = (n_embd as f32).sqrt();
+        Norm { w: w.iter().map(|w| w / width).collect(), b: Vec::new() }
+    });
+    let output_scales = x.output_scales.then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert)).transpose()?;
+    Ok(Moe { spec: x.clone(), router, router_norm, output_scales, bias, stacked, shared, shared_gate })
 }

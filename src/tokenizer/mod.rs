@@ -48,6 +48,8 @@ pub struct Tokenizer {
     fill_in_the_middle: [Option<u32>; FILL_IN_THE_MIDDLE.len()],
     add_bos: bool,
     add_eos: bool,
+    /// What comes between two texts, besides the ends of texts.
+    separator: Option<u32>,
     add_space_prefix: bool,
     clean_spaces: bool,
 }
@@ -175,7 +177,7 @@ impl Tokenizer {
         let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
         let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
         // BERT's texts end with the separator token.
-        let separator = id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)));
+        let separator = id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)).filter(|_| is_bert));
         let eos = if is_bert { separator.or(eos) } else { eos };
         let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
         let eot = id_at("tokenizer.ggml.eot_token_id")?;
@@ -218,6 +220,7 @@ impl Tokenizer {
             _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.is_none_or(|pre| pre.add_bos)),
         };
         let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert);
+        let add_separator = m.opt_bool("tokenizer.ggml.add_sep_token")?.unwrap_or(false);
         for (flag, key, add, id) in [
             ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
             ("add_eos_token", "tokenizer.ggml.eos_token_id", add_eos, eos),
@@ -240,6 +243,8 @@ impl Tokenizer {
             fill_in_the_middle,
             add_bos,
             add_eos,
+            // BERT's separator is the end of its texts already.
+            separator: separator.filter(|_| add_separator && !is_bert),
             add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(pre.is_none() && !is_bert),
             clean_spaces: pre.map_or(is_bert, |pre| pre.clean_spaces),
             vocab,
@@ -271,6 +276,18 @@ impl Tokenizer {
             ids.pop_if(|id| Some(*id) == self.eos);
         }
         ids
+    }
+
+    /// The tokens of two texts as rerankers read them, each with the special tokens at its end that the model expects, and a
+    /// separator between them if the file says so. Special tokens written in the texts are plain text.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
+        let mut out: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
+        for (text, separator) in [(first, self.separator), (second, None)] {
+            out.extend(self.encode(text, false, false));
+            out.extend(self.eos.filter(|_| self.add_eos));
+            out.extend(separator);
+        }
+        out
     }
 
     /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a byte outside any

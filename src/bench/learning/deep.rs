@@ -2,7 +2,7 @@
 
 use super::{LearningOptions, base_softmax};
 use crate::error::Error;
-use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy};
+use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy, divergence};
 use crate::learn::{Evidence, random, softmax};
 use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
 use crate::model::Site;
@@ -60,19 +60,9 @@ impl<'t> Rehearsal<'t> {
         let n = self.n_chunk - 1;
         let weight = strength / n as f32;
         session.clear();
-        let objective = |i: usize, logits: &mut [f32]| {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
-            let mut divergence = 0.0;
-            for (logit, &log_p) in logits.iter_mut().zip(&log_p[i * n_vocab..]) {
-                let (p, log_q) = (log_p.exp(), *logit - lse);
-                divergence += f64::from(p * (log_p - log_q));
-                *logit = weight * (log_q.exp() - p);
-            }
-            divergence
-        };
+        let objective = |i: usize, logits: &mut [f32]| divergence(logits, &log_p[i * n_vocab..][..n_vocab], weight);
         let total = session.gradient(id, &self.text[*start..start + n], 0, &objective, gradients)?;
-        Ok(total / n as f64)
+        Ok(total / f64::from(strength))
     }
 }
 

@@ -11,6 +11,17 @@ pub struct Estimate {
     pub high: f64,
 }
 
+impl Estimate {
+    /// `Σ sums / Σ sizes`, with its interval when chunks are resampled with replacement.
+    pub fn of_ratio(sums: &[f64], sizes: &[usize]) -> Estimate {
+        let sizes: Vec<f64> = sizes.iter().map(|&n| n as f64).collect();
+        if sums.is_empty() { Estimate::default() } else { bootstrap(sums.iter().copied(), &sizes, RESAMPLES) }
+    }
+}
+
+/// Bootstrap resamples of [`Estimate::of_ratio`].
+const RESAMPLES: usize = 2000;
+
 pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

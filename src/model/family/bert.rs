@@ -1,7 +1,7 @@
 //! Encoders: BERT, Nomic BERT, Jina BERT 2, ModernBERT. Their tokens see the whole text.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling};
 use crate::model::spec::{Activation, Biases, FfnSpec, Norms};
 
 /// BERT. GELU uses the error function, as in Hugging Face; llama.cpp uses the tanh formula.
@@ -34,12 +34,18 @@ fn post_norms(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError>
 /// ModernBERT. The first of every three layers sees the whole text, the others windows with a rope of their own; the
 /// first layer has no norm before attention, as embeddings have one.
 pub(super) fn modern(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("classifier.pooling_type");
     keys.ignore("hidden_activation");
     let mut h = encoder(keys, NormKind::LayerNoBias, keys.dense_fused(Activation::GeGluErf)?)?;
     h.set_windows(keys, None, 0)?;
     h.attention_mut().step_by(3).for_each(|attn| attn.window = None);
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    let pooling = keys.opt_u64("classifier.pooling_type")?;
+    if let Some(classifier) = &mut h.classifier {
+        classifier.activation = ClassifierActivation::GeluErf;
+        if pooling == Some(1) {
+            classifier.pooling = Pooling::Mean;
+        }
+    }
     if !keys.has_in_layer(0, "attn_norm.weight") {
         h.layers[0].norms = Norms::BeforeFfn;
     }
@@ -50,6 +56,7 @@ fn encoder(keys: &Keys<'_>, norm: NormKind, ffn: Vec<FfnSpec>) -> Result<Hparams
     keys.only("attention.causal", &[0.0])?;
     let mut h = Hparams::llama(keys, norm, ffn)?;
     h.embd_norm = true;
+    h.classifier = keys.classifier(h.n_embd, Pooling::Cls)?;
     h.attention_mut().for_each(|attn| attn.causal = false);
     Ok(h)
 }

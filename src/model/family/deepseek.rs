@@ -1,5 +1,5 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi K2), MiniCPM 3,
-//! Mistral 4, Kimi Linear.
+//! Mistral 4, PLM, Kimi Linear.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -8,6 +8,13 @@ use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 /// DeepSeek 2. Its files do not say that expert weights are not divided by their sum.
 pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = latent(keys, keys.mixture(0, false)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}
+
+/// PLM: squared ReLU without a gate.
+pub(super) fn plm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = latent(keys, keys.dense(Activation::SquaredRelu)?)?;
     h.ropes[0].order = RopeOrder::Norm;
     Ok(h)
 }

@@ -1,13 +1,22 @@
-//! Gemma 4 without experts: layers with and without windows differ in heads and ropes, the last layers read the keys
-//! and values of others, and each layer has a vector for each token.
+//! Gemma 4: layers with and without windows differ in heads and ropes, the last layers read the keys and values of
+//! others, and each layer has a vector for each token; or mixtures beside the dense layers.
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
-use crate::model::spec::{Activation, Norms, QkNorm};
+use crate::model::spec::{Activation, FfnSpec, MoeSpec, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::GeGlu)?)?;
+    let mut ffn = keys.dense(Activation::GeGlu)?;
+    if keys.opt_u64("expert_count")?.is_some_and(|n| n > 0) {
+        for (ffn, moe) in ffn.iter_mut().zip(keys.mixture(0, true)?) {
+            if let (FfnSpec::Dense(dense), FfnSpec::Moe(moe)) = (&*ffn, moe) {
+                let moe = MoeSpec { activation: Activation::GeGlu, router_norm: true, output_scales: true, ..moe };
+                *ffn = FfnSpec::Both(dense.clone(), moe);
+            }
+        }
+    }
+    let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.embd_scale = (h.n_embd as f32).sqrt();
     h.set_norms(Norms::Both);
     h.set_windows(keys, None, 6)?;

@@ -1,5 +1,5 @@
-//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan 7B, ERNIE 4.5,
-//! …
+//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan, XVERSE,
+//! Maincoder, ERNIE 4.5, …
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -50,16 +50,21 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope and are refused.
+/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope, whose exponent is not in
+/// the file (llama.cpp's `models/baichuan.cpp`).
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    if keys.n_layer == 40 {
-        return Err(ModelError::OutOfRange {
-            key: "baichuan.block_count".into(),
-            value: "40".into(),
-            expected: "32, as models with 40 layers have ALiBi".into(),
-        });
+    let mut h = hparams(keys)?;
+    if h.n_layer == 40 {
+        h.set_alibi(8.0)?;
     }
-    hparams(keys)
+    Ok(h)
+}
+
+/// Maincoder: a norm of rotated queries and keys.
+pub(super) fn maincoder(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = hparams(keys)?;
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHeadRotated));
+    Ok(h)
 }
 
 /// ERNIE 4.5: mixtures in all layers except the first ones.

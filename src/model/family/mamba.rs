@@ -1,12 +1,10 @@
-//! State spaces: Mamba 1 and 2, Jamba, Falcon-H1, Nemotron-H.
+//! State spaces: Mamba 1 (also Falcon Mamba) and 2, Jamba, Falcon-H1, Nemotron-H.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, RecurrentSpec};
 
 pub(super) fn mamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    // Falcon Mamba's norms without weights.
-    keys.only("ssm.dt_b_c_rms", &[0.0])?;
     alone(keys, keys.mamba()?)
 }
 

@@ -1,7 +1,8 @@
-//! Mixtures of experts that differ from a llama in little else: dots.llm1, Hunyuan 3, Ling 2, MiniMax M2, OLMoE.
+//! Mixtures of experts that differ from a llama in little else: DeepSeek 1, Ling 1 and 2, dots.llm1, Hunyuan 3, MiniMax M2,
+//! OLMoE, Mellum 2.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::QkNorm;
 
 /// Mixtures with a norm for each head of queries and keys, and a dense first layer.
@@ -15,6 +16,21 @@ pub(super) fn minimax(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn olmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     mixture(keys, 0, false, QkNorm::Full)
+}
+
+/// DeepSeek 1 and Ling 1: expert weights are divided by their sum only if the file says so.
+pub(super) fn deepseek(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(0, false)?)?;
+    h.ropes[0].order = RopeOrder::Norm;
+    Ok(h)
+}
+
+/// JetBrains' Mellum 2: windows in three of four layers, whose rope is not scaled.
+pub(super) fn mellum(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = mixture(keys, 0, true, QkNorm::PerHead)?;
+    h.set_windows(keys, None, 4)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    Ok(h)
 }
 
 /// Databricks' DBRX: clamped queries, keys and values, norms without bias.

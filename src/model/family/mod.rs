@@ -17,6 +17,7 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod mixtures;
+mod neox;
 mod olmo;
 mod phi;
 mod qwen;
@@ -53,8 +54,16 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "mistral3", hparams: llama::mistral3 },
     Family { arch: "internlm2", hparams: llama::hparams },
     Family { arch: "baichuan", hparams: llama::baichuan },
+    Family { arch: "xverse", hparams: llama::hparams },
+    Family { arch: "maincoder", hparams: llama::maincoder },
     Family { arch: "ernie4_5", hparams: llama::ernie4_5 },
     Family { arch: "ernie4_5-moe", hparams: llama::ernie4_5 },
+    Family { arch: "exaone", hparams: neox::hparams },
+    Family { arch: "pangu-embedded", hparams: neox::hparams },
+    Family { arch: "paddleocr", hparams: neox::paddleocr },
+    Family { arch: "openelm", hparams: neox::openelm },
+    Family { arch: "plamo", hparams: neox::plamo },
+    Family { arch: "qwen", hparams: qwen::qwen1 },
     Family { arch: "qwen2", hparams: qwen::qwen2 },
     Family { arch: "qwen2moe", hparams: qwen::qwen2moe },
     Family { arch: "qwen2vl", hparams: qwen::qwen2vl },
@@ -93,16 +102,23 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "cohere2", hparams: cohere::cohere2 },
     Family { arch: "cohere2moe", hparams: cohere::cohere2moe },
     Family { arch: "dbrx", hparams: mixtures::dbrx },
+    Family { arch: "deepseek", hparams: mixtures::deepseek },
+    Family { arch: "bailingmoe", hparams: mixtures::deepseek },
+    Family { arch: "mellum", hparams: mixtures::mellum },
     Family { arch: "dots1", hparams: mixtures::head_norms },
     Family { arch: "hy_v3", hparams: mixtures::head_norms },
     Family { arch: "bailingmoe2", hparams: mixtures::head_norms },
     Family { arch: "minimax-m2", hparams: mixtures::minimax },
     Family { arch: "stablelm", hparams: stablelm::stablelm },
+    Family { arch: "orion", hparams: stablelm::stablelm },
+    Family { arch: "jais", hparams: stablelm::jais },
+    Family { arch: "codeshell", hparams: stablelm::starcoder2 },
     Family { arch: "starcoder2", hparams: stablelm::starcoder2 },
     Family { arch: "nemotron", hparams: stablelm::nemotron },
     Family { arch: "jais2", hparams: stablelm::jais2 },
     Family { arch: "deepseek2", hparams: deepseek::deepseek2 },
     Family { arch: "mistral4", hparams: deepseek::deepseek2 },
+    Family { arch: "plm", hparams: deepseek::plm },
     Family { arch: "minicpm3", hparams: deepseek::minicpm3 },
     Family { arch: "gpt-oss", hparams: gpt_oss::hparams },
     Family { arch: "gpt2", hparams: gpt::gpt2 },
@@ -113,6 +129,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "mpt", hparams: gpt::mpt },
     Family { arch: "apertus", hparams: apertus::hparams },
     Family { arch: "hunyuan-dense", hparams: hunyuan::dense },
+    Family { arch: "hunyuan_vl", hparams: hunyuan::vision },
     Family { arch: "hunyuan-moe", hparams: hunyuan::moe },
     Family { arch: "lfm2", hparams: lfm2::lfm2 },
     Family { arch: "lfm2moe", hparams: lfm2::lfm2moe },

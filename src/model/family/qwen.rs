@@ -1,15 +1,32 @@
-//! Qwen 2, 2.5, 3 and 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
+//! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
 
 use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::hparams::{Has, Hparams, Keys, NormKind, Pooling};
 use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, QkNorm, RecurrentSpec};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     two(keys, keys.dense(Activation::SwiGlu)?)
 }
 
+/// Qwen 1, whose files say twice the width of its feed-forward layers.
+pub(super) fn qwen1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut layers = keys.dense(Activation::SwiGlu)?;
+    for layer in &mut layers {
+        if let FfnSpec::Dense(ffn) = layer {
+            ffn.n_ff = (ffn.n_ff / 2).max(1);
+        }
+    }
+    let mut h = two(keys, layers)?;
+    h.own_head = true;
+    Ok(h)
+}
+
+/// Qwen 3, also as a reranker, whose score is the probability of "yes" against "no".
 pub(super) fn qwen3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    three(keys, keys.dense(Activation::SwiGlu)?)
+    let mut h = three(keys, keys.dense(Activation::SwiGlu)?)?;
+    h.classifier = keys.classifier(h.n_embd, Pooling::Last)?;
+    h.classifier.iter_mut().for_each(|classifier| classifier.softmax = true);
+    Ok(h)
 }
 
 pub(super) fn qwen2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,4 +1,4 @@
-//! StableLM 2, StarCoder 2, Nemotron and Jais 2: llamas with layer norms. The last three have no gate.
+//! Llamas with layer norms: StableLM 2, Orion, Jais 1; without a gate StarCoder 2, CodeShell, Nemotron, Jais 2.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -7,6 +7,16 @@ use crate::model::spec::{Activation, Biases};
 pub(super) fn stablelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.only("use_parallel_residual", &[0.0])?;
     Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)
+}
+
+/// Jais 1: ALiBi, and scores divided by the width of a head instead of its root (llama.cpp's `models/jais.cpp`).
+pub(super) fn jais(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)?;
+    h.set_biases(Biases::All);
+    h.own_head = true;
+    h.set_alibi(keys.positive("attention.max_alibi_bias")?.ok_or_else(|| keys.missing("attention.max_alibi_bias"))?)?;
+    h.attention_mut().for_each(|attn| attn.scale = 1.0 / attn.head_dim as f32);
+    Ok(h)
 }
 
 pub(super) fn starcoder2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

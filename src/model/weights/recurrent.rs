@@ -2,7 +2,7 @@
 
 use super::{Binder, Linear};
 use crate::error::ModelError;
-use crate::model::spec::{ConvSpec, DeltaSpec, Mamba2Spec, MambaSpec, RecurrentSpec};
+use crate::model::spec::{ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec};
 
 /// Weights of a recurrent mixer.
 #[derive(Clone, Debug)]
@@ -124,8 +124,12 @@ pub(super) fn bind(
 fn mamba(b: &Binder<'_>, n_embd: usize, spec: &MambaSpec, name: &dyn Fn(&str) -> String) -> Result<Mamba, ModelError> {
     let &MambaSpec { n_inner, n_state, dt_rank, norms, .. } = spec;
     let mut all = Vec::new();
-    for (part, n) in [("dt", dt_rank), ("b", n_state), ("c", n_state)].into_iter().filter(|_| norms) {
-        all.push(b.vector(&name(&format!("ssm_{part}_norm.weight")), n)?);
+    for (part, n) in [("dt", dt_rank), ("b", n_state), ("c", n_state)] {
+        match norms {
+            MambaNorms::None => {}
+            MambaNorms::Weighted => all.push(b.vector(&name(&format!("ssm_{part}_norm.weight")), n)?),
+            MambaNorms::Plain => all.push(vec![1.0; n]),
+        }
     }
     Ok(Mamba {
         input: b.linear(&name("ssm_in"), n_embd, 2 * n_inner, false)?,

@@ -95,6 +95,18 @@ impl Parts {
         self.put(name.to_owned(), &[values.len()], DType::F32, values);
     }
 
+    /// Adds an F32 tensor of values as in `tests/reference_llama_cpp.py`: a bias, a rate, a vector near 1, or
+    /// a matrix.
+    pub(crate) fn hashed(&mut self, name: &str, dims: &[usize]) {
+        let (scale, shift) = match dims {
+            _ if name.ends_with("bias") => (0.5, 0.0),
+            _ if name.ends_with("ssm_a") => (0.5, -1.0),
+            [_] => (0.25, 1.0),
+            _ => ((1.5 / (dims[0] as f64).sqrt()) as f32, 0.0),
+        };
+        self.put(name.to_owned(), dims, DType::F32, &values(name, dims.iter().product(), scale, shift));
+    }
+
     pub(crate) fn bytes(self) -> Vec<u8> {
         let mut writer = Writer::new();
         for (key, value) in self.metadata {

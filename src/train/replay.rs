@@ -1,0 +1,119 @@
+//! Replay of control text: what the model is to stay good at.
+
+use crate::error::Error;
+use crate::exec::{AdapterId, Session, cross_entropy, divergence};
+use crate::lora::Gradients;
+use std::ops::Range;
+
+/// Tokens of a window of control text.
+const WINDOW: usize = 128;
+/// Initial weight of the divergence in the loss.
+const FIRST_STRENGTH: f32 = 8.0;
+/// Fraction of the bound that the divergence must stay below on text that is replayed: on other text it is larger.
+const SHARE: f64 = 0.7;
+
+/// Control text, on which training must keep the base model's predictions.
+pub(super) struct Replay {
+    text: Vec<u32>,
+    /// Windows that are replayed in turn, and windows that are only measured on.
+    replayed: Vec<Range<usize>>,
+    measured: Vec<Range<usize>>,
+    /// A session without the adapter.
+    base: Session,
+    /// Weight of the divergence.
+    pub(super) strength: f32,
+    /// The base model's `ln p` after each token of a window, `(n − 1, n_vocab)`.
+    log_p: Vec<f32>,
+}
+
+impl Replay {
+    /// The first half of the text is replayed, the second half measured on.
+    pub(super) fn new(base: Session, text: &[u32]) -> Replay {
+        let n = WINDOW.min(base.n_ctx());
+        let windows = |range: Range<usize>| -> Vec<Range<usize>> {
+            let starts = range.clone().step_by(n);
+            starts.map(|start| start..(start + n).min(range.end)).filter(|window| window.len() > 1).collect()
+        };
+        let half = text.len() / 2;
+        let (replayed, measured) = (windows(0..half), windows(half..text.len()));
+        Replay { text: text.to_vec(), replayed, measured, base, strength: FIRST_STRENGTH, log_p: Vec::new() }
+    }
+
+    /// Tokens predicted in each of the windows that are measured on.
+    pub(super) fn measured_tokens(&self) -> Vec<usize> {
+        self.measured.iter().map(|window| window.len() - 1).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.replayed.is_empty() || self.measured.is_empty()
+    }
+
+    fn read(&mut self, window: &Range<usize>) -> Result<(), Error> {
+        let (text, log_p) = (&self.text[window.start..window.end - 1], &mut self.log_p);
+        log_p.clear();
+        self.base.clear();
+        self.base.prefill_each(text, 0, |_, logits| {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
+            log_p.extend(logits.iter().map(|l| l - lse));
+        })?;
+        Ok(())
+    }
+
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`, and adapts the strength.
+    pub(super) fn gradient(
+        &mut self,
+        session: &mut Session,
+        id: AdapterId,
+        turn: usize,
+        max_divergence: f64,
+        gradients: &mut Gradients,
+    ) -> Result<(), Error> {
+        let window = self.replayed[turn % self.replayed.len()].clone();
+        self.read(&window)?;
+        let n_vocab = session.model().hparams().n_vocab;
+        let log_p = &self.log_p;
+        let weight = self.strength / (window.len() - 1) as f32;
+        let objective = |i: usize, logits: &mut [f32]| divergence(logits, &log_p[i * n_vocab..][..n_vocab], weight);
+        session.clear();
+        let tokens = &self.text[window.start..window.end - 1];
+        let mean = session.gradient(id, tokens, 0, &objective, gradients)? / f64::from(self.strength);
+        // The weight rises while the bound is broken, and falls at the same rate while it is not.
+        let excess = mean / (SHARE * max_divergence).max(1e-9) - 1.0;
+        self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0);
+        Ok(())
+    }
+
+    /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each window of the other
+    /// half; in nats.
+    pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), Error> {
+        let (arch, n_vocab) = (session.model().arch(), session.model().hparams().n_vocab);
+        let (mut apart, mut n, mut rises) = (0.0, 0, Vec::new());
+        let windows = self.replayed.iter().map(|w| (w, true)).chain(self.measured.iter().map(|w| (w, false)));
+        let windows: Vec<(Range<usize>, bool)> = windows.map(|(w, replayed)| (w.clone(), replayed)).collect();
+        let mut row = Vec::new();
+        for (window, is_replayed) in windows {
+            self.read(&window)?;
+            let (log_p, text) = (&self.log_p, &self.text[window.clone()]);
+            let mut rise = 0.0;
+            session.clear();
+            session.prefill_each(&text[..text.len() - 1], 0, |i, logits| {
+                let log_p = &log_p[i * n_vocab..][..n_vocab];
+                row.clear();
+                row.extend_from_slice(logits);
+                if is_replayed {
+                    apart += divergence(&mut row, log_p, 1.0);
+                } else {
+                    let next = text[i + 1];
+                    rise += cross_entropy(arch, &mut row, next, 1.0) + f64::from(log_p[next as usize]);
+                }
+            })?;
+            if is_replayed {
+                n += window.len() - 1;
+            } else {
+                rises.push(rise);
+            }
+        }
+        Ok((apart / n as f64, rises))
+    }
+}

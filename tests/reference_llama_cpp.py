@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Makes tests/data/families.json: metadata and tensors of tiny random models as llama.cpp's converter names them, and the
+logits that llama.cpp computes.
+
+    pip install llama-cpp-python gguf numpy
+    python tests/reference_llama_cpp.py
+
+Weights are a hash of the tensor's name and the index, as in tests/it/tiny, so that no file has to hold them. Everything is
+F32, keys and values too. GELU must be exact: build llama.cpp with `#define GGML_GELU_FP16` removed from ggml-cpu/vec.h;
+LLAMA_CPP_LIB_PATH names the folder of such a build.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import tempfile
+
+import gguf
+import llama_cpp
+import numpy as np
+
+OUT = pathlib.Path(__file__).parent / "data" / "families.json"
+N_EMBD, N_HEAD, N_KV, HEAD, N_FF, N_VOCAB, N_LAYER = 64, 4, 2, 16, 96, 32, 3
+TOKENS = [(i * i * 7 + i * 3 + 1) % N_VOCAB for i in range(24)]
+POSITIONS = [0, 2, 6, 10, 14, 18, 21, 23]
+
+
+def values(name, dims):
+    """In shift ± scale: norms and other vectors near 1, biases near 0, matrices by their input width."""
+    seed = 0xCBF29CE484222325
+    for byte in name.encode():
+        seed = ((seed ^ byte) * 0x100000001B3) % (1 << 64)
+    x = np.arange(np.prod(dims), dtype=np.uint64) + np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    unit = ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
+    if name.endswith("bias"):
+        scale, shift = 0.5, 0.0
+    elif name.endswith("ssm_a"):
+        scale, shift = 0.5, -1.0
+    elif len(dims) == 1:
+        scale, shift = 0.25, 1.0
+    else:
+        scale, shift = 1.5 / np.sqrt(dims[0]), 0.0
+    # ggml lists the innermost dimension first.
+    return (np.float32(shift) + np.float32(scale) * unit).reshape(dims[::-1])
+
+
+class Family:
+    """A llama whose parts are then changed."""
+
+    def __init__(self, arch, n_layer=N_LAYER, n_head=N_HEAD, n_kv=N_KV, rms=True, own_head=True):
+        self.arch, self.n_layer, self.n_head, self.n_kv = arch, n_layer, n_head, n_kv
+        self.meta, self.tensors = {}, {}
+        self.keys({"block_count": n_layer, "context_length": 128, "embedding_length": N_EMBD, "feed_forward_length": N_FF})
+        self.keys({"attention.head_count": n_head, "attention.head_count_kv": n_kv})
+        self.keys({f"attention.layer_norm{'_rms' if rms else ''}_epsilon": 1e-5, "vocab_size": N_VOCAB})
+        self.rms = rms
+        self.add("token_embd.weight", N_EMBD, N_VOCAB)
+        if own_head:
+            self.add("output.weight", N_EMBD, N_VOCAB)
+        self.norm("output_norm")
+
+    def keys(self, keys):
+        self.meta.update({f"{self.arch}.{key}": value for key, value in keys.items()})
+        return self
+
+    def add(self, name, *dims):
+        self.tensors[name] = list(dims)
+        return self
+
+    def norm(self, name, n=N_EMBD):
+        self.add(f"{name}.weight", n)
+        return self if self.rms else self.add(f"{name}.bias", n)
+
+    def linear(self, name, n_in, n_out, bias=False):
+        self.add(f"{name}.weight", n_in, n_out)
+        return self.add(f"{name}.bias", n_out) if bias else self
+
+    def layers(self, *parts):
+        for i in range(self.n_layer):
+            for part in parts:
+                part(self, f"blk.{i}.", i)
+        return self
+
+
+def norms(*names):
+    return lambda f, blk, _: [f.norm(blk + name) for name in names]
+
+
+def attention(bias="", qk_norm=None, fused=False):
+    """`bias`: the letters of the matrices that have one."""
+
+    def add(f, blk, _):
+        n_q, n_kv = f.n_head * HEAD, f.n_kv * HEAD
+        if fused:
+            f.linear(blk + "attn_qkv", N_EMBD, n_q + 2 * n_kv, "q" in bias)
+        else:
+            for name, n in [("q", n_q), ("k", n_kv), ("v", n_kv)]:
+                f.linear(f"{blk}attn_{name}", N_EMBD, n, name in bias)
+        f.linear(blk + "attn_output", n_q, N_EMBD, "o" in bias)
+        for name in ["q", "k"] if qk_norm else []:
+            f.add(f"{blk}attn_{name}_norm.weight", qk_norm)
+
+    return add
+
+
+def dense(bias=False, gate=True, n_ff=N_FF, layers=None):
+    def add(f, blk, i):
+        if layers is None or i in layers:
+            for name in ["gate", "up"] if gate else ["up"]:
+                f.linear(f"{blk}ffn_{name}", N_EMBD, n_ff, bias)
+            f.linear(blk + "ffn_down", n_ff, N_EMBD, bias)
+
+    return add
+
+
+def mixture(n_expert, n_ff, n_shared=0, first=0):
+    def add(f, blk, i):
+        if i >= first:
+            f.add(blk + "ffn_gate_inp.weight", N_EMBD, n_expert)
+            f.add(blk + "ffn_gate_exps.weight", N_EMBD, n_ff, n_expert)
+            f.add(blk + "ffn_up_exps.weight", N_EMBD, n_ff, n_expert)
+            f.add(blk + "ffn_down_exps.weight", n_ff, N_EMBD, n_expert)
+            if n_shared:
+                f.linear(blk + "ffn_gate_shexp", N_EMBD, n_ff * n_shared)
+                f.linear(blk + "ffn_up_shexp", N_EMBD, n_ff * n_shared)
+                f.linear(blk + "ffn_down_shexp", n_ff * n_shared, N_EMBD)
+
+    return add
+
+
+BOTH = norms("attn_norm", "ffn_norm")
+ROPE = {"rope.dimension_count": HEAD, "rope.freq_base": 10000.0}
+EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+
+
+def openelm():
+    """Layers differ in heads and widths."""
+    heads, kv, widths = [2, 4, 6], [1, 1, 2], [48, 96, 64]
+    f = Family("openelm", n_head=heads, n_kv=kv, own_head=False)
+    f.keys({"feed_forward_length": widths, "attention.key_length": HEAD, "attention.value_length": HEAD, **ROPE})
+
+    def layer(f, blk, i):
+        f.linear(blk + "attn_qkv", N_EMBD, (heads[i] + 2 * kv[i]) * HEAD)
+        f.linear(blk + "attn_output", heads[i] * HEAD, N_EMBD)
+        f.add(blk + "attn_q_norm.weight", HEAD).add(blk + "attn_k_norm.weight", HEAD)
+        dense(n_ff=widths[i])(f, blk, i)
+
+    return f.layers(BOTH, layer)
+
+
+def plm():
+    """Latent attention with its matrices whole."""
+    rank, plain, rot, v = 32, 16, 8, 24
+    f = Family("plm", n_kv=N_HEAD, own_head=False)
+    f.keys({"attention.kv_lora_rank": rank, "attention.key_length": plain + rot, "attention.value_length": v})
+    f.keys({"rope.dimension_count": rot, "rope.freq_base": 10000.0})
+
+    def layer(f, blk, _):
+        f.linear(blk + "attn_q", N_EMBD, N_HEAD * (plain + rot))
+        f.linear(blk + "attn_kv_a_mqa", N_EMBD, rank + rot).add(blk + "attn_kv_a_norm.weight", rank)
+        f.linear(blk + "attn_kv_b", rank, N_HEAD * (plain + v))
+        f.linear(blk + "attn_output", N_HEAD * v, N_EMBD)
+
+    return f.layers(BOTH, layer, dense(gate=False))
+
+
+def falcon_mamba():
+    n_inner, n_state, rank, n_tap = 2 * N_EMBD, 16, 4, 4
+    f = Family("mamba", n_head=0, n_kv=0, own_head=False)
+    f.keys({"feed_forward_length": 0, "ssm.conv_kernel": n_tap, "ssm.inner_size": n_inner, "ssm.state_size": n_state})
+    # Files lack Falcon Mamba's second epsilon, which is 1e-6; so the first is the same here.
+    f.keys({"ssm.time_step_rank": rank, "ssm.dt_b_c_rms": True, "attention.layer_norm_rms_epsilon": 1e-6})
+
+    def layer(f, blk, _):
+        f.linear(blk + "ssm_in", N_EMBD, 2 * n_inner).linear(blk + "ssm_conv1d", n_tap, n_inner, True)
+        f.linear(blk + "ssm_x", n_inner, rank + 2 * n_state).linear(blk + "ssm_dt", rank, n_inner, True)
+        f.add(blk + "ssm_a", n_state, n_inner).add(blk + "ssm_d", n_inner).linear(blk + "ssm_out", n_inner, N_EMBD)
+
+    return f.layers(norms("attn_norm"), layer)
+
+
+FAMILIES = {
+    "xverse": Family("xverse").keys(ROPE).layers(BOTH, attention(), dense()),
+    "orion": Family("orion", rms=False).layers(BOTH, attention(), dense()),
+    "codeshell": Family("codeshell", rms=False)
+    .keys({"rope.freq_base": 10000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0})
+    .layers(BOTH, attention("qkvo"), dense(bias=True, gate=False)),
+    "plamo": Family("plamo").layers(norms("attn_norm"), attention(), dense()),
+    "qwen": Family("qwen", n_kv=N_HEAD)
+    .keys({"feed_forward_length": 2 * N_FF, **ROPE})
+    .layers(BOTH, attention("q", fused=True), dense()),
+    "exaone": Family("exaone", own_head=False).keys(ROPE).add("rope_freqs.weight", HEAD // 2).layers(BOTH, attention(), dense()),
+    "pangu-embedded": Family("pangu-embedded").keys(ROPE).layers(BOTH, attention("qkvo"), dense()),
+    "paddleocr": Family("paddleocr").keys(ROPE).keys({"rope.dimension_sections": [4, 2, 2, 0]}).layers(BOTH, attention(), dense()),
+    "openelm": openelm(),
+    "maincoder": Family("maincoder").keys(ROPE).layers(BOTH, attention(qk_norm=HEAD), dense()),
+    "jais": Family("jais", n_kv=N_HEAD, rms=False)
+    .keys({"attention.max_alibi_bias": 8.0})
+    .layers(BOTH, attention("qo", fused=True), dense(bias=True)),
+    "hunyuan_vl": Family("hunyuan_vl", own_head=False)
+    .keys({**ROPE, "rope.scaling.alpha": 4.0, "rope.scaling.type": "none", "rope.dimension_sections": [4, 2, 2, 0]})
+    .layers(BOTH, attention(qk_norm=HEAD), dense()),
+    "deepseek": Family("deepseek")
+    .keys({**ROPE, **EXPERTS, "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_weights_scale": 1.0})
+    .layers(BOTH, attention(), dense(layers=[0]), mixture(6, 32, n_shared=2, first=1)),
+    "bailingmoe": Family("bailingmoe")
+    .keys({**ROPE, **EXPERTS, "expert_shared_count": 2, "leading_dense_block_count": 0})
+    .keys({"expert_weights_scale": 1.0, "expert_weights_norm": True})
+    .layers(BOTH, attention(), mixture(6, 32, n_shared=2)),
+    "mellum": Family("mellum", n_layer=4)
+    .keys({**ROPE, **EXPERTS, "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False]})
+    .keys({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64})
+    .layers(BOTH, attention(qk_norm=HEAD), mixture(6, 32)),
+    "plm": plm(),
+    "baichuan-13b": Family("baichuan", n_layer=40, n_kv=N_HEAD).keys(ROPE).layers(BOTH, attention(), dense(n_ff=32)).keys({"feed_forward_length": 32}),
+    "falcon-mamba": falcon_mamba(),
+}
+
+
+def write(family, path):
+    w = gguf.GGUFWriter(path, family.arch)
+    for key, value in family.meta.items():
+        if isinstance(value, bool):
+            w.add_bool(key, value)
+        elif isinstance(value, int):
+            w.add_uint32(key, value)
+        elif isinstance(value, float):
+            w.add_float32(key, value)
+        elif isinstance(value, str):
+            w.add_string(key, value)
+        else:
+            w.add_array(key, value)
+    w.add_tokenizer_model("no_vocab")
+    for name, dims in family.tensors.items():
+        w.add_tensor(name, values(name, dims))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def logits(path):
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    assert model, path
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 64
+    params.n_threads = params.n_threads_batch = 1
+    params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    ctx = llama_cpp.llama_init_from_model(model, params)
+    batch = llama_cpp.llama_batch_init(len(TOKENS), 0, 1)
+    batch.n_tokens = len(TOKENS)
+    for i, token in enumerate(TOKENS):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, True
+        batch.seq_id[i][0] = 0
+    assert llama_cpp.llama_decode(ctx, batch) == 0
+    n = len(TOKENS) * N_VOCAB
+    array = ctypes.cast(llama_cpp.llama_get_logits(ctx), ctypes.POINTER(ctypes.c_float * n)).contents
+    rows = np.array(array, np.float32).reshape(len(TOKENS), N_VOCAB)
+    llama_cpp.llama_free(ctx)
+    llama_cpp.llama_model_free(model)
+    return rows
+
+
+def main():
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: print(text.decode(), end="") if level >= 4 else None)
+    llama_cpp.llama_log_set(silent, None)
+    llama_cpp.llama_backend_init()
+    lines = []
+    for name, family in FAMILIES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.gguf")
+            write(family, path)
+            rows = logits(path)
+        print(f"{name}: standard deviation of logits {rows.std():.2f}")
+        all_of_it = {
+            "architecture": family.arch,
+            "metadata": family.meta,
+            "tensors": family.tensors,
+            "logits": [[round(float(x), 5) for x in rows[i]] for i in POSITIONS],
+        }
+        lines.append(f"{json.dumps(name)}: {json.dumps(all_of_it, separators=(',', ':'))}")
+    about = {"tokens": TOKENS, "positions": POSITIONS}
+    OUT.write_text("{\n" + ",\n".join([f'"about": {json.dumps(about)}', *lines]) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
