@@ -33,3 +33,4 @@ of_lists=$address
 serve
 "$folder/venv/bin/python" clients.py "$address" "$of_lists"
 (cd "$folder" && node clients.mjs "$address")
+"$folder/venv/bin/python" proxy.py "$program"
