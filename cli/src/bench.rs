@@ -3,7 +3,7 @@
 use super::model::{CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, engine, forced_level, level, open};
 use super::output::{Failure, count, note, print, size};
 use clap::ValueEnum;
-use ruvllm::arch::{Arch, Element};
+use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
     KernelRow, Outcome, Shape, Test, arithmetic_peak, kernels, read_bandwidth, run as measure, synthetic,
 };
@@ -276,7 +276,7 @@ fn bench(
         let (arch, main_type) = (model.arch(), model.main_type());
         let (element, products) = arch.gemm_element(main_type);
         let peak = arithmetic_peak(arch, element, n_threads).map_err(no_threads)? / products as f64;
-        let peak_of_bytes = arithmetic_peak(arch, Element::I8, n_threads).map_err(no_threads)?;
+        let peak_of_bytes = arithmetic_peak(arch, PanelElement::I8, n_threads).map_err(no_threads)?;
         for &test in tests {
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {

@@ -309,6 +309,8 @@ pub(super) fn reason_name(reason: StopReason) -> &'static str {
         StopReason::StopString => "stop_string",
         StopReason::MaxTokens => "max_tokens",
         StopReason::ContextFull => "context_full",
+        StopReason::Cancelled => "cancelled",
+        StopReason::Deadline => "deadline",
         _ => "other",
     }
 }

@@ -8,10 +8,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+#[path = "serve/hostile.rs"]
+mod hostile;
+#[path = "serve/load.rs"]
+mod load;
+
 /// A server on a free port; ended when dropped.
 struct Server {
     child: Child,
     address: String,
+    /// What it wrote to stderr since.
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
@@ -25,11 +32,13 @@ impl Server {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let address = lines.find_map(|line| Some(line.unwrap().split_once("http://")?.1.to_owned()));
-        let address = address.expect("the server says where it is");
+        let address = |line: String| Some(line.split_once("http://")?.1.split('"').next()?.to_owned());
+        let address = lines.find_map(|line| address(line.unwrap())).expect("the server says where it is");
         // It may write more, and must not wait for a reader.
-        std::thread::spawn(move || lines.for_each(drop));
-        Server { child, address }
+        let log = Arc::<Mutex<Vec<String>>>::default();
+        let all = Arc::clone(&log);
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| all.lock().unwrap().push(line)));
+        Server { child, address, log }
     }
 
     fn connect(&self) -> TcpStream {
@@ -40,6 +49,12 @@ impl Server {
 
     /// Status and body of a request with these headers.
     fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let (status, _, body) = self.exchange(method, path, headers, body);
+        (status, body)
+    }
+
+    /// As `send`, with the head of the response, in small letters.
+    fn exchange(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
         let mut stream = self.connect();
         write!(
             stream,
@@ -50,9 +65,9 @@ impl Server {
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
         let (head, body) = response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {response:?}"));
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-        (status, if chunked { unchunk(body) } else { body.to_owned() })
+        let (status, head) = (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_ascii_lowercase());
+        let body = if head.contains("transfer-encoding: chunked") { unchunk(body) } else { body.to_owned() };
+        (status, head, body)
     }
 
     fn get(&self, path: &str) -> (u16, String) {
@@ -98,6 +113,15 @@ impl Server {
             assert!(begun.elapsed() < Duration::from_secs(30), "requests nobody waits for are still there");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+}
+
+#[cfg(unix)]
+impl Server {
+    /// Ends it as a system does, and waits until it has ended.
+    fn end(mut self) {
+        let kill = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(kill.success() && self.child.wait().unwrap().success());
     }
 }
 
@@ -624,4 +648,144 @@ fn native() {
     assert_eq!(server.get("/lora-adapters"), (200, "[]".into()));
     assert_eq!(server.post("/infill", &json!({"input_prefix": "fn a(", "input_suffix": ")"})).0, 501);
     assert_eq!(server.post("/completion", &json!({"prompt": "a", "lora": [{"id": 0, "scale": 1}]})).0, 400);
+}
+
+/// The page comes without a key and names nothing elsewhere. `tests/browser.py` uses it.
+#[test]
+fn page() {
+    let server = Server::start(&["-c", "512", "--api-key", "secret"]);
+    let mut whole = String::new();
+    for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+        let (status, head, body) = server.exchange("GET", path, "", "");
+        assert!(status == 200 && head.contains(&format!("content-type: {kind}")), "{path}: {head}");
+        let policy = head.lines().find_map(|line| line.strip_prefix("content-security-policy: ")).unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'; ") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        assert!(!body.contains("//") || path == "/page.js", "{path} has a URL");
+        assert!(!body.contains("http:") && !body.contains("https:"), "{path} has a URL");
+        whole.push_str(&body);
+    }
+    assert!(!whole.contains("innerHTML") && !whole.contains(" onclick") && !whole.contains("style=\""));
+    assert_eq!(server.get("/v1/models").0, 401);
+}
+
+/// A line of JSON per request, with the name that its answer has; none unless asked for.
+#[test]
+fn logs() {
+    let server = Server::start(&["-c", "512", "--log-level", "info", "--log-format", "json"]);
+    let (_, head, _) = server.exchange("POST", "/v1/completions", "", &completion("Ownership is", 2).to_string());
+    let name = head.lines().find_map(|line| line.strip_prefix("x-request-id: ")).unwrap();
+    server.get("/v2");
+    let begun = Instant::now();
+    let lines = loop {
+        let lines = server.log.lock().unwrap().clone();
+        if lines.len() >= 2 {
+            break lines;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{lines:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |i: usize| (lines[i]["method"].as_str(), lines[i]["path"].as_str(), lines[i]["status"].as_u64());
+    assert_eq!(of(0), (Some("POST"), Some("/v1/completions"), Some(200)));
+    assert_eq!(of(1), (Some("GET"), Some("/v2"), Some(404)));
+    assert_eq!((lines[0]["request"].as_str(), lines[0]["level"].as_str()), (Some(name), Some("INFO")));
+    assert!(shared().log.lock().unwrap().iter().all(|line| line.contains("ending")), "it is silent otherwise");
+}
+
+/// Every request has its line in the witness log, also one that was cancelled; prompts only if asked.
+#[cfg(unix)]
+#[test]
+fn witness() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = std::env::temp_dir().join(format!("ruvllm-witness-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("log");
+    let name = path.to_str().unwrap();
+    let lines = |path: &std::path::Path| -> Vec<Value> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // What a crash left behind stays by itself.
+    std::fs::write(&path, "{\"torn\":true}").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let server = Server::start(&["-c", "512", "--temp", "0", "--witness-log", name, "--api-key", "a,b"]);
+    let key = "authorization: Bearer b\r\n";
+    let (_, head, body) = server.exchange("POST", "/v1/completions", key, &completion("Ownership is", 3).to_string());
+    let first: Value = serde_json::from_str(&body).unwrap();
+    let chat = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "n": 2}).to_string();
+    assert_eq!(server.send("POST", "/v1/chat/completions", key, &chat).0, 200);
+    let endless = json!({"prompt": "A trait", "max_tokens": 400, "ignore_eos": true, "stream": true}).to_string();
+    let mut stream = server.connect();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: {}\r\n\r\n{endless}",
+        endless.len()
+    )
+    .unwrap();
+    stream.read_exact(&mut [0; 600]).unwrap();
+    drop(stream);
+    // A batch is written after a second without being asked.
+    let begun = Instant::now();
+    while lines(&path).len() < 5 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", lines(&path));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.send("POST", "/v1/completions", key, &completion("Last", 1).to_string()).0, 200);
+    server.end();
+    let lines_now = lines(&path);
+    assert_eq!((lines_now.len(), &lines_now[0]), (6, &json!({"torn": true})));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let line = &lines_now[1];
+    let of = |name: &str| line[name].as_u64().unwrap();
+    assert!(head.contains(&format!("x-request-id: {}", line["request"].as_str().unwrap())), "{head} {line}");
+    assert_eq!((line["path"].as_str(), line["tenant"].as_str()), (Some("/v1/completions"), Some("1")));
+    assert_eq!((line["reason"].as_str(), of("n_generated"), of("seed")), (Some("max_tokens"), 3, 1));
+    assert_eq!(of("n_prompt") + of("n_cached"), first["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert!(line["total_ms"].as_f64().unwrap() >= line["decode_ms"].as_f64().unwrap());
+    assert_eq!(lines_now[2]["request"], lines_now[3]["request"], "two answers to one request");
+    assert_eq!(lines_now[4]["reason"], "cancelled");
+    assert!(lines_now.iter().all(|line| line.get("prompt").is_none()));
+
+    // With prompts, on disk, and in several files.
+    let server = Server::start(&[
+        "-c",
+        "512",
+        "--witness-log",
+        name,
+        "--witness-prompts",
+        "--witness-fsync",
+        "--witness-size",
+        "1",
+    ]);
+    server.ask("/v1/completions", &completion("Ownership is", 3));
+    server.end();
+    let newest = lines(&path);
+    assert!(newest.len() == 1 && newest[0]["prompt"].as_str().unwrap().ends_with("Ownership is"), "{newest:?}");
+    assert_eq!(lines(&folder.join("log.1")), lines_now);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// While a pass takes too long, and only then, the server is not healthy.
+#[test]
+fn watchdog() {
+    let server = Server::start(&["-c", "8192", "-b", "8192", "-ub", "8192", "--watchdog-seconds", "0.02"]);
+    assert_eq!(server.get("/health").0, 200);
+    let prompt = "Ownership is a set of rules. ".repeat(700);
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| server.ask("/v1/completions", &completion(&prompt, 1)));
+        let begun = Instant::now();
+        loop {
+            let (status, body) = server.get("/health");
+            if status == 503 {
+                assert!(body.contains("the engine has computed one pass for"), "{body}");
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "the pass is not noticed");
+        }
+        answer.join().unwrap();
+    });
+    assert_eq!(server.get("/health").0, 200);
 }

@@ -125,7 +125,7 @@ impl<'a> AttnPartial<'a> {
 impl Arch {
     /// Element type that [`Arch::attention`] of many query rows over half-precision keys multiplies, and the number of
     /// products of that type per product.
-    pub fn attention_element(self) -> (super::Element, u64) {
+    pub fn attention_element(self) -> (super::PanelElement, u64) {
         self.0.attention_element
     }
 

@@ -107,7 +107,7 @@ pub(crate) struct Matvec {
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm {
     /// Element type that it multiplies, and products of it per product of a weight.
-    pub(crate) element: (Element, u64),
+    pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
@@ -126,7 +126,7 @@ pub(crate) struct Gemm {
 
 /// Element type of a panel, which decides the instructions that multiply it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum PanelElement {
     /// 32-bit floating point.
     F32,
     /// bfloat16: the upper half of an `f32`.
@@ -255,7 +255,7 @@ pub(crate) struct Kernels {
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; returns the number of
     /// operations.
-    pub(crate) peak: unsafe fn(element: Element, rounds: u64) -> u64,
+    pub(crate) peak: unsafe fn(element: PanelElement, rounds: u64) -> u64,
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
@@ -288,7 +288,7 @@ pub(crate) struct Kernels {
     pub(crate) attention_merge: unsafe fn(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, head_dim_v: usize),
     pub(crate) attention_finish: unsafe fn(to: &mut AttnPartial<'_>, head_dim_v: usize),
     /// Element type that attention multiplies where many query rows see the keys, and products of it per product.
-    pub(crate) attention_element: (Element, u64),
+    pub(crate) attention_element: (PanelElement, u64),
     pub(crate) attention_queries: unsafe fn(
         dq: &mut [f32],
         lse: &mut [f32],
@@ -408,13 +408,13 @@ impl Arch {
     }
 
     /// Element type that [`Arch::gemm`] multiplies for weights of `dtype`, and products of it per product of a weight.
-    pub fn gemm_element(self, dtype: DType) -> (Element, u64) {
+    pub fn gemm_element(self, dtype: DType) -> (PanelElement, u64) {
         (self.0.gemm)(dtype).element
     }
 
     /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred operations that touch
     /// no memory. Returns the number of operations.
-    pub fn peak(self, element: Element, rounds: u64) -> u64 {
+    pub fn peak(self, element: PanelElement, rounds: u64) -> u64 {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.peak)(element, rounds) }
     }

@@ -2,8 +2,8 @@
 
 use super::machine::{arithmetic_peak, read_bandwidth};
 use crate::arch::{
-    ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, Element, KV_BLOCK, KV_SPAN, KvBlock,
-    KvElement, KvSpan,
+    ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KV_SPAN, KvBlock,
+    KvElement, KvSpan, PanelElement,
 };
 use crate::quant::{DType, FORMATS};
 use half::f16;
@@ -52,10 +52,10 @@ const PATIENCE: Duration = Duration::from_millis(60);
 pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     let far = read_bandwidth(1)?;
     let near = cache_bandwidth(arch);
-    let peaks = [Element::F32, Element::Bf16, Element::I16, Element::I8];
+    let peaks = [PanelElement::F32, PanelElement::Bf16, PanelElement::I16, PanelElement::I8];
     let peaks = peaks.into_iter().map(|e| Ok((e, arithmetic_peak(arch, e, 1)?))).collect::<io::Result<Vec<_>>>()?;
     let peak_of = |element| peaks.iter().find(|(e, _)| *e == element).map_or(f64::INFINITY, |(_, peak)| *peak);
-    let f32_peak = peak_of(Element::F32);
+    let f32_peak = peak_of(PanelElement::F32);
     let mut row = |kernel: String, bytes: usize, flops: usize, bandwidth: f64, peak: f64, f: &mut dyn FnMut()| {
         let seconds = fastest(f);
         let bound = (bytes as f64 / bandwidth).max(flops as f64 / peak);
@@ -114,7 +114,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         row(format!("attention f32, {name}"), 8 * kv.len(), flops, near, f32_peak, &mut || {
             attend(arch, out, q, kv, kv, &ranges, &p);
         });
-        let (element, products) = if n_q == group { (Element::F32, 1) } else { arch.attention_element() };
+        let (element, products) = if n_q == group { (PanelElement::F32, 1) } else { arch.attention_element() };
         let peak = peak_of(element) / products as f64;
         row(format!("attention f16, {name}"), 4 * kv.len(), flops, near, peak, &mut || {
             attend(arch, out, q, &kv_half, &kv_half, &ranges, &p);

@@ -1,6 +1,6 @@
 //! Limits of the machine, and the load by other processes.
 
-use crate::arch::{Arch, Element};
+use crate::arch::{Arch, PanelElement};
 use std::io;
 use std::thread::Builder;
 use std::time::Instant;
@@ -46,7 +46,7 @@ pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
 ///
 /// # Errors
 /// If a thread cannot be started.
-pub fn arithmetic_peak(arch: Arch, element: Element, n_threads: usize) -> io::Result<f64> {
+pub fn arithmetic_peak(arch: Arch, element: PanelElement, n_threads: usize) -> io::Result<f64> {
     // The number of rounds that takes a few milliseconds.
     let mut rounds = 64;
     while time(|| arch.peak(element, rounds)).1 < 0.004 && rounds < 1 << 40 {

@@ -2,7 +2,7 @@
 
 use super::draft::{DraftStats, Speculation, Speculator};
 use super::hook::Cut;
-use super::writer::{Finish, Piece, StopReason, Timings, Writer};
+use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, Session};
 use crate::clock::Timer;
 use crate::error::{Error, SessionError};
@@ -38,7 +38,7 @@ use std::time::Duration;
 pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = Sampler> {
     /// Session and sampler; `None` only after [`Generation::into_parts`].
     parts: Option<(S, P)>,
-    writer: Writer,
+    writer: PieceWriter,
     /// Tokens to be computed before the first sampled one; empty afterwards.
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
@@ -100,7 +100,7 @@ impl Session {
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     fn new(session: S, sampler: P) -> Self {
         let held = session.borrow();
-        let writer = Writer::new(held.model(), false);
+        let writer = PieceWriter::new(held.model(), false);
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
             writer,

@@ -16,7 +16,7 @@ mod stream;
 
 use super::draft::{DraftStats, Speculation, Speculator, best_length};
 use super::hook::TokenKind;
-use super::writer::{Finish, Piece, StopReason, Timings, Writer};
+use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
 use crate::cache::KvLayout;
 use crate::clock::Timer;
@@ -167,6 +167,10 @@ impl Request {
 
 /// Is notified of the events of every request, in this order, by the computing thread. A call delays all requests.
 pub trait Observer: Send + Sync {
+    /// A step begins: at most one pass, and what is before and behind it.
+    fn step_begins(&self) {}
+    /// The step is over. After a panic it never is.
+    fn step_ends(&self) {}
     /// The request was accepted; its prompt has `n_prompt` tokens.
     fn queued(&self, _id: RequestId, _n_prompt: usize) {}
     /// The request takes part in passes from now on; also after each preemption.
@@ -258,7 +262,7 @@ impl Terms {
         let Request { tokens, sampler, max_tokens, stop, logprobs, special, .. } = request;
         let Request { priority, deadline, adapters, salt, speculation, .. } = request;
         let place = self.place()?;
-        let mut writer = Writer::new(self.engine.model(), special);
+        let mut writer = PieceWriter::new(self.engine.model(), special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }
@@ -294,7 +298,7 @@ impl Terms {
             n_passes: 0,
             has_begun: false,
             seq: None,
-            rows: Rows::default(),
+            rows: RequestRows::default(),
             since: Timer::start(),
             timings: Timings::default(),
             _place: place,
@@ -316,7 +320,7 @@ impl Terms {
 
 /// Rows of a request in a pass.
 #[derive(Clone, Copy, Debug, Default)]
-struct Rows {
+struct RequestRows {
     n: usize,
     /// Whether the sequence decodes, rather than computing its existing tokens for the first time or again.
     is_decoding: bool,
@@ -344,7 +348,7 @@ struct Live {
     /// Deadline on the clock of the schedule.
     deadline: Option<Duration>,
     sampler: Sampler,
-    writer: Writer,
+    writer: PieceWriter,
     adapters: Vec<(Arc<Adapter>, f32)>,
     salt: Option<String>,
     sender: Sender,
@@ -371,7 +375,7 @@ struct Live {
     /// Keys and values; `None` while it waits.
     seq: Option<Sequence>,
     /// Its rows in the next pass.
-    rows: Rows,
+    rows: RequestRows,
     since: Timer,
     timings: Timings,
     _place: Place,
@@ -401,7 +405,7 @@ impl Live {
 
     /// Its part of the next pass.
     fn slot(&mut self) -> Slot<'_> {
-        let (position, Rows { n, first_output, .. }) = (self.position(), self.rows);
+        let (position, RequestRows { n, first_output, .. }) = (self.position(), self.rows);
         let kind = self.kind(position);
         let seq = self.seq.as_mut().expect("who runs has a sequence");
         let Drafts { tokens: drafts, pass, .. } = &mut self.drafts;
@@ -469,18 +473,18 @@ impl Live {
     }
 
     /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes.
-    fn next_rows(&self, chunk: usize) -> Rows {
+    fn next_rows(&self, chunk: usize) -> RequestRows {
         let position = self.position();
         if self.has_begun && position >= self.n_read {
             // Log-probabilities of forced tokens need the logits before each of them.
             let n = self.tokens.len() - position;
             let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
-            return Rows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
+            return RequestRows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
         }
         let kind = self.kind(position);
         let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
         let is_last = !self.has_begun && position + n == self.n_prompt;
-        Rows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
+        RequestRows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
     }
 
     /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n, n_vocab)`.
@@ -685,8 +689,15 @@ impl Schedule {
 
     /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their readers.
     pub fn step(&mut self) -> bool {
+        self.terms.observer.step_begins();
+        let has_work = self.advance();
+        self.terms.observer.step_ends();
+        has_work
+    }
+
+    fn advance(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
-        self.running.iter_mut().for_each(|live| live.rows = Rows::default());
+        self.running.iter_mut().for_each(|live| live.rows = RequestRows::default());
         self.sweep();
         self.admit();
         self.draft();
@@ -843,7 +854,7 @@ impl Schedule {
         let mut chunk = self.pace.chunk(n_decoding, options.max_itl, options.session.n_batch);
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
         while let Some(live) = self.running.get(i) {
-            let rows = if live.is_paused() { Rows::default() } else { live.next_rows(chunk) };
+            let rows = if live.is_paused() { RequestRows::default() } else { live.next_rows(chunk) };
             if rows.n == 0 {
                 i += 1;
                 continue;

@@ -86,7 +86,7 @@ pub struct Timings {
 
 /// Turns the tokens of one answer into pieces, and detects its end. It does not compute tokens.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct PieceWriter {
     model: Model,
     stream: Option<TextStream>,
     /// Stop strings with their indices.
@@ -118,10 +118,10 @@ struct Held {
     is_whole: bool,
 }
 
-impl Writer {
+impl PieceWriter {
     /// A writer for an answer of `model`; if `special`, special tokens have their texts.
-    pub(super) fn new(model: &Model, special: bool) -> Writer {
-        Writer {
+    pub(super) fn new(model: &Model, special: bool) -> PieceWriter {
+        PieceWriter {
             model: model.clone(),
             stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, special)),
             stop: Vec::new(),

@@ -34,7 +34,7 @@ pub enum Name<'m> {
     /// Input, written by the host before the pass.
     Input(Input),
     /// Intermediate result, or output for the host.
-    Scratch(Scratch),
+    Intermediate(Intermediate),
     /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a kernel.
     Cache(usize),
 }
@@ -59,7 +59,7 @@ pub enum Input {
 /// Results of kernels, with llama.cpp's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
-pub enum Scratch {
+pub enum Intermediate {
     /// Residual stream. The host writes it if the CPU has computed the first layers.
     X(Set),
     Normed(Set),
@@ -197,7 +197,7 @@ impl<'m> Plan<'m> {
         let mut sizes = Vec::<(Name<'m>, u64)>::new();
         for command in &self.commands {
             for (&(name, offset), len) in command.buffers.iter().zip(&command.dispatch.lens) {
-                if let Name::Input(_) | Name::Scratch(_) = name {
+                if let Name::Input(_) | Name::Intermediate(_) = name {
                     match sizes.iter_mut().find(|(other, _)| *other == name) {
                         Some((_, size)) => *size = (*size).max(offset + len),
                         None => sizes.push((name, offset + len)),
@@ -225,7 +225,7 @@ struct Planner<'m, 'b> {
     pending: Option<(Name<'m>, f32)>,
 }
 
-use Name::Scratch as Left;
+use Name::Intermediate as Left;
 
 impl<'m, 'b> Planner<'m, 'b> {
     fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, MetalError> {
@@ -257,7 +257,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             .map(|((&(name, offset), len), buffer)| (name, offset..offset + len, buffer.access != Access::Read))
             .collect();
         // Weights are never written, so they need no barriers.
-        touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Scratch(_)));
+        touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Intermediate(_)));
         touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
         let barrier = touches.iter().any(|(name, range, written)| {
             self.touched.iter().any(|(other, before, was_written)| {
@@ -283,7 +283,7 @@ impl<'m, 'b> Planner<'m, 'b> {
 
     /// Residual stream of the rows still being computed.
     fn x(&self) -> Name<'m> {
-        Left(Scratch::X(self.rows.set))
+        Left(Intermediate::X(self.rows.set))
     }
 
     fn pass(mut self, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
@@ -358,12 +358,12 @@ impl<'m, 'b> Planner<'m, 'b> {
         let normed = self.enter(output_norm.as_ref())?;
         // As generated rows, whose kernels are faster for few rows: few rows of a prompt have logits.
         self.rows.parts.iter_mut().for_each(|part| part.generated = true);
-        self.linear(output, normed, Left(Scratch::Logits))?;
+        self.linear(output, normed, Left(Intermediate::Logits))?;
         let finish = self.h.logit_finish();
         if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
             let n = size(self.rows.n as usize * n_vocab)?;
             let args = FinishLogitsArgs { n, scale: finish.scale, softcap: finish.cap };
-            self.plain(&FINISH_LOGITS, &args, &[Left(Scratch::Logits)]);
+            self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
         }
         Ok(self.plan)
     }
@@ -423,7 +423,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     /// Adds the pending branch to the residual stream; returns the input of the next branch: the stream, after its norm
     /// if there is one.
     fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
-        let (x, normed) = (self.x(), Left(Scratch::Normed(self.rows.set)));
+        let (x, normed) = (self.x(), Left(Intermediate::Normed(self.rows.set)));
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
         match (self.pending.take(), norm) {
             (None, None) => return Ok(x),
@@ -448,11 +448,11 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Stores a branch, after its norm if there is one, as pending.
-    fn leave(&mut self, branch: Scratch, norm: Option<&'m Norm>, scale: f32) -> Result<(), MetalError> {
+    fn leave(&mut self, branch: Intermediate, norm: Option<&'m Norm>, scale: f32) -> Result<(), MetalError> {
         let branch = match norm {
             Some(norm) => {
-                self.norm(norm, Left(branch), Left(Scratch::Post))?;
-                Scratch::Post
+                self.norm(norm, Left(branch), Left(Intermediate::Post))?;
+                Intermediate::Post
             }
             None => branch,
         };
@@ -461,7 +461,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Copies the rows that have outputs.
-    fn gather(&mut self, from: Name<'m>, to: Scratch, n_outputs: u32) -> Result<(), MetalError> {
+    fn gather(&mut self, from: Name<'m>, to: Intermediate, n_outputs: u32) -> Result<(), MetalError> {
         let n_embd = self.n_embd()?;
         let args = EmbedArgs {
             n_embd,
@@ -504,18 +504,18 @@ impl<'m, 'b> Planner<'m, 'b> {
             if outputs.n == 0 {
                 return Ok(());
             }
-            self.gather(self.x(), Scratch::X(Set::Outputs), outputs.n)?;
+            self.gather(self.x(), Intermediate::X(Set::Outputs), outputs.n)?;
             if normed == self.x() {
-                normed = Left(Scratch::X(Set::Outputs));
+                normed = Left(Intermediate::X(Set::Outputs));
             } else {
-                self.gather(normed, Scratch::Normed(Set::Outputs), outputs.n)?;
-                normed = Left(Scratch::Normed(Set::Outputs));
+                self.gather(normed, Intermediate::Normed(Set::Outputs), outputs.n)?;
+                normed = Left(Intermediate::Normed(Set::Outputs));
             }
             self.rows = outputs.clone();
             self.plan.outputs = Set::Outputs;
         }
         self.attention(i, attn, weights, normed)?;
-        self.leave(Scratch::AttnOut, post_attn_norm.as_ref(), *residual_scale)?;
+        self.leave(Intermediate::AttnOut, post_attn_norm.as_ref(), *residual_scale)?;
         let input = if *norms == Norms::Shared {
             self.enter(None)?;
             normed
@@ -523,18 +523,18 @@ impl<'m, 'b> Planner<'m, 'b> {
             self.enter(ffn_norm.as_ref())?
         };
         match ffn {
-            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Scratch::FfnOut)?,
+            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
             FeedForward::Moe(moe) => self.experts(moe, input)?,
             FeedForward::None => return Err(refused(format!("layer {i} without a feed-forward layer"))),
         }
-        self.leave(Scratch::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
+        self.leave(Intermediate::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
     }
 
     /// Norm and rotation of heads; returns the buffer with the result.
     fn heads(
         &mut self,
         spec: &AttnSpec,
-        (from, normed): (Scratch, Scratch),
+        (from, normed): (Intermediate, Intermediate),
         n_head: usize,
         norm: Option<&'m Vec<f32>>,
     ) -> Result<Name<'m>, MetalError> {
@@ -567,9 +567,9 @@ impl<'m, 'b> Planner<'m, 'b> {
 
     /// Appends keys and values of all rows to the pages.
     fn keys_values(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
-        self.linear(&w.wk, normed, Left(Scratch::K))?;
-        self.linear(&w.wv, normed, Left(Scratch::V))?;
-        let k = self.heads(spec, (Scratch::K, Scratch::KNormed), spec.n_head_kv, w.k_norm.as_ref())?;
+        self.linear(&w.wk, normed, Left(Intermediate::K))?;
+        self.linear(&w.wv, normed, Left(Intermediate::V))?;
+        let k = self.heads(spec, (Intermediate::K, Intermediate::KNormed), spec.n_head_kv, w.k_norm.as_ref())?;
         let place = self.batch.places[i];
         let args = AppendArgs {
             n_rows: self.rows.n,
@@ -582,7 +582,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let buffers = [
             (k, 0),
-            (Left(Scratch::V), 0),
+            (Left(Intermediate::V), 0),
             (Name::Input(Input::Rows(Set::All)), 0),
             (Name::Input(Input::Pages(place.group)), 0),
         ];
@@ -623,8 +623,8 @@ impl<'m, 'b> Planner<'m, 'b> {
                 "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
             )));
         };
-        self.linear(&w.wq, normed, Left(Scratch::Q))?;
-        let q = self.heads(spec, (Scratch::Q, Scratch::QNormed), n_head, w.q_norm.as_ref())?;
+        self.linear(&w.wq, normed, Left(Intermediate::Q))?;
+        let q = self.heads(spec, (Intermediate::Q, Intermediate::QNormed), n_head, w.q_norm.as_ref())?;
         let place = self.batch.places[i];
         let mut args = AttentionArgs {
             n_rows: 0,
@@ -644,7 +644,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let rows = self.rows.clone();
         let (row_data, pages) = (Name::Input(Input::Rows(rows.set)), Name::Input(Input::Pages(place.group)));
-        let (out, sinks) = (Left(Scratch::KqvOut), Name::Constant(&NO_SINKS));
+        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(&NO_SINKS));
         let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
         let tile_rows = prompt_tile_rows(variant);
         let tiles = self.tiles(&rows, tile_rows);
@@ -654,7 +654,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             let positions = rows.parts_of(run).flat_map(|part| part.pos..part.pos + part.n);
             args.n_splits = positions.map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1).max().unwrap_or(1);
             let here = (row_data, u64::from(run.first) * Element::Row.size());
-            let partial = (Left(Scratch::Partial), 0);
+            let partial = (Left(Intermediate::Partial), 0);
             let buffers = [(q, bytes(run.first, n_q)), here, (pages, 0), partial];
             self.push((&ATTENTION_DECODE, DType::F32, variant), &args, &buffers, Some((i, false)));
             let buffers = [partial, here, (sinks, 0), (out, bytes(run.first, n_out))];
@@ -665,7 +665,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             let buffers = [q, row_data, pages, tiles, sinks, out].map(|name| (name, 0));
             self.push((&ATTENTION_PROMPT, DType::F32, variant), &args, &buffers, Some((i, false)));
         }
-        self.linear(&w.wo, out, Left(Scratch::AttnOut))
+        self.linear(&w.wo, out, Left(Intermediate::AttnOut))
     }
 
     /// Tiles of the rows of prompts, and their number.
@@ -685,10 +685,10 @@ impl<'m, 'b> Planner<'m, 'b> {
         (n > 0).then_some((Name::Input(input), n))
     }
 
-    /// Activation of `n` values in [`Scratch::Gate`] and [`Scratch::Up`]; returns the buffer with the result.
+    /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the buffer with the result.
     fn activate(&mut self, activation: Activation, n: usize) -> Result<Name<'m>, MetalError> {
         let args = ElementwiseArgs { n: size(n)? };
-        let (gate, up) = (Left(Scratch::Gate), Left(Scratch::Up));
+        let (gate, up) = (Left(Intermediate::Gate), Left(Intermediate::Up));
         match activation {
             Activation::SwiGlu => self.plain(&SILU_MUL, &args, &[gate, up]),
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
@@ -705,11 +705,11 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(if activation.is_gated() { gate } else { up })
     }
 
-    fn feed_forward(&mut self, ffn: &'m Ffn, x: Name<'m>, y: Scratch) -> Result<(), MetalError> {
+    fn feed_forward(&mut self, ffn: &'m Ffn, x: Name<'m>, y: Intermediate) -> Result<(), MetalError> {
         if let Some(gate) = &ffn.gate {
-            self.linear(gate, x, Left(Scratch::Gate))?;
+            self.linear(gate, x, Left(Intermediate::Gate))?;
         }
-        self.linear(&ffn.up, x, Left(Scratch::Up))?;
+        self.linear(&ffn.up, x, Left(Intermediate::Up))?;
         let inner = self.activate(ffn.activation, self.rows.n as usize * ffn.up.w.n_out)?;
         self.linear(&ffn.down, inner, Left(y))
     }
@@ -740,7 +740,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
-        self.linear(router, x, Left(Scratch::Router))?;
+        self.linear(router, x, Left(Intermediate::Router))?;
         let args = RouteArgs {
             n_rows,
             n_expert: expert_count,
@@ -755,10 +755,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             scale,
         };
         let bias = bias.as_ref().map_or(&NO_BIAS[..], Vec::as_slice);
-        let (chosen, weights) = (Left(Scratch::Chosen), Left(Scratch::ExpertWeights));
-        self.plain(&ROUTE, &args, &[Left(Scratch::Router), Name::Constant(bias), chosen, weights]);
+        let (chosen, weights) = (Left(Intermediate::Chosen), Left(Intermediate::ExpertWeights));
+        self.plain(&ROUTE, &args, &[Left(Intermediate::Router), Name::Constant(bias), chosen, weights]);
 
-        let (of_gate, of_up, of_out) = (Left(Scratch::Gate), Left(Scratch::Up), Left(Scratch::ExpertOut));
+        let (of_gate, of_up, of_out) =
+            (Left(Intermediate::Gate), Left(Intermediate::Up), Left(Intermediate::ExpertOut));
         let runs = self.expert_runs(used, expert_count);
         if let Some(gate) = gate {
             self.expert_product(&runs, &gate.w, (x, used), of_gate)?;
@@ -766,16 +767,16 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.expert_product(&runs, &up.w, (x, used), of_up)?;
         let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
         self.expert_product(&runs, &down.w, (inner, 1), of_out)?;
-        let out = Left(Scratch::FfnOut);
+        let out = Left(Intermediate::FfnOut);
         self.plain(&COMBINE_EXPERTS, &CombineExpertsArgs { n, n_rows, n_used: used }, &[of_out, weights, out]);
 
         let Some(shared) = shared else { return Ok(()) };
-        self.feed_forward(shared, x, Scratch::SharedOut)?;
-        let shared = Left(Scratch::SharedOut);
+        self.feed_forward(shared, x, Intermediate::SharedOut)?;
+        let shared = Left(Intermediate::SharedOut);
         match shared_gate {
             Some(gate) => {
-                self.product(gate, x, Left(Scratch::SharedGate))?;
-                self.plain(&ADD_GATED, &AddGatedArgs { n, n_rows }, &[out, shared, Left(Scratch::SharedGate)]);
+                self.product(gate, x, Left(Intermediate::SharedGate))?;
+                self.plain(&ADD_GATED, &AddGatedArgs { n, n_rows }, &[out, shared, Left(Intermediate::SharedGate)]);
             }
             None => {
                 let args = AddScaledArgs { n: size(n_rows as usize * self.h.n_embd)?, scale: 1.0 };
@@ -794,9 +795,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             runs.push(ExpertRun { run, n_used, n_expert, counts, lists });
             if !run.generated {
                 let buffers = [
-                    (Left(Scratch::Chosen), bytes(run.first, n_used)),
-                    (Left(Scratch::ExpertCounts), counts),
-                    (Left(Scratch::ExpertLists), lists),
+                    (Left(Intermediate::Chosen), bytes(run.first, n_used)),
+                    (Left(Intermediate::ExpertCounts), counts),
+                    (Left(Intermediate::ExpertLists), lists),
                 ];
                 self.push((&EXPERT_ROWS, DType::F32, 0), &ExpertRowsArgs { n_chosen, n_expert }, &buffers, None);
                 counts += bytes(n_expert, 1);
@@ -821,11 +822,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             let (x, y) = ((x, bytes(first / choices_per_row, n_in)), (y, bytes(first, n_out)));
             if run.generated {
                 let args = MatvecExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
-                let buffers = [matrix, x, (Left(Scratch::Chosen), bytes(first, 1)), y];
+                let buffers = [matrix, x, (Left(Intermediate::Chosen), bytes(first, 1)), y];
                 self.push((&MATVEC_EXPERTS, format, 0), &args, &buffers, None);
             } else {
                 let args = MatmulExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
-                let lists = [(Left(Scratch::ExpertCounts), counts), (Left(Scratch::ExpertLists), lists)];
+                let lists = [(Left(Intermediate::ExpertCounts), counts), (Left(Intermediate::ExpertLists), lists)];
                 self.push((&MATMUL_EXPERTS, format, 0), &args, &[matrix, x, lists[0], lists[1], y], None);
             }
         }

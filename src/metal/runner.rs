@@ -1,6 +1,6 @@
 //! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
-use super::plan::{Input, Name, Plan, Scratch, Set};
+use super::plan::{Input, Intermediate, Name, Plan, Set};
 use super::{Call, Gpu};
 use crate::cache::{PageMemory, PagePlace};
 use crate::error::{MetalError, SessionError};
@@ -25,7 +25,7 @@ enum Key {
     /// Address and length of the values, which the model or the program keeps in place.
     Constant(usize, usize),
     Input(Input),
-    Scratch(Scratch),
+    Intermediate(Intermediate),
 }
 
 impl Key {
@@ -34,7 +34,7 @@ impl Key {
             Name::Tensor(index) => Some(Key::Tensor(index)),
             Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
             Name::Input(input) => Some(Key::Input(input)),
-            Name::Scratch(scratch) => Some(Key::Scratch(scratch)),
+            Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
             Name::Cache(_) => None,
         }
     }
@@ -66,7 +66,7 @@ impl<G: Gpu> MetalRunner<G> {
                     gpu.write(&mut buffer, bytes)?;
                     buffer
                 }
-                Name::Input(_) | Name::Scratch(_) | Name::Cache(_) => continue,
+                Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => continue,
             };
             buffers.insert(key, buffer);
         }
@@ -105,10 +105,10 @@ impl<G: Gpu> MetalRunner<G> {
         let pages: BTreeSet<u64> = batch.slots.iter().flat_map(|slot| slot.tables).flatten().copied().collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
         self.gpu.run(&calls, &pages)?;
-        let normed = Scratch::Normed(plan.outputs);
-        let results = [(Scratch::Logits, Some(outputs.logits)), (normed, outputs.states)];
+        let normed = Intermediate::Normed(plan.outputs);
+        let results = [(Intermediate::Logits, Some(outputs.logits)), (normed, outputs.states)];
         for (scratch, values) in results {
-            if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Scratch(scratch)))
+            if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
                 && !values.is_empty()
             {
                 self.gpu.read(buffer, bytemuck::cast_slice_mut(values))?;
@@ -126,7 +126,7 @@ impl<G: Gpu> MetalRunner<G> {
         let rows = |set: Set| batch.slots.iter().flat_map(move |slot| rows_of(slot, set));
         let u32s = |values: Vec<u32>| bytemuck::cast_slice(&values).to_vec();
         let data = match name {
-            Name::Scratch(Scratch::X(Set::All)) if !batch.hidden.is_empty() => {
+            Name::Intermediate(Intermediate::X(Set::All)) if !batch.hidden.is_empty() => {
                 bytemuck::cast_slice(batch.hidden).to_vec()
             }
             Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
@@ -160,7 +160,7 @@ impl<G: Gpu> MetalRunner<G> {
                 let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
                 bytemuck::cast_slice(tiles).to_vec()
             }
-            Name::Scratch(_) | Name::Tensor(_) | Name::Constant(_) | Name::Cache(_) => return None,
+            Name::Intermediate(_) | Name::Tensor(_) | Name::Constant(_) | Name::Cache(_) => return None,
         };
         Some(data)
     }

@@ -48,12 +48,12 @@ impl Symbol {
 
 /// Buffers of `merge`, kept between words.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct MergeBuffers {
     symbols: Vec<Symbol>,
     heap: BinaryHeap<Reverse<u64>>,
 }
 
-impl Scratch {
+impl MergeBuffers {
     /// Removes all symbols.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
@@ -74,7 +74,7 @@ impl Scratch {
         rank: impl Fn(&Symbol, &Symbol) -> u32,
         hash: impl Fn(&Symbol) -> u64,
     ) -> impl Iterator<Item = &Symbol> {
-        let Scratch { symbols, heap } = self;
+        let MergeBuffers { symbols, heap } = self;
         heap.clear();
         if let Some(last) = symbols.last_mut() {
             last.next = NONE;
@@ -165,7 +165,7 @@ impl Bpe {
         } else {
             unicode::chars(text)
         };
-        let mut scratch = Scratch::default();
+        let mut scratch = MergeBuffers::default();
         let mut word = Vec::new();
         self.pre.split(&chars, &mut |piece| {
             for piece in piece.chunks(MAX_TEXT / 8) {
@@ -179,7 +179,7 @@ impl Bpe {
         vocab: &Vocab,
         piece: &[Char],
         word: &mut Vec<u8>,
-        scratch: &mut Scratch,
+        scratch: &mut MergeBuffers,
         out: &mut Vec<u32>,
     ) {
         let hasher = vocab.hasher;

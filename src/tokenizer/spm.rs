@@ -6,7 +6,7 @@
 //! tokens from small heaps.
 
 use super::SPACE;
-use super::bpe::{MAX_TEXT, NO_RANK, Scratch, Symbol, char_len};
+use super::bpe::{MAX_TEXT, MergeBuffers, NO_RANK, Symbol, char_len};
 use super::vocab::{Vocab, byte_text};
 use crate::TokenizerError;
 
@@ -34,7 +34,7 @@ impl Spm {
 
     /// Appends the tokens of `text`, whose spaces are already escaped.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
-        let mut scratch = Scratch::default();
+        let mut scratch = MergeBuffers::default();
         let mut rest = text;
         while !rest.is_empty() {
             let len = if self.words { first_word(rest) } else { rest.len() };

@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::http::json_response;
 use super::turn::Turn;
-use super::{Shared, Tenant, new_id};
+use super::{Caller, Shared, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) async fn messages(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let run = async {
@@ -26,7 +26,7 @@ pub(super) async fn messages(
         }
         fields.set("max_tokens", max_tokens.into())?;
         translate(&mut fields)?;
-        let turn = Turn::of(shared.app()?, tenant, &mut fields)?;
+        let turn = Turn::of(shared.app()?, caller, &mut fields)?;
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
         let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
@@ -46,12 +46,12 @@ pub(super) async fn messages(
 
 pub(super) async fn count_tokens(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let run = async {
         translate(&mut fields)?;
-        let turn = Turn::of(shared.app()?, tenant, &mut fields)?;
+        let turn = Turn::of(shared.app()?, caller, &mut fields)?;
         fields.finish()?;
         Ok(json_response(StatusCode::OK, &json!({"input_tokens": turn.count_tokens().await?})))
     };

@@ -26,6 +26,8 @@ pub(super) struct Metrics {
     requests: Counter,
     failed: Counter,
     preempted: Counter,
+    /// Lines that are not in the witness log.
+    pub(super) witness_dropped: Counter,
     running: Gauge,
     waiting: Gauge,
     first_token: Histogram,
@@ -44,6 +46,7 @@ impl Metrics {
             requests: Counter::default(),
             failed: Counter::default(),
             preempted: Counter::default(),
+            witness_dropped: Counter::default(),
             running: Gauge::default(),
             waiting: Gauge::default(),
             // From a millisecond to a minute and a half.
@@ -58,6 +61,9 @@ impl Metrics {
         let pool = self.engine.pool().stats();
         let kv_usage = Gauge::<f64, AtomicU64>::default();
         kv_usage.set(if pool.budget == u64::MAX { 0.0 } else { pool.used as f64 / pool.budget as f64 });
+        let (kv_bytes, prefix_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
+        kv_bytes.set(pool.used as i64);
+        prefix_bytes.set(self.engine.pool().prefixes().bytes as i64);
         macro_rules! register {
             ($($name:literal, $help:literal, $metric:expr;)+) => {
                 $(registry.register($name, $help, $metric.clone());)+
@@ -78,6 +84,9 @@ impl Metrics {
             "vllm:request_success", "Requests that ended without an error", self.requests;
             "vllm:time_to_first_token_seconds", "Time to the first token", self.first_token;
             "vllm:time_per_output_token_seconds", "Time per generated token of a request", self.between_tokens;
+            "ruvllm:kv_cache_bytes", "Bytes of keys and values of requests and of the prefix cache", kv_bytes;
+            "ruvllm:prefix_cache_bytes", "Bytes of keys and values that the prefix cache holds", prefix_bytes;
+            "ruvllm:witness_lines_dropped", "Lines that are not in the witness log", self.witness_dropped;
             "ruvllm:requests_failed", "Requests that ended with an error", self.failed;
         }
         let mut text = String::new();

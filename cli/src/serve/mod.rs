@@ -11,12 +11,16 @@ mod embeddings;
 mod error;
 mod fields;
 mod http;
+mod log;
 mod metrics;
 mod native;
 mod openai;
+mod page;
 mod params;
 mod responses;
 mod turn;
+mod watch;
+mod witness;
 
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
@@ -27,7 +31,7 @@ use super::template::{bos_text, eos_text};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use error::ApiError;
@@ -35,6 +39,7 @@ use futures_util::future::{Either, select};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use log::LogArgs;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
@@ -51,12 +56,16 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, watch as channel};
+use watch::{Watch, Watchdog};
+use witness::{Witness, WitnessArgs};
 
 /// What made an answer.
 const FINGERPRINT: &str = concat!("ruvllm-", env!("CARGO_PKG_VERSION"));
 /// Connections at a time; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
+/// Threads for what takes longer than a moment.
+const MAX_BLOCKING: usize = 32;
 /// Most time that the headers of a request may take to come.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -108,10 +117,23 @@ pub(super) struct Args {
     /// Jinja file to use instead of the model's chat template
     #[arg(long, value_name = "FILE", alias = "template")]
     chat_template_file: Option<PathBuf>,
+    /// Time in one pass after which /health answers 503
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
+    watchdog_seconds: f64,
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    witness: WitnessArgs,
     #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// A number of seconds above 0.
+fn positive(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.001..=1e6).contains(&seconds) { Ok(seconds) } else { Err("expected 0.001 to 1000000".into()) }
 }
 
 /// What handlers use.
@@ -121,6 +143,8 @@ struct App {
     engine: Engine,
     scheduler: Scheduler,
     metrics: Metrics,
+    witness: Option<Witness>,
+    watchdog: Watchdog,
     name: String,
     path: String,
     created: u64,
@@ -153,6 +177,12 @@ struct LoadedAdapter {
 }
 
 impl App {
+    /// The name of one of its adapters.
+    fn adapter_name(&self, adapter: &Arc<Adapter>) -> String {
+        let known = self.adapters.iter().find(|known| Arc::ptr_eq(&known.adapter, adapter));
+        known.map(|known| known.name.clone()).unwrap_or_default()
+    }
+
     /// The seed of a request that has none.
     fn seed(&self) -> u64 {
         // 32 bits are easier to type again.
@@ -179,13 +209,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let shared = Shared { app: Arc::default(), keys: Arc::new(keys(args)?) };
+    args.log.start()?;
     if !address.ip().is_loopback() && shared.keys.is_empty() {
-        note(format!("warning: {address} is reached by others, and no --api-key is set"));
+        args.log.say(format!("warning: {address} is reached by others, and no --api-key is set"));
     }
-    let (stop, stopped) = watch::channel(0u32);
+    let (stop, stopped) = channel::channel(0u32);
     let interrupt = stop.clone();
     on_interrupt(move || interrupt.send_modify(|n| *n += 1))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).max_blocking_threads(MAX_BLOCKING).thread_keep_alive(Duration::from_secs(2));
+    let runtime = runtime.enable_all().build()?;
     let failure = Mutex::new(None);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -193,7 +226,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 Ok(app) => {
                     let ready = format!("{} is ready on http://{address}", app.name);
                     drop(shared.app.set(Arc::new(app)));
-                    note(ready);
+                    args.log.say(ready);
                     return;
                 }
                 Err(end) => end,
@@ -201,10 +234,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
             stop.send_modify(|n| *n += 2);
         });
-        runtime.block_on(serve(listener, router(shared.clone()), stopped))
+        runtime.block_on(serve(listener, router(shared.clone()), stopped, &args.log))
     })?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    if let Some(witness) = shared.app.get().and_then(|app| app.witness.as_ref()) {
+        witness.flush();
+    }
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
@@ -243,6 +279,7 @@ fn load(args: &Args) -> Result<App, Failure> {
     let adapters: Vec<_> = adapters.collect();
     let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
     let metrics = Metrics::new(&engine);
+    let watchdog = Watchdog::new(Duration::from_secs_f64(args.watchdog_seconds));
     let schedule = ScheduleOptions {
         session: options,
         n_parallel: args.parallel as usize,
@@ -251,7 +288,9 @@ fn load(args: &Args) -> Result<App, Failure> {
         ..Default::default()
     };
     let n_ctx = engine.sequence(&schedule.session)?.n_ctx();
-    let scheduler = Scheduler::observed(&engine, &schedule, metrics.clone()).map_err(Error::from)?;
+    let witness = args.witness.open(&metrics.witness_dropped)?;
+    let watch = Watch { metrics: metrics.clone(), witness: witness.clone(), watchdog: watchdog.clone() };
+    let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
     let file_name = args.model.file_name().to_string_lossy().into_owned();
     Ok(App {
         sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
@@ -274,6 +313,8 @@ fn load(args: &Args) -> Result<App, Failure> {
         engine,
         scheduler,
         metrics,
+        witness,
+        watchdog,
         stop,
         adapters,
     })
@@ -305,12 +346,18 @@ fn router(shared: Shared) -> Router {
         })
         .layer(from_fn_with_state(shared.clone(), authorize));
     let public = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
-    public.merge(protected).with_state(shared)
+    public.merge(page::routes()).merge(protected).layer(from_fn(log::name_and_log)).with_state(shared)
 }
 
-/// Whose request it is: each key is a tenant of its own, who sees no other's cached prompts.
+/// Whose request it is.
 #[derive(Clone)]
-struct Tenant(String);
+struct Caller {
+    /// The request's name.
+    request: Arc<str>,
+    path: Arc<str>,
+    /// Each key is a tenant of its own, who sees no other's cached prompts.
+    tenant: Arc<str>,
+}
 
 /// Lets requests with a key pass, if there are keys.
 async fn authorize(State(shared): State<Shared>, mut request: Request, next: Next) -> Response {
@@ -319,7 +366,9 @@ async fn authorize(State(shared): State<Shared>, mut request: Request, next: Nex
         let message = "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
         return ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).into_response();
     }
-    request.extensions_mut().insert(Tenant(key.map_or_else(String::new, |key| key.to_string())));
+    if let (Some(key), Some(caller)) = (key, request.extensions_mut().get_mut::<Caller>()) {
+        caller.tenant = key.to_string().into();
+    }
     next.run(request).await
 }
 
@@ -332,7 +381,12 @@ fn key_of(headers: &HeaderMap, keys: &[String]) -> Option<usize> {
 }
 
 /// Serves connections until `stopped`, then answers what was asked; the second time it ends at once.
-async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiver<u32>) -> Result<(), Failure> {
+async fn serve(
+    listener: TcpListener,
+    router: Router,
+    mut stopped: channel::Receiver<u32>,
+    log: &LogArgs,
+) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     let mut http = hyper::server::conn::http1::Builder::new();
@@ -350,7 +404,7 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Most often there are no descriptors left, for a while.
-                note(format!("warning: a connection was not accepted: {error}"));
+                tracing::warn!(target: log::HTTP, %error, "a connection was not accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -367,7 +421,7 @@ async fn serve(listener: TcpListener, router: Router, mut stopped: watch::Receiv
     }
     drop(listener);
     if *stopped.borrow() < 2 {
-        note("ending; what was asked is answered first");
+        log.say("ending; what was asked is answered first");
         select(pin!(graceful.shutdown()), pin!(stopped.wait_for(|&n| n > 1))).await;
     }
     Ok(())

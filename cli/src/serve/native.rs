@@ -7,7 +7,7 @@ use super::http::{event, events, json_response};
 use super::openai::{MAX_PROMPTS, prompts};
 use super::params::{Format, Params};
 use super::turn::{Job, top_logprobs};
-use super::{App, Shared, Tenant, blocking};
+use super::{App, Caller, Shared, blocking};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -19,7 +19,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    shared.app()?;
+    let app = shared.app()?;
+    if let Some(time) = app.watchdog.stuck() {
+        let message = format!("the engine has computed one pass for {:.1} s", time.as_secs_f64());
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message));
+    }
     Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
 }
 
@@ -91,18 +95,18 @@ pub(super) async fn lora_adapters(State(shared): State<Shared>) -> Result<Respon
 
 pub(super) async fn completion(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
-    complete(app, tenant, fields, prompts).await
+    complete(app, caller, fields, prompts).await
 }
 
 /// Code between a text and another.
 pub(super) async fn infill(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app()?;
@@ -136,13 +140,13 @@ pub(super) async fn infill(
     tokens.push(fim.suffix);
     tokens.extend(text(&suffix));
     tokens.push(fim.middle);
-    complete(app, tenant, fields, vec![tokens]).await
+    complete(app, caller, fields, vec![tokens]).await
 }
 
 /// Answers to prompts, in the words of llama-server.
 async fn complete(
     app: Arc<App>,
-    tenant: Tenant,
+    caller: Caller,
     mut fields: Fields,
     prompts: Vec<Vec<u32>>,
 ) -> Result<Response, ApiError> {
@@ -155,7 +159,7 @@ async fn complete(
     if params.stream && prompts.len() * params.n != 1 {
         return Err(ApiError::field("stream", "of one answer alone"));
     }
-    let (job, answers) = Job { app, tenant, params, logprobs }.submit(prompts, format).await?;
+    let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
     let call = Call { job, with_tokens };
     if call.job.params.stream {
         let begin = (call, answers.into_iter().next());

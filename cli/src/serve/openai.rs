@@ -7,7 +7,7 @@ use super::fields::Fields;
 use super::http::{event, events, json_response};
 use super::params::{Format, Params};
 use super::turn::{Job, Turn, top_logprobs};
-use super::{App, Shared, Tenant, new_id};
+use super::{App, Caller, Shared, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -307,7 +307,7 @@ impl Collected {
 
 pub(super) async fn completions(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app()?;
@@ -324,7 +324,7 @@ pub(super) async fn completions(
     fields.finish()?;
     // Where the API's default is a limit of 16 tokens, llama-server's, and ours, is none.
     let n_prompts = prompts.len();
-    let (job, answers) = Job { app, tenant, params, logprobs }.submit(prompts, format).await?;
+    let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
     Call::new(job, false).respond(answers, n_prompts).await
 }
 
@@ -350,10 +350,10 @@ pub(super) fn prompts(app: &App, name: &str, value: Value, n_max: usize) -> Resu
 
 pub(super) async fn chat(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let turn = Turn::of(shared.app()?, tenant, &mut fields)?;
+    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     Call::new(job, true).respond(answers, 1).await

@@ -6,7 +6,7 @@ use super::fields::Fields;
 use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Most answers to one prompt.
@@ -17,7 +17,7 @@ const MAX_STOPS: usize = 64;
 /// How to answer.
 pub(super) struct Params {
     sampling: SamplerBuilder,
-    seed: u64,
+    pub(super) seed: u64,
     pub(super) max_tokens: Option<usize>,
     pub(super) stop: Vec<String>,
     /// Answers to each prompt.
@@ -230,7 +230,7 @@ impl Format {
             let kind: String = format.need("type")?;
             let schema = match &kind[..] {
                 "text" => None,
-                "json_object" => Some(format.take::<Value>("schema")?.unwrap_or_else(|| Map::new().into())),
+                "json_object" => Some(format.take::<Value>("schema")?.unwrap_or_else(|| json!({"type": "object"}))),
                 "json_schema" => {
                     let mut described =
                         format.object("json_schema")?.ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;

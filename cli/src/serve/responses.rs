@@ -7,7 +7,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::http::json_response;
 use super::turn::Turn;
-use super::{Shared, Tenant, new_id};
+use super::{Caller, Shared, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,12 +16,12 @@ use serde_json::{Map, Value, json};
 
 pub(super) async fn responses(
     State(shared): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<HttpResponse, ApiError> {
     let app = shared.app()?;
     let about = translate(&mut fields)?;
-    let turn = Turn::of(app, tenant, &mut fields)?;
+    let turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };

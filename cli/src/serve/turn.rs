@@ -4,11 +4,11 @@ use super::answer::Answer;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::params::{Format, Params, mask};
-use super::{App, Tenant, blocking};
+use super::{App, Caller, blocking};
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
-use ruvllm::exec::Request;
+use ruvllm::exec::{Request, Stream};
 use ruvllm::sample::TokenMask;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most alternatives to a token that are told.
@@ -17,7 +17,7 @@ const MAX_TOP_LOGPROBS: usize = 20;
 /// Whose request it is, and how to answer it.
 pub(super) struct Job {
     pub(super) app: Arc<App>,
-    pub(super) tenant: Tenant,
+    pub(super) caller: Caller,
     pub(super) params: Params,
     /// Alternatives to each token that are told.
     pub(super) logprobs: Option<usize>,
@@ -28,7 +28,7 @@ impl Job {
     fn request(&self, tokens: Vec<u32>, i: usize, mask: Option<Box<dyn TokenMask>>) -> Result<Request, ApiError> {
         let request = Request::new(tokens, self.params.sampler(i, mask)?);
         let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
-        request = request.salt(&self.tenant.0);
+        request = request.salt(&*self.caller.tenant);
         if let Some(n) = self.params.max_tokens {
             request = request.max_tokens(n);
         }
@@ -41,6 +41,22 @@ impl Job {
         Ok(request)
     }
 
+    /// Submits a request for an answer to `tokens`.
+    fn start(&self, request: Request, tokens: &[u32]) -> Result<Stream, ApiError> {
+        let Job { app, caller, params, .. } = self;
+        let stream = app.scheduler.submit(request)?;
+        if let Some(witness) = &app.witness {
+            let adapters: Map<_, _> =
+                params.adapters.iter().map(|(of, scale)| (app.adapter_name(of), json!(scale))).collect();
+            let mut asked = json!({"adapters": adapters, "seed": params.seed});
+            if witness.with_prompts {
+                asked["prompt"] = app.tokenizer.decode_lossy(tokens, true).unwrap_or_default().into();
+            }
+            witness.describe(stream.id(), caller, &app.name, asked);
+        }
+        Ok(stream)
+    }
+
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
         blocking(move || {
@@ -49,7 +65,7 @@ impl Job {
             for tokens in &prompts {
                 for _ in 0..self.params.n {
                     let request = self.request(tokens.clone(), answers.len(), mask.clone())?;
-                    let stream = self.app.scheduler.submit(request)?;
+                    let stream = self.start(request, tokens)?;
                     answers.push(Answer::new(answers.len(), tokens.len(), stream, None, false));
                 }
             }
@@ -71,7 +87,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    pub(super) fn of(app: Arc<App>, tenant: Tenant, fields: &mut Fields) -> Result<Turn, ApiError> {
+    pub(super) fn of(app: Arc<App>, caller: Caller, fields: &mut Fields) -> Result<Turn, ApiError> {
         let params = Params::of(&app, fields)?;
         let format = Format::of(fields)?;
         let n_top = top_logprobs("top_logprobs", fields.take("top_logprobs")?)?;
@@ -89,7 +105,7 @@ impl Turn {
             return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
         }
         let choice = choice.unwrap_or(if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto });
-        let job = Job { app, tenant, params, logprobs };
+        let job = Job { app, caller, params, logprobs };
         Ok(Turn { job, format, conversation, tools, choice, one_call })
     }
 
@@ -115,7 +131,7 @@ impl Turn {
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
-                let stream = app.scheduler.submit(job.request(tokens.clone(), i, mask.clone())?.special())?;
+                let stream = job.start(job.request(tokens.clone(), i, mask.clone())?.special(), &tokens)?;
                 let parser = TurnParser::new(app.tool_format, &tools, &prompt);
                 answers.push(Answer::new(i, tokens.len(), stream, Some(parser), one_call));
             }

@@ -17,7 +17,7 @@ use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
 use crate::arch::avx512::{attention as avx512_attention, elementwise::zero, gemm as avx512};
 use crate::arch::gemm::Aligned;
-use crate::arch::lanes::attention::{BLOCK, Pass, ROWS, Rows, STRIDE, block_rows};
+use crate::arch::lanes::attention::{BLOCK, ROWS, RowPtr, STRIDE, SoftmaxRows, block_rows};
 use crate::arch::{AttnParams, AttnPartial, KvSpan};
 use half::f16;
 use std::arch::x86_64::*;
@@ -84,13 +84,13 @@ pub(super) unsafe fn attention_f16(
             continue;
         }
         let mut parts = q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS));
-        let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
+        let mut passes: [Option<SoftmaxRows<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = parts.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
             // SAFETY: room for the outputs of a pass of its own, whole because tiles have missing rows, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
             // SAFETY: room for outputs as above, and room for scores.
-            Some(unsafe { Pass::new(p, q, out, ranges, scores) })
+            Some(unsafe { SoftmaxRows::new(p, q, out, ranges, scores) })
         });
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
@@ -207,7 +207,7 @@ const PART: usize = LANES * 2 * LANES;
 /// # Safety
 /// The keys must be readable, and `to` have room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn pack_keys(k: Rows<f16>, to: *mut u32) {
+unsafe fn pack_keys(k: RowPtr<f16>, to: *mut u32) {
     for register in 0..BLOCK / LANES {
         for g in 0..k.dim / 32 {
             let mut rows = [_mm512_setzero_si512(); LANES];
@@ -229,7 +229,7 @@ unsafe fn pack_keys(k: Rows<f16>, to: *mut u32) {
 /// # Safety
 /// The values must be readable, and `to` have room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn pack_values(v: Rows<f16>, to: *mut u32) {
+unsafe fn pack_values(v: RowPtr<f16>, to: *mut u32) {
     // Interleaves two rows: columns 0..16, then 16..32.
     const TURNS: [[u16; 32]; 2] = {
         let mut turns = [[0; 32]; 2];

@@ -55,7 +55,7 @@ use super::unpack::{
 };
 use crate::arch::avx512::{gemm as avx512, peak};
 use crate::arch::gemm::{TILE, packed_bytes, prefetch, prefetch_line_l1};
-use crate::arch::{CacheLine, ColumnsMut, Element, Gemm};
+use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
@@ -95,7 +95,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
 
 const fn on_tiles<W: UnpackTile>() -> Gemm {
     Gemm {
-        element: (Element::Bf16, products_of::<W>()),
+        element: (PanelElement::Bf16, products_of::<W>()),
         tile: SWEEP,
         group: VECS * LANES,
         packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<3> },
@@ -120,8 +120,8 @@ fn packed_len<const PARTS: usize>(m: usize, k: usize) -> usize {
 }
 
 /// Four independent tiles of sums, as in [`multiply`], without loads.
-pub(super) unsafe fn peak(element: Element, rounds: u64) -> u64 {
-    if element != Element::Bf16 {
+pub(super) unsafe fn peak(element: PanelElement, rounds: u64) -> u64 {
+    if element != PanelElement::Bf16 {
         // SAFETY: this level includes AVX-512.
         return unsafe { peak::peak(element, rounds) };
     }

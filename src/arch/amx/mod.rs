@@ -7,7 +7,7 @@ mod gemm;
 mod tiles;
 mod unpack;
 
-use super::{Element, Kernels, avx512};
+use super::{Kernels, PanelElement, avx512};
 use std::sync::OnceLock;
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -16,7 +16,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     gemm: gemm::gemm_for,
     peak: gemm::peak,
     attention_f16: attention::attention_f16,
-    attention_element: (Element::Bf16, 4),
+    attention_element: (PanelElement::Bf16, 4),
     ..avx512::KERNELS
 };
 

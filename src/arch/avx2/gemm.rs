@@ -14,7 +14,7 @@ use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
 use crate::arch::transposed::{Turn, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -177,7 +177,7 @@ impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
 }
 
 impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
-    const ELEMENT: (Element, u64) = (if Self::BYTES { Element::I8 } else { Element::I16 }, 1);
+    const ELEMENT: (PanelElement, u64) = (if Self::BYTES { PanelElement::I8 } else { PanelElement::I16 }, 1);
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {

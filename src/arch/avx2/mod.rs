@@ -7,7 +7,7 @@ mod matmul;
 mod peak;
 pub(super) mod unpack;
 
-use super::{Element, Kernels, scalar, transposed};
+use super::{Kernels, PanelElement, scalar, transposed};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = kernels! {
@@ -30,7 +30,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     load_kv: attention::load_kv,
     attention_merge: attention::attention_merge,
     attention_finish: attention::attention_finish,
-    attention_element: (Element::F32, 1),
+    attention_element: (PanelElement::F32, 1),
 };
 
 fn supported() -> bool {

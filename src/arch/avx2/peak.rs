@@ -1,6 +1,6 @@
 //! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in registers.
 
-use crate::arch::Element;
+use crate::arch::PanelElement;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
@@ -8,9 +8,9 @@ use std::hint::black_box;
 const SUMS: usize = 12;
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn peak(element: Element, rounds: u64) -> u64 {
+pub(super) fn peak(element: PanelElement, rounds: u64) -> u64 {
     match element {
-        Element::F32 | Element::Bf16 => {
+        PanelElement::F32 | PanelElement::Bf16 => {
             let x = _mm256_set1_ps(black_box(1e-9));
             let mut sums = [x; SUMS];
             for _ in 0..rounds {
@@ -21,7 +21,7 @@ pub(super) fn peak(element: Element, rounds: u64) -> u64 {
             black_box(sums);
             rounds * SUMS as u64 * 8 * 2
         }
-        Element::I16 => {
+        PanelElement::I16 => {
             let x = _mm256_set1_epi16(black_box(1));
             let mut sums = [x; SUMS];
             for _ in 0..rounds {
@@ -32,7 +32,7 @@ pub(super) fn peak(element: Element, rounds: u64) -> u64 {
             black_box(sums);
             rounds * SUMS as u64 * 16 * 2
         }
-        Element::I8 => {
+        PanelElement::I8 => {
             let x = _mm256_set1_epi8(black_box(1));
             let mut sums = [x; SUMS];
             for _ in 0..rounds {

@@ -24,7 +24,7 @@ use super::elementwise::{F32x16, zero};
 use super::gemm::transpose;
 use super::kv::load_kv;
 use crate::arch::gemm::Aligned;
-use crate::arch::lanes::attention::{BLOCK, Blocks, Element, Pass, ROWS, Rows, STRIDE, Tile, Widened, wanted};
+use crate::arch::lanes::attention::{BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted};
 use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvSpan, KvStored};
 use half::f16;
@@ -157,13 +157,13 @@ fn many_rows<B: Blocks<F32x16>>(
             continue;
         }
         let mut chunks = q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS));
-        let mut passes: [Option<Pass<'_>>; PASSES] = std::array::from_fn(|i| {
+        let mut passes: [Option<SoftmaxRows<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = chunks.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
             // SAFETY: room for the outputs of a pass of its own, whole because missing rows are transposed, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
             // SAFETY: room for outputs as above, and room for scores.
-            Some(unsafe { Pass::new(p, q, out, ranges, parts.scores) })
+            Some(unsafe { SoftmaxRows::new(p, q, out, ranges, parts.scores) })
         });
         // The rows of each pass whose queries could be rounded; whether its outputs are transposed, once it has any.
         let (mut rounded, mut turned) = ([0; PASSES], [None; PASSES]);
@@ -259,7 +259,7 @@ fn words(a: F32x16, b: F32x16, factor: __m512) -> __m512i {
 /// The row must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn read_pair<E: Element<F32x16>>(row: *const E, i: usize, dim: usize) -> [F32x16; 2] {
+unsafe fn read_pair<E: Widen<F32x16>>(row: *const E, i: usize, dim: usize) -> [F32x16; 2] {
     let (z, at) = (zero(), 2 * LANES * i);
     // SAFETY: the row has this vector.
     let a = unsafe { E::read(z, row.wrapping_add(at)) };
@@ -276,7 +276,7 @@ unsafe fn read_pair<E: Element<F32x16>>(row: *const E, i: usize, dim: usize) -> 
 /// The rows must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn squares<E: Element<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 4] {
+unsafe fn squares<E: Widen<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 4] {
     let z = zero();
     let mut sums = [z; 4];
     for i in (0..dim).step_by(LANES) {
@@ -336,7 +336,7 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
 /// # Safety
 /// The keys must be readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_keys<E: Element<F32x16>>(parts: Parts, k: Rows<E>) -> bool {
+unsafe fn round_keys<E: Widen<F32x16>>(parts: Parts, k: RowPtr<E>) -> bool {
     for j in (0..BLOCK).step_by(4) {
         let mut rows = [k.first; 4];
         for (i, row) in rows.iter_mut().enumerate() {
@@ -370,7 +370,7 @@ unsafe fn round_keys<E: Element<F32x16>>(parts: Parts, k: Rows<E>) -> bool {
 /// # Safety
 /// The values must be readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn round_values<E: Element<F32x16>>(parts: Parts, v: Rows<E>) -> bool {
+unsafe fn round_values<E: Widen<F32x16>>(parts: Parts, v: RowPtr<E>) -> bool {
     let z = zero();
     for column in (0..v.dim).step_by(LANES) {
         let mut square = z;
@@ -429,7 +429,7 @@ unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
 /// # Safety
 /// The outputs must be transposed, and queries, keys and values rounded.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_block(parts: Parts, pass: &mut Pass<'_>, rows: u32, p: &AttnParams) {
+unsafe fn add_block(parts: Parts, pass: &mut SoftmaxRows<'_>, rows: u32, p: &AttnParams) {
     let z = zero();
     // SAFETY: the caller's promise.
     let top = unsafe { add_scores(parts, p) };

@@ -22,7 +22,7 @@ use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed};
 use crate::quant::*;
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -129,7 +129,7 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPan
 }
 
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for IntPanels<BYTES, SPAN, EXCESS> {
-    const ELEMENT: (Element, u64) = (if BYTES { Element::I8 } else { Element::I16 }, 1);
+    const ELEMENT: (PanelElement, u64) = (if BYTES { PanelElement::I8 } else { PanelElement::I16 }, 1);
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {

@@ -99,12 +99,12 @@ fn matvec<B: UnpackDot>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>
         }
         return;
     }
+    let mut padding = [B::zeroed(); BLOCKS];
     for (row, y) in w.chunks_exact(blocks).zip(y.row(0)) {
         let mut total = _mm512_setzero_ps();
         let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
         for (k, x) in x.iter().enumerate() {
             ahead = prefetch(ahead, BLOCKS * size_of::<B>());
-            let mut padding = [B::zeroed(); BLOCKS];
             total = _mm512_add_ps(total, product(&words_of(eight(row, k, &mut padding)), x));
         }
         *y = _mm512_reduce_add_ps(total);
@@ -126,6 +126,7 @@ fn many_rows<B: UnpackDot, const R: usize>(
     let (blocks, groups) = (n / 32, BlockQ16::per_row(n));
     let mut totals = [[_mm512_setzero_ps(); R]; MANY];
     let totals = &mut totals[..x.len() / groups];
+    let mut padding = [B::zeroed(); BLOCKS];
     for (t, w) in w.chunks_exact(R * blocks).enumerate() {
         let w: [_; R] = planes::rows_of(w, blocks);
         totals.fill([_mm512_setzero_ps(); R]);
@@ -137,7 +138,6 @@ fn many_rows<B: UnpackDot, const R: usize>(
             let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
             let mut weights = [Words { w: [[zero; 2]; 4], scale: none, offset: none }; R];
             for r in 0..R {
-                let mut padding = [B::zeroed(); BLOCKS];
                 weights[r] = words_of(eight(w[r], k, &mut padding));
             }
             for (j, totals) in totals.iter_mut().enumerate() {
@@ -164,7 +164,8 @@ struct Words {
     offset: __m512,
 }
 
-/// The blocks from `BLOCKS·k` of a row on; zeros behind its end, in `padding`.
+/// The blocks from `BLOCKS·k` of a row on; behind its end what `padding` holds: zeros, if it began as zeros and all its
+/// rows have one length.
 #[inline(always)]
 fn eight<'a, B: UnpackDot>(row: &'a [B], k: usize, padding: &'a mut [B; BLOCKS]) -> &'a [B; BLOCKS] {
     let rest = &row[k * BLOCKS..];

@@ -9,7 +9,7 @@ mod matmul;
 pub(super) mod peak;
 mod planes;
 
-use super::{Element, Kernels, avx2, transposed};
+use super::{Kernels, PanelElement, avx2, transposed};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "avx512",
@@ -31,7 +31,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     load_kv: kv::load_kv,
     attention_merge: attention::attention_merge,
     attention_finish: attention::attention_finish,
-    attention_element: (Element::I16, 1),
+    attention_element: (PanelElement::I16, 1),
 };
 
 fn supported() -> bool {

@@ -1,6 +1,6 @@
 //! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in registers.
 
-use crate::arch::Element;
+use crate::arch::PanelElement;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
@@ -8,11 +8,11 @@ use std::hint::black_box;
 pub(in crate::arch) const SUMS: usize = 12;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(in crate::arch) fn peak(element: Element, rounds: u64) -> u64 {
+pub(in crate::arch) fn peak(element: PanelElement, rounds: u64) -> u64 {
     let zero = _mm512_setzero_si512();
     let x = _mm512_set1_epi32(black_box(0));
     match element {
-        Element::F32 | Element::Bf16 => {
+        PanelElement::F32 | PanelElement::Bf16 => {
             let x = _mm512_castsi512_ps(x);
             let mut sums = [x; SUMS];
             for _ in 0..rounds {
@@ -23,7 +23,7 @@ pub(in crate::arch) fn peak(element: Element, rounds: u64) -> u64 {
             black_box(sums);
             rounds * SUMS as u64 * 16 * 2
         }
-        Element::I16 => {
+        PanelElement::I16 => {
             let mut sums = [zero; SUMS];
             for _ in 0..rounds {
                 for sum in &mut sums {
@@ -33,7 +33,7 @@ pub(in crate::arch) fn peak(element: Element, rounds: u64) -> u64 {
             black_box(sums);
             rounds * SUMS as u64 * 32 * 2
         }
-        Element::I8 => {
+        PanelElement::I8 => {
             let mut sums = [zero; SUMS];
             for _ in 0..rounds {
                 for sum in &mut sums {

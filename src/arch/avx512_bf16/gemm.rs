@@ -6,7 +6,7 @@ use crate::arch::avx512::gemm::{
     self as avx512, LANES, group, interleave, load_f32, load_sums, store_sums, store_transposed, transpose,
 };
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, UnpackRows, prefetch_line, table};
-use crate::arch::{Element, Gemm};
+use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
@@ -42,7 +42,7 @@ impl Panels for Bf16Panels {
 }
 
 impl UnpackRows for Bf16Panels {
-    const ELEMENT: (Element, u64) = (Element::Bf16, 1);
+    const ELEMENT: (PanelElement, u64) = (PanelElement::Bf16, 1);
 
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
         // SAFETY: the caller's promise.

@@ -1,13 +1,13 @@
 //! Peak rate of bf16 multiply-adds; other elements as at the level below.
 
-use crate::arch::Element;
+use crate::arch::PanelElement;
 use crate::arch::avx512::peak::{self, SUMS};
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512bf16")]
-pub(super) fn peak(element: Element, rounds: u64) -> u64 {
-    if element != Element::Bf16 {
+pub(super) fn peak(element: PanelElement, rounds: u64) -> u64 {
+    if element != PanelElement::Bf16 {
         return peak::peak(element, rounds);
     }
     // SAFETY: the same bits.

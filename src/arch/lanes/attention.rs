@@ -33,14 +33,14 @@ const AHEAD: usize = 8192;
 pub(in crate::arch) const STRIDE: usize = BLOCK + 16;
 
 /// An element of a key or value row.
-pub(in crate::arch) trait Element<V: Lanes>: Copy {
+pub(in crate::arch) trait Widen<V: Lanes>: Copy {
     /// See [`Lanes::read`].
     unsafe fn read(z: V, p: *const Self) -> V;
     /// See [`Lanes::read_first`].
     unsafe fn read_first(z: V, p: *const Self, n: usize) -> V;
 }
 
-impl<V: Lanes> Element<V> for f32 {
+impl<V: Lanes> Widen<V> for f32 {
     #[inline(always)]
     unsafe fn read(z: V, p: *const f32) -> V {
         // SAFETY: the caller's promise.
@@ -53,7 +53,7 @@ impl<V: Lanes> Element<V> for f32 {
     }
 }
 
-impl<V: Lanes> Element<V> for f16 {
+impl<V: Lanes> Widen<V> for f16 {
     #[inline(always)]
     unsafe fn read(z: V, p: *const f16) -> V {
         // SAFETY: the caller's promise.
@@ -68,7 +68,7 @@ impl<V: Lanes> Element<V> for f16 {
 
 /// Rows of queries, or the keys or values of a block.
 #[derive(Clone, Copy)]
-pub(in crate::arch) struct Rows<T> {
+pub(in crate::arch) struct RowPtr<T> {
     pub(in crate::arch) first: *const T,
     pub(in crate::arch) dim: usize,
     /// First row of the next block, or null.
@@ -77,20 +77,25 @@ pub(in crate::arch) struct Rows<T> {
 
 /// Keys and values of block `i` of a span; blocks before `end` will be read, too, and can be prefetched.
 #[inline(always)]
-pub(in crate::arch) fn block_rows<T>(span: KvSpan<'_, T>, i: usize, end: usize, p: &AttnParams) -> (Rows<T>, Rows<T>) {
+pub(in crate::arch) fn block_rows<T>(
+    span: KvSpan<'_, T>,
+    i: usize,
+    end: usize,
+    p: &AttnParams,
+) -> (RowPtr<T>, RowPtr<T>) {
     let block = &span.blocks[i];
     let (mut k, mut v) = (std::ptr::null(), std::ptr::null());
     if i + 1 < end {
         (k, v) = (span.blocks[i + 1].k.as_ptr(), span.blocks[i + 1].v.as_ptr());
     }
-    let k = Rows { first: block.k.as_ptr(), dim: p.head_dim, next: k };
-    (k, Rows { first: block.v.as_ptr(), dim: p.head_dim_v, next: v })
+    let k = RowPtr { first: block.k.as_ptr(), dim: p.head_dim, next: k };
+    (k, RowPtr { first: block.v.as_ptr(), dim: p.head_dim_v, next: v })
 }
 
-impl<T> Rows<T> {
+impl<T> RowPtr<T> {
     #[inline(always)]
-    pub(super) fn new(first: *const T, dim: usize) -> Rows<T> {
-        Rows { first, dim, next: std::ptr::null() }
+    pub(super) fn new(first: *const T, dim: usize) -> RowPtr<T> {
+        RowPtr { first, dim, next: std::ptr::null() }
     }
 
     /// # Safety
@@ -133,12 +138,12 @@ impl<T> Rows<T> {
 }
 
 /// Query rows of one pass over the keys, and their running softmax.
-pub(in crate::arch) struct Pass<'a> {
+pub(in crate::arch) struct SoftmaxRows<'a> {
     p: &'a AttnParams,
     q: &'a [f32],
     out: &'a mut [f32],
     ranges: &'a [(u32, u32)],
-    /// Rows that [`Pass::add_block`] skips, one bit each.
+    /// Rows that [`SoftmaxRows::add_block`] skips, one bit each.
     pub(in crate::arch) skip: u32,
     /// Scores, then weights, of the rows for the keys of the block: `(ROWS, STRIDE)`.
     scores: *mut f32,
@@ -181,7 +186,7 @@ struct Room {
 
 /// Where a kernel gets the keys and values of a span from.
 pub(in crate::arch) trait Blocks<V: Lanes> {
-    type Element: Element<V>;
+    type Element: Widen<V>;
 
     /// Position of the first key.
     fn first(&self) -> usize;
@@ -190,10 +195,16 @@ pub(in crate::arch) trait Blocks<V: Lanes> {
     fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize>;
 
     /// Keys and values of block `i`, of which the first `n` rows are needed; the blocks before `end` come next.
-    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (Rows<Self::Element>, Rows<Self::Element>);
+    fn rows(
+        &mut self,
+        i: usize,
+        end: usize,
+        n: usize,
+        p: &AttnParams,
+    ) -> (RowPtr<Self::Element>, RowPtr<Self::Element>);
 }
 
-impl<V: Lanes, T: Element<V>> Blocks<V> for KvSpan<'_, T> {
+impl<V: Lanes, T: Widen<V>> Blocks<V> for KvSpan<'_, T> {
     type Element = T;
 
     #[inline(always)]
@@ -207,7 +218,7 @@ impl<V: Lanes, T: Element<V>> Blocks<V> for KvSpan<'_, T> {
     }
 
     #[inline(always)]
-    fn rows(&mut self, i: usize, end: usize, _: usize, p: &AttnParams) -> (Rows<T>, Rows<T>) {
+    fn rows(&mut self, i: usize, end: usize, _: usize, p: &AttnParams) -> (RowPtr<T>, RowPtr<T>) {
         block_rows(*self, i, end, p)
     }
 }
@@ -259,7 +270,7 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
     }
 
     #[inline(always)]
-    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (Rows<f32>, Rows<f32>) {
+    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (RowPtr<f32>, RowPtr<f32>) {
         let (KvStored { k, v, span }, load) = (self.stored, self.load);
         let block = &span.blocks[i];
         // Keys and values alternate, which the hardware's prefetcher does not see through.
@@ -272,7 +283,7 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
             load(k, block.k, p.head_dim, &mut self.k[..n * p.head_dim]);
             load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
         }
-        (Rows::new(self.k.as_ptr(), p.head_dim), Rows::new(self.v.as_ptr(), p.head_dim_v))
+        (RowPtr::new(self.k.as_ptr(), p.head_dim), RowPtr::new(self.v.as_ptr(), p.head_dim_v))
     }
 }
 
@@ -304,7 +315,7 @@ pub(in crate::arch) fn attention<V: Lanes, B: Blocks<V>>(
             continue;
         }
         // SAFETY: there is room for that many rows, and only this pass uses it.
-        let mut pass = unsafe { Pass::new(p, q, out.cast(), ranges, scores.cast()) };
+        let mut pass = unsafe { SoftmaxRows::new(p, q, out.cast(), ranges, scores.cast()) };
         for i in seen.clone() {
             let first = blocks.first() + i * BLOCK;
             let (k, v) = blocks.rows(i, seen.end, wanted(ranges, first), p);
@@ -373,7 +384,7 @@ pub(in crate::arch) fn attention_finish<V: Lanes>(z: V, to: &mut AttnPartial<'_>
     }
 }
 
-impl<'a> Pass<'a> {
+impl<'a> SoftmaxRows<'a> {
     /// At most [`ROWS`] rows that have seen no key yet.
     ///
     /// # Safety
@@ -386,13 +397,13 @@ impl<'a> Pass<'a> {
         out: *mut f32,
         ranges: &'a [(u32, u32)],
         scores: *mut f32,
-    ) -> Pass<'a> {
+    ) -> SoftmaxRows<'a> {
         let n = ranges.len() * p.head_dim_v;
         // SAFETY: the caller's promise.
         unsafe { out.write_bytes(0, n) };
         // SAFETY: the caller's promise, and they are zeros now.
         let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
-        Pass { p, q, out, ranges, skip: 0, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
+        SoftmaxRows { p, q, out, ranges, skip: 0, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
     }
 
     /// Adds what the rows saw to their partial results.
@@ -438,11 +449,11 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// They must be those from the block on.
     #[inline(always)]
-    pub(in crate::arch) unsafe fn add_block<V: Lanes, T: Element<V>>(
+    pub(in crate::arch) unsafe fn add_block<V: Lanes, T: Widen<V>>(
         &mut self,
         z: V,
-        k: Rows<T>,
-        v: Rows<T>,
+        k: RowPtr<T>,
+        v: RowPtr<T>,
         block: &Range<usize>,
     ) {
         // SAFETY: the caller's promise.
@@ -456,12 +467,12 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// `k` must hold the keys of the block.
     #[inline(always)]
-    unsafe fn add_scores<V: Lanes, E: Element<V>>(&mut self, z: V, k: Rows<E>, block: &Range<usize>) {
+    unsafe fn add_scores<V: Lanes, E: Widen<V>>(&mut self, z: V, k: RowPtr<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
             let spans = tile.clone().map(|i| self.visible(i, block)).filter(|s| !s.is_empty());
             let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
             let q = self.q[tile.start * self.p.head_dim..].as_ptr();
-            let q = Rows::new(q, self.p.head_dim);
+            let q = RowPtr::new(q, self.p.head_dim);
             // SAFETY: `scores` has `ROWS` rows.
             let s = unsafe { self.scores.add(tile.start * STRIDE) };
             let ahead = tile.start == 0;
@@ -553,7 +564,7 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// `v` must hold the values of the block, and the weights must be those of the block.
     #[inline(always)]
-    unsafe fn add_values<V: Lanes, E: Element<V>>(&mut self, z: V, v: Rows<E>, block: &Range<usize>) {
+    unsafe fn add_values<V: Lanes, E: Widen<V>>(&mut self, z: V, v: RowPtr<E>, block: &Range<usize>) {
         for tile in tiles(self.ranges.len()) {
             let spans = tile.clone().map(|i| self.visible(i, block));
             let shared = spans.fold(0..BLOCK, |a, b| a.start.max(b.start)..a.end.min(b.end));
@@ -590,11 +601,11 @@ impl<'a> Pass<'a> {
     /// # Safety
     /// The rows must have weights over the span, and `v` its values.
     #[inline(always)]
-    unsafe fn add_weighted<V: Lanes, E: Element<V>, const R: usize>(
+    unsafe fn add_weighted<V: Lanes, E: Widen<V>, const R: usize>(
         &mut self,
         z: V,
         i: usize,
-        v: Rows<E>,
+        v: RowPtr<E>,
         span: Range<usize>,
     ) {
         if span.is_empty() {
@@ -627,11 +638,11 @@ impl<'a> Pass<'a> {
 /// `q` must have `R` rows as wide as those of `k`, `k` the rows of the span, and `s` `R` rows of
 /// `STRIDE` scores.
 #[inline(always)]
-pub(super) unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
+pub(super) unsafe fn dots<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     z: V,
     s: *mut f32,
-    q: Rows<f32>,
-    k: Rows<E>,
+    q: RowPtr<f32>,
+    k: RowPtr<E>,
     span: Range<usize>,
     ahead: bool,
 ) {
@@ -699,11 +710,11 @@ pub(super) unsafe fn dots<V: Lanes, E: Element<V>, const R: usize, const C: usiz
 /// `out` must have `R` rows as wide as those of `v`, `w` `R` rows of `STRIDE` weights, initialised
 /// over the span, and `v` the rows of the span.
 #[inline(always)]
-pub(super) unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: usize>(
+pub(super) unsafe fn columns<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     z: V,
     out: *mut f32,
     w: *const f32,
-    v: Rows<E>,
+    v: RowPtr<E>,
     span: &Range<usize>,
     column: &mut usize,
     ahead: bool,
@@ -749,11 +760,11 @@ pub(super) unsafe fn columns<V: Lanes, E: Element<V>, const R: usize, const C: u
 /// # Safety
 /// As for [`columns`].
 #[inline(always)]
-pub(super) unsafe fn last_columns<V: Lanes, E: Element<V>, const R: usize>(
+pub(super) unsafe fn last_columns<V: Lanes, E: Widen<V>, const R: usize>(
     z: V,
     out: *mut f32,
     w: *const f32,
-    v: Rows<E>,
+    v: RowPtr<E>,
     span: &Range<usize>,
     column: usize,
 ) {

@@ -7,7 +7,7 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention::{BLOCK, ROWS, Rows, STRIDE, columns, dots, last_columns, tiles, visible};
+use super::attention::{BLOCK, ROWS, RowPtr, STRIDE, columns, dots, last_columns, tiles, visible};
 use super::{Lanes, exp, tanh};
 use crate::arch::AttnParams;
 use std::mem::MaybeUninit;
@@ -138,8 +138,8 @@ pub(in crate::arch) fn attention_keys<V: Lanes>(
 }
 
 #[inline(always)]
-fn rows(x: &[f32], dim: usize) -> Rows<f32> {
-    Rows::new(x.as_ptr(), dim)
+fn rows(x: &[f32], dim: usize) -> RowPtr<f32> {
+    RowPtr::new(x.as_ptr(), dim)
 }
 
 /// Union of what some rows see of `block`, relative to its start.
@@ -167,14 +167,14 @@ unsafe fn products<V: Lanes>(
     z: V,
     pairs: &Pairs,
     tile: &Range<usize>,
-    (a, b): (Rows<f32>, Rows<f32>),
-    (c, d): (Rows<f32>, Rows<f32>),
+    (a, b): (RowPtr<f32>, RowPtr<f32>),
+    (c, d): (RowPtr<f32>, RowPtr<f32>),
     span: &Range<usize>,
 ) {
     for (out, x, y) in [(pairs.s, a, b), (pairs.dp, c, d)] {
         // SAFETY: the tile's rows, and `ROWS` rows of room for their products.
         unsafe {
-            let x = Rows::new(x.row(tile.start), x.dim);
+            let x = RowPtr::new(x.row(tile.start), x.dim);
             let out = out.add(tile.start * STRIDE);
             match tile.len() {
                 4 if V::REGISTERS >= 32 => dots::<V, f32, 4, 4>(z, out, x, y, span.clone(), false),
@@ -312,7 +312,7 @@ unsafe fn accumulate<V: Lanes>(
     z: V,
     out: *mut f32,
     w: *const f32,
-    v: Rows<f32>,
+    v: RowPtr<f32>,
     tile: &Range<usize>,
     span: &Range<usize>,
 ) {
@@ -333,7 +333,7 @@ unsafe fn accumulate_rows<V: Lanes, const R: usize>(
     z: V,
     out: *mut f32,
     w: *const f32,
-    v: Rows<f32>,
+    v: RowPtr<f32>,
     span: &Range<usize>,
 ) {
     let mut column = 0;

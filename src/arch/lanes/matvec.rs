@@ -5,7 +5,7 @@
 //! rows nor on how many rows are multiplied at a time.
 
 use super::Lanes;
-use super::attention::Element;
+use super::attention::Widen;
 use crate::arch::ColumnsMut;
 use crate::arch::gemm::prefetch_line;
 use crate::quant::DType;
@@ -23,7 +23,7 @@ const AHEAD: usize = 8192;
 /// (Zen 4).
 const AHEAD_ONE: usize = 512;
 
-impl<V: Lanes> Element<V> for bf16 {
+impl<V: Lanes> Widen<V> for bf16 {
     #[inline(always)]
     unsafe fn read(z: V, p: *const bf16) -> V {
         // SAFETY: the caller's promise.
@@ -53,7 +53,7 @@ pub(in crate::arch) struct Shape {
 /// Products of weight rows of `T` with the activation rows `x`, of `n` values; see [`crate::arch::MatvecFn`]. Two
 /// weight rows at a time are multiplied by `M` activation rows, or `R` by a single long one.
 #[inline(always)]
-pub(in crate::arch) fn plain<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
     z: V,
     shape: Shape,
     y: &mut ColumnsMut<'_>,
@@ -81,7 +81,7 @@ pub(in crate::arch) fn plain<V: Lanes, T: Element<V>, const SUMS: usize, const R
 
 /// Products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight rows at a time.
 #[inline(always)]
-fn rows<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+fn rows<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
     z: V,
     shape: Shape,
     y: &mut ColumnsMut<'_>,
@@ -107,7 +107,7 @@ fn rows<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usi
 
 /// `R` weight rows times `M` activation rows.
 #[inline(always)]
-fn tile<V: Lanes, T: Element<V>, const SUMS: usize, const R: usize, const M: usize>(
+fn tile<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
     z: V,
     shape: Shape,
     y: &mut ColumnsMut<'_>,
@@ -235,7 +235,7 @@ macro_rules! matvec_kernels {
         sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal, sums_of_any: $any:literal
     ) => {
         #[target_feature(enable = $features)]
-        fn matvec_plain<T: $crate::arch::lanes::attention::Element<$lanes>>(
+        fn matvec_plain<T: $crate::arch::lanes::attention::Widen<$lanes>>(
             y: &mut ColumnsMut<'_>,
             _: DType,
             w: &[u8],

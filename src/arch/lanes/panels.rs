@@ -1,7 +1,7 @@
 //! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what panels are.
 
 use super::Lanes;
-use super::attention::Element;
+use super::attention::Widen;
 use super::packing::{MAX_LANES, Transpose};
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
 use crate::arch::transposed::COLUMNS;
@@ -79,7 +79,7 @@ pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel
 
 /// Widens values that are not in blocks; `out` has room for all.
 #[inline(always)]
-pub(in crate::arch) fn widen<V: Lanes, T: Element<V>>(z: V, bytes: &[u8], out: &mut [f32]) {
+pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mut [f32]) {
     let out = &mut out[..bytes.len() / size_of::<T>()];
     for (i, out) in out.chunks_mut(V::N).enumerate() {
         let x = bytes.as_ptr().cast::<T>().wrapping_add(i * V::N);
@@ -123,7 +123,7 @@ macro_rules! f32_panels {
         }
 
         impl UnpackRows for F32Panels {
-            const ELEMENT: (Element, u64) = (Element::F32, 1);
+            const ELEMENT: (PanelElement, u64) = (PanelElement::F32, 1);
 
             unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
                 // SAFETY: the caller's promise.

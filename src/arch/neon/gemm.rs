@@ -12,7 +12,7 @@ use super::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::lanes::packing::{MAX_LANES, Transpose, packing};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{Element, Gemm, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed};
 use crate::quant::*;
 use std::arch::aarch64::*;
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Panels for F32Panels {
 }
 
 impl UnpackRows for F32Panels {
-    const ELEMENT: (Element, u64) = (Element::F32, 1);
+    const ELEMENT: (PanelElement, u64) = (PanelElement::F32, 1);
 
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
         // SAFETY: the caller's promise.

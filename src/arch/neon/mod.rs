@@ -8,7 +8,7 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::{Element, Kernels, scalar, transposed};
+use super::{Kernels, PanelElement, scalar, transposed};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "neon",
@@ -30,5 +30,5 @@ pub(crate) const KERNELS: Kernels = kernels! {
     load_kv: attention::load_kv,
     attention_merge: attention::attention_merge,
     attention_finish: attention::attention_finish,
-    attention_element: (Element::F32, 1),
+    attention_element: (PanelElement::F32, 1),
 };

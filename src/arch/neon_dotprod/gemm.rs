@@ -23,7 +23,7 @@
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::neon::gemm::{self, LANES, factors, int_words, record, round, store_bytes};
 use crate::arch::neon::unpack::{Factors, UnpackBlocks, with_weights};
-use crate::arch::{Element, Gemm};
+use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::aarch64::*;
 
@@ -152,7 +152,7 @@ macro_rules! int_panels {
         }
 
         impl<const PLANES: usize, const SPAN: usize> UnpackRows for $ints<PLANES, SPAN> {
-            const ELEMENT: (Element, u64) = (Element::I8, PLANES as u64);
+            const ELEMENT: (PanelElement, u64) = (PanelElement::I8, PLANES as u64);
 
             unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
                 macro_rules! blocks {

@@ -5,7 +5,7 @@ use crate::arch::gemm::{Panels, RegisterTile, UnpackRows, table};
 use crate::arch::neon::gemm::{self, LANES, record};
 use crate::arch::neon::unpack::with_weights;
 use crate::arch::neon_dotprod::gemm::{Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints};
-use crate::arch::{Element, Gemm};
+use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::aarch64::*;
 

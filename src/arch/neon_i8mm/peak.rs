@@ -1,14 +1,14 @@
 //! Peak rate of integer multiply-adds; `f32` as at the level below.
 
 use super::gemm::smmla;
-use crate::arch::Element;
+use crate::arch::PanelElement;
 use crate::arch::neon::peak::{self, SUMS};
 use std::arch::aarch64::*;
 use std::hint::black_box;
 
 #[target_feature(enable = "neon,i8mm")]
-pub(super) fn peak(element: Element, rounds: u64) -> u64 {
-    if matches!(element, Element::F32 | Element::Bf16) {
+pub(super) fn peak(element: PanelElement, rounds: u64) -> u64 {
+    if matches!(element, PanelElement::F32 | PanelElement::Bf16) {
         return peak::peak(element, rounds);
     }
     let x = vdupq_n_s8(black_box(1));

@@ -6,14 +6,14 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-use super::{ActForm, Element, Gemm, Kernels, Matvec, Transposed, kv};
+use super::{ActForm, Gemm, Kernels, Matvec, PanelElement, Transposed, kv};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "scalar",
     supported: || true,
     matvec: |_| Matvec { form: ActForm::F32, kernel: matmul::matvec },
     gemm: |_| Gemm {
-        element: (Element::F32, 1),
+        element: (PanelElement::F32, 1),
         tile: 32,
         group: 16,
         packed_len: matmul::packed_len,
@@ -43,5 +43,5 @@ pub(crate) const KERNELS: Kernels = kernels! {
     load_kv: kv::load,
     attention_merge: attention::attention_merge,
     attention_finish: attention::attention_finish,
-    attention_element: (Element::F32, 1),
+    attention_element: (PanelElement::F32, 1),
 };

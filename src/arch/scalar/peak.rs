@@ -1,12 +1,12 @@
 //! How fast plain code multiplies and adds.
 
-use crate::arch::Element;
+use crate::arch::PanelElement;
 use std::hint::black_box;
 
 /// Independent sums, in vectors as wide as the compiler likes.
 const SUMS: usize = 48;
 
-pub(super) fn peak(_element: Element, rounds: u64) -> u64 {
+pub(super) fn peak(_element: PanelElement, rounds: u64) -> u64 {
     let x = black_box([1e-9f32; SUMS]);
     let mut sums = x;
     for _ in 0..rounds {

@@ -5,16 +5,16 @@ use crate::metal::kernels::*;
 use crate::quant::DType;
 
 /// Rows of random blocks, and their values.
-pub(super) struct Weights {
+pub(super) struct TestWeights {
     pub(super) bytes: Vec<u8>,
     pub(super) values: Vec<f32>,
     pub(super) n_in: usize,
     pub(super) row_bytes: u32,
 }
 
-impl Weights {
+impl TestWeights {
     /// Random blocks whose largest value is within 0.001..1000; the bytes of scales are random, too.
-    pub(super) fn random(lcg: &mut Lcg, dtype: DType, rows: usize, n_in: usize) -> Weights {
+    pub(super) fn random(lcg: &mut Lcg, dtype: DType, rows: usize, n_in: usize) -> TestWeights {
         let f = dtype.format().unwrap();
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         let (mut block, mut x) = (vec![0u8; f.block_bytes], vec![0.0; f.block_elems]);
@@ -28,7 +28,7 @@ impl Weights {
             }
         }
         let row_bytes = (n_in / f.block_elems * f.block_bytes) as u32;
-        Weights { bytes, values, n_in, row_bytes }
+        TestWeights { bytes, values, n_in, row_bytes }
     }
 
     /// The product of row `r` with `x`, and its tolerance: one more term, for the rounding of each weight.
@@ -53,7 +53,7 @@ pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(1);
     for &format in gpu.formats {
         for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8]) {
-            let w = Weights::random(&mut lcg, format, n_out, n_in);
+            let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let all = lcg.values(9 * n_in);
             let mut single: Vec<f32> = Vec::new();
             for (variant, n_rows) in [(1, 9), (2, 1), (2, 3), (4, 3), (8, 9)] {
@@ -86,7 +86,7 @@ pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(2);
     for &format in gpu.formats {
         let (n_in, n_out, n_expert) = (lengths(format)[1], 11, 3);
-        let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
+        let w = TestWeights::random(&mut lcg, format, n_expert * n_out, n_in);
         // Two choices per row sharing an input, then one input per choice; and the index of an expert that does not
         // exist.
         for (chosen, choices_per_row) in [(&[2, 0, 1, 2][..], 2), (&[1, 7, 0][..], 1)] {
@@ -109,7 +109,7 @@ pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
 }
 
 fn expected_of_experts(
-    w: &Weights,
+    w: &TestWeights,
     x: &[f32],
     chosen: &[u32],
     n_out: usize,
@@ -131,7 +131,7 @@ pub(super) fn matmul(gpu: &mut Checker<'_>) -> Result<(), String> {
     for &format in gpu.formats {
         let lengths = lengths(format);
         for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (lengths[lengths.len() - 1], 70, 37)] {
-            let w = Weights::random(&mut lcg, format, n_out, n_in);
+            let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let x = lcg.values(n_rows * n_in);
             let args =
                 MatmulArgs { n_in: n_in as u32, n_out: n_out as u32, n_rows: n_rows as u32, row_bytes: w.row_bytes };
@@ -148,7 +148,7 @@ pub(super) fn matmul_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(4);
     for &format in gpu.formats {
         let (n_in, n_out, n_expert, choices_per_row) = (lengths(format)[1], 67, 3, 2);
-        let w = Weights::random(&mut lcg, format, n_expert * n_out, n_in);
+        let w = TestWeights::random(&mut lcg, format, n_expert * n_out, n_in);
         // Expert 0 in every row, so that it has more than one tile; expert 2 in none.
         let chosen: Vec<u32> = (0..80).map(|c| if c % 2 == 0 { 0 } else { 1 }).collect();
         let mut counts = vec![0; n_expert];
@@ -179,7 +179,7 @@ pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
     for &format in gpu.formats {
         for &n_embd in lengths(format) {
             let (n_vocab, scale) = (5, 2.5);
-            let w = Weights::random(&mut lcg, format, n_vocab, n_embd);
+            let w = TestWeights::random(&mut lcg, format, n_vocab, n_embd);
             let tokens = [4, 0, 5, 2];
             let args = EmbedArgs {
                 n_embd: n_embd as u32,

@@ -1,0 +1,330 @@
+//! The server under more load than it can bear: 64 clients, some of which go away in every phase of a request, some of
+//! which are hostile. Nobody gets another's text, nobody who stays is refused but for the queue, and nothing is left
+//! behind. `RUVLLM_LONG` makes it ten minutes.
+
+use super::{Server, unchunk};
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Clients at a time.
+const CLIENTS: usize = 64;
+/// Sequences that are computed side by side.
+const PARALLEL: usize = 8;
+/// Requests that may run or wait: fewer than there are clients, so that some are refused.
+const PLACES: usize = 48;
+
+pub(super) fn is_long() -> bool {
+    std::env::var_os("RUVLLM_LONG").is_some()
+}
+
+/// Numbers that look drawn (SplitMix64).
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+fn post(server: &Server, path: &str, body: &Value) -> io::Result<TcpStream> {
+    let mut stream = server.connect();
+    let body = body.to_string();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    Ok(stream)
+}
+
+/// Status and text of a streamed completion, of whose events at most `n` are read.
+fn read_stream(stream: TcpStream, n: usize) -> io::Result<(u16, String, bool)> {
+    let mut lines = BufReader::new(stream).lines();
+    let status = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
+    let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let (mut text, mut n_events) = (String::new(), 0);
+    for line in lines {
+        let line = line?;
+        let Some(data) = line.strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            return Ok((status, text, true));
+        }
+        let event: Value = serde_json::from_str(data)?;
+        assert!(event.get("error").is_none(), "{event}");
+        text += event["choices"][0]["text"].as_str().unwrap_or_default();
+        n_events += 1;
+        if n_events >= n {
+            break;
+        }
+    }
+    Ok((status, text, false))
+}
+
+/// What a process of the system holds: descriptors, threads, resident KiB.
+#[cfg(target_os = "linux")]
+fn holdings(pid: u32) -> (usize, usize, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let of = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    (std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count(), of("Threads"), of("VmRSS"))
+}
+
+/// Prompts with their answers, each computed alone before the load. No answer begins as another does.
+struct Known(Vec<(String, String)>);
+
+impl Known {
+    const N_TOKENS: usize = 96;
+
+    fn of(server: &Server) -> Known {
+        let words =
+            ["A trait", "The heap", "A slice", "An iterator", "The macro", "Error handling", "A closure", "Threads"];
+        let prompts = (0..24).map(|i| format!("{} number {i}, in other words,", words[i % words.len()]));
+        let answer = |prompt: String| {
+            let body = json!({"prompt": prompt, "max_tokens": Self::N_TOKENS, "ignore_eos": true});
+            let text = server.ask("/v1/completions", &body)["choices"][0]["text"].as_str().unwrap().to_owned();
+            (prompt, text)
+        };
+        let mut known: Vec<(String, String)> = prompts.map(answer).collect();
+        known.sort_by(|(_, a), (_, b)| a.cmp(b));
+        known.dedup_by(|(_, a), (_, b)| a.chars().take(24).eq(b.chars().take(24)));
+        assert!(known.len() >= 8, "too few different answers: {known:?}");
+        Known(known)
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    answered: AtomicUsize,
+    refused: AtomicUsize,
+    gone: AtomicUsize,
+    /// Generated tokens of answers that came to their ends.
+    tokens: AtomicUsize,
+}
+
+/// One request of a client that stays: a canary that only its own answer has, or a text that is known.
+fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
+    let streams = rng.below(2) == 0;
+    let (body, expected, n_tokens) = match rng.below(3) {
+        0 => {
+            let canary = format!("canary-{:016x}", rng.below(usize::MAX));
+            (json!({"prompt": "The word is", "grammar": format!("root ::= \"{canary}\"")}), canary, 0)
+        }
+        _ => {
+            let (prompt, text) = &known.0[rng.below(known.0.len())];
+            let body = json!({"prompt": prompt, "max_tokens": Known::N_TOKENS, "ignore_eos": true});
+            (body, text.clone(), Known::N_TOKENS)
+        }
+    };
+    let mut body = body;
+    body["stream"] = streams.into();
+    let stream = post(server, "/v1/completions", &body).expect("the server takes requests");
+    let (status, text) = if streams {
+        let (status, text, is_whole) = read_stream(stream, usize::MAX).expect("the server answers");
+        assert!(is_whole || status == 429, "a stream without an end: {status} {text:?}");
+        (status, text)
+    } else {
+        let mut response = String::new();
+        BufReader::new(stream).read_to_string(&mut response).expect("the server answers");
+        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+        let body = if head.contains("chunked") { unchunk(body) } else { body.to_owned() };
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        (
+            head.split(' ').nth(1).unwrap().parse().unwrap(),
+            body["choices"][0]["text"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    match status {
+        200 => {
+            assert_eq!(text, expected, "the text of another request");
+            counts.answered.fetch_add(1, Relaxed);
+            counts.tokens.fetch_add(n_tokens, Relaxed);
+        }
+        429 => {
+            counts.refused.fetch_add(1, Relaxed);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        status => panic!("status {status}: {text}"),
+    }
+}
+
+/// One request of a client that goes away, in one of all phases.
+fn leave(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
+    let (prompt, expected) = &known.0[rng.below(known.0.len())];
+    let body = json!({"prompt": prompt, "max_tokens": 400, "ignore_eos": true, "stream": rng.below(4) > 0});
+    counts.gone.fetch_add(1, Relaxed);
+    let mut stream = server.connect();
+    // Whatever is written may meet a server that has closed already.
+    let _ = match rng.below(8) {
+        // Before, in the head, in the body.
+        0 => Ok(()),
+        1 => write!(stream, "POST /v1/completions HT"),
+        2 => write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{\"prompt\": "),
+        // Reset in the body: what was sent to the client is not read.
+        3 => write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n{{\"prompt\": "
+        )
+        .map(|()| std::thread::sleep(Duration::from_millis(5))),
+        // As soon as everything is sent, half-closed, while it waits, in the stream.
+        phase => post(server, "/v1/completions", &body).and_then(|stream| match phase {
+            4 => Ok(()),
+            5 => stream.shutdown(Shutdown::Both),
+            6 => {
+                std::thread::sleep(Duration::from_millis(rng.below(50) as u64));
+                Ok(())
+            }
+            _ => {
+                let (status, text, _) = read_stream(stream, 1 + rng.below(40))?;
+                let n = text.len().min(expected.len());
+                assert!(status == 429 || text[..n] == expected[..n], "the text of another request: {text:?}");
+                Ok(())
+            }
+        }),
+    };
+}
+
+/// A chunked body without an end is refused once it is too large.
+fn endless_chunks(server: &Server) {
+    let mut stream = server.connect();
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+    let n_sent = (0..2000).take_while(|_| stream.write_all(chunk.as_bytes()).is_ok()).count();
+    assert!(n_sent < 1000, "the server read {n_sent} chunks of 64 KiB");
+    // The answer may be lost as the server closes before everything is read.
+    let mut status = [0; 12];
+    if stream.read_exact(&mut status).is_ok() {
+        assert_eq!(&status, b"HTTP/1.1 413");
+    }
+}
+
+/// Whoever sends a byte now and then is sent away in time.
+fn slow_loris(server: &Server, head: &str, limit: Duration) {
+    let mut stream = server.connect();
+    stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    let begun = Instant::now();
+    loop {
+        match stream.read(&mut [0; 512]) {
+            Ok(_) => break,
+            Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind()) => {}
+            Err(_) => break,
+        }
+        assert!(begun.elapsed() < limit, "a client that sends a byte now and then is still there");
+        if stream.write_all(b"a").is_err() {
+            break;
+        }
+    }
+}
+
+/// Runs `n` clients for a time; each does `act` again and again.
+fn clients(n: usize, seed: u64, time: Duration, act: impl Fn(&mut Rng) + Sync) {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for i in 0..n {
+            let act = &act;
+            scope.spawn(move || {
+                let mut rng = Rng(seed + i as u64);
+                while begun.elapsed() < time {
+                    act(&mut rng);
+                }
+            });
+        }
+    });
+}
+
+/// Tokens per second of whole answers for `n` clients that stay.
+fn goodput(server: &Server, known: &Known, n: usize, time: Duration) -> f64 {
+    let (counts, begun) = (Counts::default(), Instant::now());
+    clients(n, 77, time, |rng| stay(server, known, rng, &counts));
+    counts.tokens.load(Relaxed) as f64 / begun.elapsed().as_secs_f64()
+}
+
+#[test]
+fn load() {
+    let (n, places) = (PARALLEL.to_string(), PLACES.to_string());
+    let server = Server::start(&["-c", "512", "-np", &n, "--max-requests", &places, "--temp", "0"]);
+    let known = Known::of(&server);
+    let seconds = |short, long| Duration::from_secs(if is_long() { long } else { short });
+    let mixed = |seed, time| {
+        let counts = Counts::default();
+        clients(CLIENTS, seed, time, |rng| match rng.below(3) {
+            0 => leave(&server, &known, rng, &counts),
+            _ => stay(&server, &known, rng, &counts),
+        });
+        counts
+    };
+    // What all the clients of the system do once, for a baseline.
+    mixed(1000, seconds(2, 20));
+    server.is_idle_soon();
+    #[cfg(target_os = "linux")]
+    let before = settled(&server, (usize::MAX, usize::MAX));
+
+    let counts = std::thread::scope(|scope| {
+        let hostile = [
+            scope.spawn(|| endless_chunks(&server)),
+            scope.spawn(|| slow_loris(&server, "POST /v1/completions HTTP/1.1\r\nhost: ", Duration::from_secs(20))),
+        ];
+        if is_long() {
+            let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n";
+            slow_loris(&server, head, Duration::from_secs(50));
+        }
+        let counts = mixed(1, seconds(8, 420));
+        hostile.into_iter().for_each(|hostile| hostile.join().unwrap());
+        counts
+    });
+    let [answered, refused, gone] = [&counts.answered, &counts.refused, &counts.gone].map(|n| n.load(Relaxed));
+    println!("{answered} answered, {refused} refused, {gone} went away");
+    assert!(answered > 0 && refused > 0 && gone > 0);
+    if is_long() {
+        assert!(gone > 1000, "{gone} went away");
+    }
+    server.is_idle_soon();
+    let idle: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
+    assert!(idle.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false), "{idle}");
+    assert_eq!(
+        server.metric("ruvllm:kv_cache_bytes"),
+        server.metric("ruvllm:prefix_cache_bytes"),
+        "pages that nobody holds"
+    );
+    #[cfg(target_os = "linux")]
+    {
+        let after = settled(&server, (before.0, before.1));
+        println!("descriptors, threads, resident KiB: {before:?}, then {after:?}");
+        assert!(after.0 <= before.0 && after.1 <= before.1, "descriptors, threads: {before:?}, then {after:?}");
+        // The prefix cache holds what it held; the rest is what allocators keep of 64 clients' bodies and answers.
+        assert!(after.2 <= before.2 + (48 << 10), "resident KiB: {before:?}, then {after:?}");
+    }
+
+    // At four times the load as much is answered as when the server is just full.
+    let time = seconds(3, 60);
+    let (full, four_times) =
+        (goodput(&server, &known, 2 * PARALLEL, time), goodput(&server, &known, 8 * PARALLEL, time));
+    println!("goodput: {full:.0} tokens/s with {} clients, {four_times:.0} with {}", 2 * PARALLEL, 8 * PARALLEL);
+    if is_long() {
+        assert!(four_times >= 0.95 * full, "{four_times} of {full} tokens/s");
+    }
+    server.is_idle_soon();
+}
+
+/// Holdings once they are at most `expected` descriptors and threads, or the time for that is over.
+#[cfg(target_os = "linux")]
+fn settled(server: &Server, expected: (usize, usize)) -> (usize, usize, usize) {
+    // Idle threads end after a while, closed connections are noticed.
+    std::thread::sleep(Duration::from_secs(4));
+    let begun = Instant::now();
+    loop {
+        let now = holdings(server.child.id());
+        if (now.0 <= expected.0 && now.1 <= expected.1) || begun.elapsed() > Duration::from_secs(20) {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,270 @@
+"""The web page of `ruvllm serve` in a headless Chromium, as someone with a mouse, a keyboard or a screen reader uses it.
+
+    python3 tests/browser.py target/release/ruvllm FOLDER
+
+Needs chromium and chromedriver (Debian's packages chromium, chromium-driver). Writes pictures into FOLDER. WebDriver
+(https://www.w3.org/TR/webdriver2/) is spoken with the standard library alone.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--window-size=1000,900",
+]
+ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
+
+
+def line_with(process, stream, pattern):
+    """The group of the first line that matches."""
+    for line in stream:
+        if found := re.search(pattern, line):
+            return found[1]
+    raise SystemExit(f"{process.args[0]} ended without {pattern!r}")
+
+
+class Browser:
+    def __init__(self, profile):
+        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        port = line_with(self.driver, self.driver.stdout, r"started successfully on port (\d+)")
+        self.url = f"http://127.0.0.1:{port}/session"
+        options = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+        self.session = self.call("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        self.url += f"/{self.session}"
+
+    def call(self, method, path, body=None):
+        data = None if method == "GET" else json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(error.read().decode()) from None
+
+    def close(self):
+        with contextlib.suppress(Exception):
+            self.call("DELETE", "")
+        self.driver.terminate()
+        self.driver.wait()
+
+    def script(self, code, *args):
+        return self.call("POST", "/execute/sync", {"script": code, "args": args})
+
+    def find(self, css):
+        return self.call("POST", "/element", {"using": "css selector", "value": css})[ELEMENT]
+
+    def click(self, css):
+        self.call("POST", f"/element/{self.find(css)}/click")
+
+    def type(self, css, text):
+        self.call("POST", f"/element/{self.find(css)}/value", {"text": text})
+
+    def keys(self, *strokes):
+        """Keys to whatever has the focus; a stroke is a key, or keys held together."""
+        actions = []
+        for stroke in strokes:
+            actions += [{"type": "keyDown", "value": key} for key in stroke]
+            actions += [{"type": "keyUp", "value": key} for key in reversed(stroke)]
+        self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def text(self, css):
+        return self.script("return document.querySelector(arguments[0]).textContent", css)
+
+    def texts(self, css):
+        return self.script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", css)
+
+    def focus(self):
+        return self.script("return document.activeElement.id")
+
+    def wait(self, what, condition, seconds=30):
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                raise SystemExit(f"waited in vain till {what}: {self.text('#status')!r} {self.text('#error')!r}")
+            time.sleep(0.02)
+
+    def picture(self, path):
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(self.call("GET", "/screenshot")))
+
+    def tree(self):
+        """Role and name of everything that a screen reader meets."""
+        command = {"cmd": "Accessibility.getFullAXTree", "params": {}}
+        nodes = self.call("POST", "/goog/cdp/execute", command)["nodes"]
+        of = lambda node, key: node.get(key, {}).get("value", "")
+        return [(of(node, "role"), of(node, "name")) for node in nodes if not node["ignored"]]
+
+
+@contextlib.contextmanager
+def serve(program, *flags):
+    server = subprocess.Popen([program, "serve", "--port", "0", "--temp", "0", *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        yield line_with(server, server.stderr, r"ready on (http://\S+)")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def adapter(program, folder):
+    """An adapter of the built-in model, learned from a few words."""
+    path = os.path.join(folder, "rusty.gguf")
+    run = [program, "-p", "Ownership is", "-n", "200", "--learn", folder, "--learn-export", path]
+    subprocess.run(run, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return path
+
+
+def check(browser, address, pictures):
+    picture = lambda name: browser.picture(os.path.join(pictures, f"{name}.png"))
+    answers = lambda: browser.texts("#messages li.assistant .text")
+    done = lambda: browser.script("return !document.getElementById('send').disabled")
+
+    # Without the key the page says so, and leads to its field.
+    browser.call("POST", "/url", {"url": address})
+    browser.wait("the key is asked for", lambda: "key" in browser.text("#error") and browser.focus() == "key")
+    picture("1-key")
+    browser.type("#key", "secret" + TAB)
+    browser.wait("the models are listed", lambda: browser.texts("#model option"))
+    base, adapted = browser.texts("#model option")
+    assert adapted == f"{base}:rusty", (base, adapted)
+
+    # With the keyboard alone: a question, its answer, the figures.
+    browser.click("#settings summary")
+    browser.script("document.getElementById('prompt').focus()")
+    browser.keys(*"What is", SHIFT + ENTER, *"a trait?")
+    assert browser.script("return document.getElementById('prompt').value") == "What is\na trait?"
+    browser.type("#max-tokens", "24")
+    browser.script("document.getElementById('prompt').focus()")
+    browser.keys(ENTER)
+    browser.wait("the answer is there", lambda: "Done" in browser.text("#status"))
+    assert re.search(r"\d+ tokens at \d+\.\d tokens/s; prompt of \d+ tokens, 0 of", browser.text("#status")), browser.text("#status")
+    assert browser.texts("#messages li.user .text") == ["What is\na trait?"] and answers()[0], answers()
+    picture("2-answer")
+
+    # The same again: the same text, its prompt from the cache.
+    first = answers()
+    browser.click("#again")
+    browser.wait("it was answered again", lambda: done() and "Done" in browser.text("#status"))
+    assert answers() == first
+    assert not re.search(r" 0 of them", browser.text("#status")), browser.text("#status")
+
+    # A setting that makes no sense is not sent; one that does changes the answer.
+    browser.type("#temperature", "9")
+    browser.click("#again")
+    assert done() and not browser.script("return document.getElementById('temperature').checkValidity()")
+    browser.script("document.getElementById('temperature').value = ''")
+    browser.type("#temperature", "1.5")
+    browser.type("#seed", "3")
+    browser.click("#again")
+    browser.wait("it was answered warmly", lambda: done() and "Done" in browser.text("#status"))
+    assert answers() != first
+
+    # A long answer comes bit by bit, and ends where it is stopped: by Escape, by the button.
+    for id in ["temperature", "seed", "max-tokens"]:
+        browser.script("document.getElementById(arguments[0]).value = ''", id)
+    for way in ["key", "button"]:
+        browser.click("#new")
+        browser.wait("the page is empty", lambda: browser.text("#status") == "New chat.")
+        browser.type("#max-tokens", "3000")
+        browser.type("#prompt", "Tell me about Rust, at length." + ENTER)
+        browser.wait("text comes", lambda: answers() and answers()[0])
+        assert not done() and browser.script("return document.getElementById('messages').ariaBusy") == "true"
+        some = answers()[0]
+        browser.wait("more text comes", lambda: len(answers()[0]) > len(some))
+        if way == "key":
+            browser.keys(ESCAPE)
+        else:
+            browser.click("#stop")
+        browser.wait("it has stopped", done, 5)
+        assert browser.text("#status") == "Stopped." and browser.focus() == "prompt", browser.text("#status")
+        stopped = answers()[0]
+        time.sleep(0.3)
+        assert answers()[0] == stopped
+        browser.script("document.getElementById('max-tokens').value = ''")
+    headers = {"authorization": "Bearer secret"}
+    with urllib.request.urlopen(urllib.request.Request(address + "/metrics", headers=headers)) as response:
+        assert "llamacpp:requests_processing 0" in response.read().decode(), "the server goes on"
+
+    # The adapter answers, under its name; what was said stays in the conversation.
+    browser.click("#new")
+    browser.wait("the page is empty", lambda: browser.text("#status") == "New chat.")
+    browser.type("#max-tokens", "16")
+    browser.script("const model = document.getElementById('model'); model.value = arguments[0]", adapted)
+    browser.type("#prompt", "<b>What</b> is a slice?" + ENTER)
+    browser.wait("the adapter answers", lambda: "Done" in browser.text("#status"))
+    assert browser.texts("#messages h2") == ["You", adapted]
+    assert browser.texts("#messages li.user .text") == ["<b>What</b> is a slice?"], "text is not HTML"
+    browser.type("#prompt", "And a trait?" + ENTER)
+    browser.wait("there are two answers", lambda: len(answers()) == 2 and "Done" in browser.text("#status"))
+    picture("3-adapter")
+
+    # What the server refuses is said in its words, and the question comes back.
+    browser.type("#system", "word " * 4000)
+    browser.type("#prompt", "Too long" + ENTER)
+    browser.wait("the refusal is there", lambda: "context" in browser.text("#error"))
+    assert browser.script("return document.getElementById('prompt').value") == "Too long" and len(answers()) == 2
+    picture("4-refusal")
+
+    # A screen reader finds everything under a name; the keyboard reaches it all.
+    tree = browser.tree()
+    for part in [
+        ("combobox", "Model"), ("log", "Conversation"), ("textbox", "Message"), ("button", "Send"), ("button", "Stop"),
+        ("button", "New chat"), ("button", "Try again"), ("spinbutton", "Temperature"), ("textbox", "API key"), ("heading", "ruvllm"),
+    ]:
+        assert part in tree, f"{part} is not in {tree}"
+    assert {"status", "alert"} <= {role for role, _ in tree}, tree
+    nameless = [role for role, name in tree if role in ("textbox", "spinbutton", "button", "combobox", "link") and not name]
+    assert not nameless, nameless
+    browser.script("document.activeElement.blur()")
+    reached = set()
+    for _ in range(40):
+        browser.keys(TAB)
+        reached.add(browser.focus())
+    expected = {"model", "new", "messages", "prompt", "send", "again", "system", "temperature", "top-k", "top-p", "min-p", "seed", "key"}
+    assert expected <= reached, expected - reached
+
+    # A narrow window scrolls up and down alone.
+    browser.call("POST", "/window/rect", {"width": 500, "height": 800})
+    assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
+    picture("5-narrow")
+    # The key is kept for a reload, and nowhere else.
+    browser.call("POST", "/refresh")
+    browser.wait("the models are listed", lambda: browser.texts("#model option"))
+    assert browser.script("return [sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+
+    # Nothing was asked of others, and the browser has nothing to complain of.
+    log = lambda kind: browser.call("POST", "/se/log", {"type": kind})
+    sent = [json.loads(entry["message"])["message"] for entry in log("performance")]
+    urls = {event["params"]["request"]["url"] for event in sent if event["method"] == "Network.requestWillBeSent"}
+    elsewhere = [url for url in urls if not url.startswith((address, "data:"))]
+    assert urls and not elsewhere, elsewhere
+    # Refused requests are among its errors: one without the key, one too long.
+    errors = [entry["message"] for entry in log("browser") if not re.search("status of 40[01]", entry["message"])]
+    assert not errors, errors
+
+
+def main():
+    program, pictures = sys.argv[1:]
+    os.makedirs(pictures, exist_ok=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        rusty = adapter(program, folder)
+        with serve(program, "-c", "4096", "--api-key", "secret", "--lora", rusty) as address:
+            browser = Browser(os.path.join(folder, "profile"))
+            try:
+                check(browser, address, pictures)
+            finally:
+                browser.close()
+    print("the page works in", subprocess.run(["chromium", "--version"], capture_output=True, text=True).stdout.strip())
+
+
+main()

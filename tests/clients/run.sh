@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Other people's clients against `ruvllm serve`: bash tests/clients/run.sh PROGRAM FOLDER
+# Installs them into FOLDER, in the versions of requirements.txt and package.json.
+set -euo pipefail
+program=$(realpath "$1")
+mkdir -p "$2"
+folder=$(realpath "$2")
+cd "$(dirname "$0")"
+
+[ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.txt
+cp package.json package-lock.json clients.mjs "$folder"
+npm ci --silent --prefix "$folder"
+
+servers=()
+trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT
+# Starts a server with these flags; its address is in `address`.
+serve() {
+    local log=$folder/log-${#servers[@]}
+    "$program" serve --port 0 --temp 0 -c 2048 --api-key secret "$@" 2>"$log" &
+    servers+=($!)
+    for _ in $(seq 600); do
+        address=$(sed -n 's/.* is ready on \(http:.*\)/\1/p' "$log")
+        [ -z "$address" ] || return 0
+        kill -0 "$!" || break
+        sleep 0.1
+    done
+    cat "$log" >&2
+    exit 1
+}
+serve --chat-template-file template.jinja
+of_lists=$address
+serve
+"$folder/venv/bin/python" clients.py "$address" "$of_lists"
+(cd "$folder" && node clients.mjs "$address")
