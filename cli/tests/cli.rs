@@ -1790,7 +1790,7 @@ fn adapters_are_merged() {
     with(&["--weights", "1,-1", "--method", "linear"], 1, &["sum of the weights"]);
     with(&["--density", "2"], 1, &["density"]);
     fails(&["merge-adapters", "-m", &model, &x, "-o", &out], 2, &["ADAPTER"]);
-    fails(&["merge-adapters", "-m", &model, &x, &data("qwen2-adapter.gguf"), "-o", &out], 1, &["qwen2"]);
+    fails(&["merge-adapters", "-m", &model, &x, &data("qwen2-adapter.gguf"), "-o", &out, "--overwrite"], 1, &["qwen2"]);
 }
 
 /// Texts, completions and answers become an adapter; a training that was killed ends as one that was not.
