@@ -160,11 +160,12 @@ def check(browser, address, pictures):
     assert browser.texts("#messages li.user .text") == ["What is\na trait?"] and answers()[0], answers()
     picture("2-answer")
 
-    # The same again: the same text.
+    # The same again: the same text, its prompt from the cache.
     first = answers()
     browser.click("#again")
     browser.wait("it was answered again", lambda: done() and "Done" in browser.text("#status"))
     assert answers() == first
+    assert not re.search(r" 0 of them", browser.text("#status")), browser.text("#status")
 
     # A setting that makes no sense is not sent; one that does changes the answer.
     browser.type("#temperature", "9")

@@ -789,3 +789,33 @@ fn watchdog() {
     });
     assert_eq!(server.get("/health").0, 200);
 }
+
+/// Adapters by name and by number; requests with the same ones find each other's prompts, those with others do not.
+#[test]
+fn adapters() {
+    use ruvllm::lora::Adapter;
+    let folder = std::env::temp_dir().join(format!("ruvllm-adapters-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let model =
+        ruvllm::Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let files = ["one.gguf", "two.gguf"].map(|name| folder.join(name));
+    files.iter().for_each(|path| Adapter::zeros(&model, 1, 1, |_| true).unwrap().save(path).unwrap());
+    let files = files.map(|path| path.to_str().unwrap().to_owned());
+    let server = Server::start(&["-c", "512", "--temp", "0", "-a", "m", "--lora", &files.join(",")]);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["m", "m:one", "m:two"]);
+    let prompt = "A prompt that is long enough to be found again. ".repeat(4);
+    let cached = |choice: Value| {
+        let mut body = completion(&prompt, 1);
+        body.as_object_mut().unwrap().extend(choice.as_object().unwrap().clone());
+        server.ask("/v1/completions", &body)["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    for choice in
+        [json!({}), json!({"model": "m:one"}), json!({"lora": [{"id": 1, "scale": 0.5}]}), json!({"lora": []})]
+    {
+        assert_eq!(cached(choice.clone()), 0, "{choice}: others have other weights");
+        assert!(cached(choice.clone()) > 20, "{choice}: the same ones");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -25,8 +25,8 @@ use crate::lora::Adapter;
 use crate::sample::Sampler;
 use pace::Pace;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::{Sender, Wake};
 
@@ -35,6 +35,9 @@ pub use stream::Stream;
 
 /// Passes after which a request goes before new ones of the next higher priority.
 const AGING: i64 = 512;
+
+/// Sets of adapters that are remembered, and so kept in memory.
+const MAX_ADAPTED: usize = 16;
 
 /// Options of a schedule. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
@@ -199,6 +202,9 @@ struct Terms {
     layout: KvLayout,
     /// An empty sequence, of which those of requests are forks.
     empty: Sequence,
+    /// The same with adapters attached, the most recently used last. Forks of one share its generation of adapters, so
+    /// that requests with the same adapters find each other's prefixes.
+    adapted: Mutex<Vec<Sequence>>,
     observer: Box<dyn Observer>,
     clock: Timer,
     n_requests: Arc<AtomicUsize>,
@@ -234,6 +240,7 @@ impl Terms {
             options: options.clone(),
             layout: kv_layout(engine.model().hparams(), session.kv_policy()),
             empty: engine.sequence(session)?,
+            adapted: Mutex::default(),
             observer,
             clock: Timer::start(),
             n_requests: Arc::default(),
@@ -307,14 +314,35 @@ impl Terms {
     }
 
     fn sequence(&self, adapters: &[(Arc<Adapter>, f32)], salt: Option<&str>) -> Result<Sequence, ScheduleError> {
-        let mut seq = self.empty.fork()?;
+        let mut seq = if adapters.is_empty() { self.empty.fork()? } else { self.adapted(adapters)? };
         if let Some(salt) = salt {
             seq.prefix.salt = salt.to_owned();
         }
-        for (adapter, scale) in adapters {
-            seq.attach(Arc::clone(adapter), *scale)?;
-        }
         Ok(seq)
+    }
+
+    /// An empty sequence with these adapters.
+    fn adapted(&self, adapters: &[(Arc<Adapter>, f32)]) -> Result<Sequence, ScheduleError> {
+        let wanted = || adapters.iter().map(|(adapter, scale)| (Arc::as_ptr(adapter), scale.to_bits()));
+        let attached =
+            |seq: &Sequence| seq.adapters().map(|(_, a, scale)| (Arc::as_ptr(a), scale.to_bits())).eq(wanted());
+        let mut known = self.adapted.lock().unwrap_or_else(PoisonError::into_inner);
+        let seq = match known.iter().position(attached) {
+            Some(i) => known.remove(i),
+            None => {
+                let mut seq = self.empty.fork()?;
+                for (adapter, scale) in adapters {
+                    seq.attach(Arc::clone(adapter), *scale)?;
+                }
+                seq
+            }
+        };
+        let fork = seq.fork()?;
+        if known.len() == MAX_ADAPTED {
+            known.remove(0);
+        }
+        known.push(seq);
+        Ok(fork)
     }
 }
 
