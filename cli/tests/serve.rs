@@ -1,6 +1,8 @@
 //! `ruvllm serve` as clients call it, over sockets, with the built-in model.
 #![cfg(feature = "serve")]
 
+use ruvllm::gguf::{Array, Writer};
+use ruvllm::quant::DType;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -818,4 +820,107 @@ fn adapters() {
         assert!(cached(choice.clone()) > 20, "{choice}: the same ones");
     }
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Documents in the order of their scores, as `ruvllm rerank` has them; other models say that they are none.
+#[test]
+fn rerank() {
+    let body = json!({"query": "hot?", "documents": ["It rains.", {"text": "It is hot."}, "Cold."], "top_n": 2});
+    let (status, response) = shared().post("/v1/rerank", &body);
+    assert!(status == 400 && response["error"]["message"].as_str().unwrap().contains("reranker"), "{response}");
+
+    let folder = std::env::temp_dir().join(format!("ruvllm-rerank-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let model = folder.join("reranker.gguf");
+    tiny_reranker().write(&model).unwrap();
+    let model = model.to_str().unwrap();
+    let server = Server::start(&["-m", model, "-c", "128"]);
+    let response = server.ask("/v1/rerank", &body);
+    let results = response["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2, "{response}");
+    assert!(results[0]["relevance_score"].as_f64() > results[1]["relevance_score"].as_f64(), "{response}");
+    assert!(response["usage"]["prompt_tokens"].as_u64().unwrap() > 10, "{response}");
+    let file = folder.join("documents.txt");
+    std::fs::write(&file, "It rains.\nIt is hot.\nCold.\n").unwrap();
+    let program = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["rerank", "-m", model, "-q", "hot?", "-f", file.to_str().unwrap(), "--json", "--top-n", "2"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let expected: Value = serde_json::from_slice(&program.stdout).unwrap();
+    assert_eq!(expected.as_array().unwrap().len(), 2);
+    for (result, expected) in results.iter().zip(expected.as_array().unwrap()) {
+        assert_eq!(result["index"], expected["index"]);
+        assert_eq!(result["relevance_score"], expected["score"]);
+    }
+    for (wrong, field) in [
+        (json!({"documents": ["a"]}), "query"),
+        (json!({"query": "a"}), "documents"),
+        (json!({"query": "a", "documents": []}), "documents"),
+        (json!({"query": "a", "documents": [1]}), "documents"),
+        (json!({"query": "a", "documents": ["a"], "top": 1}), "top"),
+    ] {
+        let (status, response) = server.post("/v1/rerank", &wrong);
+        assert!(status == 400 && response["error"]["message"].as_str().unwrap().contains(field), "{response}");
+    }
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes.
+fn tiny_reranker() -> Writer<'static> {
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "qwen3");
+    for (key, value) in [
+        ("context_length", 128u32),
+        ("embedding_length", 64),
+        ("block_count", 1),
+        ("feed_forward_length", 96),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 16),
+        ("attention.value_length", 16),
+        ("pooling_type", 4),
+    ] {
+        writer.metadata(format!("qwen3.{key}"), value);
+    }
+    writer.metadata("qwen3.attention.layer_norm_rms_epsilon", 1e-6f32);
+    writer.metadata("qwen3.classifier.output_labels", Array::Strings(["yes", "no"].map(String::from).into_iter().collect()));
+    let bytes = (0..256u32).map(|byte| format!("<0x{byte:02X}>"));
+    let tokens: Vec<String> = ["<unk>", "<s>", "</s>"].into_iter().map(String::from).chain(bytes).collect();
+    let n_vocab = tokens.len();
+    writer.metadata("tokenizer.ggml.model", "llama");
+    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
+    writer.metadata("tokenizer.ggml.scores", Array::F32(vec![0.0; n_vocab]));
+    writer.metadata("tokenizer.ggml.token_type", Array::I32([2, 3, 3].into_iter().chain([6; 256]).collect()));
+    writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
+    writer.metadata("tokenizer.ggml.eos_token_id", 2u32);
+    writer.metadata("tokenizer.chat_template.rerank", "{query} | {document}");
+    let mut state = 7u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
+    };
+    for (name, dims) in [
+        ("token_embd", &[64, n_vocab as u64][..]),
+        ("blk.0.attn_norm", &[64]),
+        ("blk.0.attn_q", &[64, 64]),
+        ("blk.0.attn_k", &[64, 32]),
+        ("blk.0.attn_v", &[64, 32]),
+        ("blk.0.attn_q_norm", &[16]),
+        ("blk.0.attn_k_norm", &[16]),
+        ("blk.0.attn_output", &[64, 64]),
+        ("blk.0.ffn_norm", &[64]),
+        ("blk.0.ffn_gate", &[64, 96]),
+        ("blk.0.ffn_up", &[64, 96]),
+        ("blk.0.ffn_down", &[96, 64]),
+        ("output_norm", &[64]),
+        ("cls.output", &[64, 2]),
+    ] {
+        let n: u64 = dims.iter().product();
+        let values = (0..n).map(|_| if name.ends_with("norm") { 1.0 } else { random() });
+        let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        writer.tensor(&format!("{name}.weight"), dims, DType::F32, values);
+    }
+    writer
 }

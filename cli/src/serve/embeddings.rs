@@ -14,10 +14,10 @@ use ruvllm::exec::{CancelToken, Embedder};
 use serde_json::{Value, json};
 
 /// Most texts of a request, as in OpenAI's API.
-const MAX_TEXTS: usize = 2048;
+pub(super) const MAX_TEXTS: usize = 2048;
 
 /// Cancels when dropped, with the handler whose client went away.
-struct CancelOnDrop(CancelToken);
+pub(super) struct CancelOnDrop(pub(super) CancelToken);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {

@@ -82,9 +82,11 @@ impl From<SessionError> for ApiError {
             SessionError::ContextFull { .. } => {
                 ApiError { code: Some("context_length_exceeded"), ..ApiError::wrong(message) }
             }
-            SessionError::NoTokens | SessionError::TokenOutOfRange { .. } | SessionError::NoTokenizer => {
-                ApiError::wrong(message)
-            }
+            SessionError::NoTokens
+            | SessionError::TokenOutOfRange { .. }
+            | SessionError::NoTokenizer
+            | SessionError::Encoder
+            | SessionError::NoClassifier => ApiError::wrong(message),
             _ => ApiError::internal(message),
         }
     }

@@ -17,6 +17,7 @@ mod native;
 mod openai;
 mod page;
 mod params;
+mod rerank;
 mod responses;
 mod turn;
 mod watch;
@@ -327,6 +328,8 @@ fn router(shared: Shared) -> Router {
         .route("/v1/completions", post(openai::completions))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(openai::models))
