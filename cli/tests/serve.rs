@@ -686,7 +686,7 @@ fn logs() {
         if lines.len() >= 2 {
             break lines;
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "{lines:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{lines:?}");
         std::thread::sleep(Duration::from_millis(10));
     };
     let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -732,7 +732,7 @@ fn witness() {
     // A batch is written after a second without being asked.
     let begun = Instant::now();
     while lines(&path).len() < 5 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", lines(&path));
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", lines(&path));
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(server.send("POST", "/v1/completions", key, &completion("Last", 1).to_string()).0, 200);
@@ -789,7 +789,11 @@ fn watchdog() {
         }
         answer.join().unwrap();
     });
-    assert_eq!(server.get("/health").0, 200);
+    // The answer is sent before the pass is over.
+    let begun = Instant::now();
+    while server.get("/health").0 != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the pass is over");
+    }
 }
 
 /// Adapters by name and by number; requests with the same ones find each other's prompts, those with others do not.
@@ -885,7 +889,10 @@ fn tiny_reranker() -> Writer<'static> {
         writer.metadata(format!("qwen3.{key}"), value);
     }
     writer.metadata("qwen3.attention.layer_norm_rms_epsilon", 1e-6f32);
-    writer.metadata("qwen3.classifier.output_labels", Array::Strings(["yes", "no"].map(String::from).into_iter().collect()));
+    writer.metadata(
+        "qwen3.classifier.output_labels",
+        Array::Strings(["yes", "no"].map(String::from).into_iter().collect()),
+    );
     let bytes = (0..256u32).map(|byte| format!("<0x{byte:02X}>"));
     let tokens: Vec<String> = ["<unk>", "<s>", "</s>"].into_iter().map(String::from).chain(bytes).collect();
     let n_vocab = tokens.len();

@@ -270,11 +270,11 @@ fn load() {
     let counts = std::thread::scope(|scope| {
         let hostile = [
             scope.spawn(|| endless_chunks(&server)),
-            scope.spawn(|| slow_loris(&server, "POST /v1/completions HTTP/1.1\r\nhost: ", Duration::from_secs(20))),
+            scope.spawn(|| slow_loris(&server, "POST /v1/completions HTTP/1.1\r\nhost: ", Duration::from_secs(60))),
         ];
         if is_long() {
             let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n";
-            slow_loris(&server, head, Duration::from_secs(50));
+            slow_loris(&server, head, Duration::from_secs(90));
         }
         let counts = mixed(1, seconds(8, 420));
         hostile.into_iter().for_each(|hostile| hostile.join().unwrap());
@@ -322,7 +322,7 @@ fn settled(server: &Server, expected: (usize, usize)) -> (usize, usize, usize) {
     let begun = Instant::now();
     loop {
         let now = holdings(server.child.id());
-        if (now.0 <= expected.0 && now.1 <= expected.1) || begun.elapsed() > Duration::from_secs(20) {
+        if (now.0 <= expected.0 && now.1 <= expected.1) || begun.elapsed() > Duration::from_secs(60) {
             return now;
         }
         std::thread::sleep(Duration::from_millis(100));
