@@ -927,7 +927,7 @@ fn tiny_reranker() -> Writer<'static> {
         let n: u64 = dims.iter().product();
         let values = (0..n).map(|_| if name.ends_with("norm") { 1.0 } else { random() });
         let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        writer.tensor(&format!("{name}.weight"), dims, DType::F32, values);
+        writer.tensor(format!("{name}.weight"), dims, DType::F32, values);
     }
     writer
 }
