@@ -43,7 +43,16 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::IQ4_NL => q16(matvec::<BlockIq4Nl>),
         DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
         DType::MXFP4 => q16(matvec::<BlockMxfp4>),
-        _ => f32(matvec_any),
+        DType::IQ1_S => p16(planes::matvec::<BlockIq1S>),
+        DType::IQ1_M => p16(planes::matvec::<BlockIq1M>),
+        DType::IQ2_XXS => p16(planes::matvec::<BlockIq2Xxs>),
+        DType::IQ2_XS => p16(planes::matvec::<BlockIq2Xs>),
+        DType::IQ2_S => p16(planes::matvec::<BlockIq2S>),
+        DType::IQ3_XXS => p16(planes::matvec::<BlockIq3Xxs>),
+        DType::IQ3_S => p16(planes::matvec::<BlockIq3S>),
+        DType::TQ1_0 => p16(planes::matvec::<BlockTq1_0>),
+        DType::TQ2_0 => p16(planes::matvec::<BlockTq2_0>),
+        _ => unreachable!("{dtype} is no format of weights"),
     }
 }
 
@@ -78,7 +87,7 @@ const AHEAD: usize = 8192;
 const SHAPE: Shape = Shape { short: 2048, prefetch: true };
 matvec_kernels!(
     "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16, SHAPE,
-    sums: 2, rows: 8, activation_rows: 4, sums_of_any: 1
+    sums: 2, rows: 8, activation_rows: 4
 );
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
