@@ -5,15 +5,6 @@ use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRI
 use super::{BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockTq1_0};
 use bytemuck::Pod;
 
-/// 32 values of a block.
-#[derive(Clone, Copy, Debug)]
-pub struct Codes {
-    /// Bytes of the grid, value 0 in the lowest byte of the first word.
-    pub grid: [u64; 4],
-    /// A bit per value, see [`Coded::EIGHTHS`].
-    pub signs: u32,
-}
-
 /// The scales of a block: that of values `16·i..16·i + 16` is [`Coded::UNIT`]`·d·(2·nibble + 1)`, with nibble `i`.
 #[derive(Clone, Copy, Debug)]
 pub struct CodedScales {
@@ -29,15 +20,18 @@ pub trait Coded: Pod {
     const LARGEST: i8;
     /// A power of two, see [`CodedScales`].
     const UNIT: f32;
-    /// What a byte `g` of the grid stands for: `g`, or `−g` where the sign bit is set; with `EIGHTHS` `8g + 1`, or
-    /// `8g − 1` where it is set.
+    /// The integer that a byte `g` of the grid stands for: `g`, or `−g` where the sign bit is set; with `EIGHTHS`
+    /// `8g + 1`, or `8g − 1` where it is set.
     const EIGHTHS: bool = false;
 
     /// The scales of the block.
     fn scales(&self) -> CodedScales;
 
-    /// Values `32·group..32·group + 32`, for a `group` below 8.
-    fn codes(&self, group: usize) -> Codes;
+    /// Bytes of the grid for the eight values from `32·group + 8·part` on, the first one lowest.
+    fn grid(&self, group: usize, part: usize) -> u64;
+
+    /// A sign bit for each of the 32 values from `32·group` on.
+    fn signs(&self, group: usize) -> u32;
 }
 
 impl Coded for BlockIq2Xxs {
@@ -54,10 +48,14 @@ impl Coded for BlockIq2Xxs {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let [a, b, c, d, signs @ ..] = self.qs[group];
-        let grid = [a, b, c, d].map(|i| u64::from_le_bytes(IQ2_XXS_GRID[usize::from(i)].map(i8::cast_unsigned)));
-        Codes { grid, signs: even_signs(spread(u32::from_le_bytes(signs))) }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        eight(IQ2_XXS_GRID[usize::from(self.qs[group][part])])
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        let [_, _, _, _, signs @ ..] = self.qs[group];
+        even_signs(spread(u32::from_le_bytes(signs)))
     }
 }
 
@@ -71,11 +69,14 @@ impl Coded for BlockIq2Xs {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|l| u16::from_le_bytes(self.qs[4 * group + l]));
-        let signs = u32::from(a >> 9) | u32::from(b >> 9) << 8 | u32::from(c >> 9) << 16 | u32::from(d >> 9) << 24;
-        let grid = [a, b, c, d].map(|i| u64::from_le_bytes(IQ2_XS_GRID[usize::from(i & 511)].map(i8::cast_unsigned)));
-        Codes { grid, signs: even_signs(signs) }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        eight(IQ2_XS_GRID[usize::from(u16::from_le_bytes(self.qs[4 * group + part]) & 511)])
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        let seven = |part: usize| u32::from(self.qs[4 * group + part][1] >> 1) << (8 * part);
+        even_signs(seven(0) | seven(1) | seven(2) | seven(3))
     }
 }
 
@@ -89,13 +90,14 @@ impl Coded for BlockIq2S {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let high = u32::from(self.qh[group]);
-        let grid = [0, 1, 2, 3].map(|l| {
-            let i = u32::from(self.qs[4 * group + l]) | (high >> (2 * l) & 3) << 8;
-            u64::from_le_bytes(IQ2_S_GRID[i as usize].map(i8::cast_unsigned))
-        });
-        Codes { grid, signs: four_bytes(&self.signs, group) }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        let high = usize::from(self.qh[group]) >> (2 * part) & 3;
+        eight(IQ2_S_GRID[usize::from(self.qs[4 * group + part]) | high << 8])
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        four_bytes(&self.signs, group)
     }
 }
 
@@ -113,12 +115,14 @@ impl Coded for BlockIq3Xxs {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let grid = [0, 1, 2, 3].map(|l| {
-            let [first, second] = [0, 1].map(|h| IQ3_XXS_GRID[usize::from(self.qs[8 * group + 2 * l + h])]);
-            joined(first, second)
-        });
-        Codes { grid, signs: even_signs(spread(u32::from_le_bytes(self.scales_and_signs[group]))) }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        let four = |half: usize| IQ3_XXS_GRID[usize::from(self.qs[8 * group + 2 * part + half])];
+        joined(four(0), four(1))
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        even_signs(spread(u32::from_le_bytes(self.scales_and_signs[group])))
     }
 }
 
@@ -132,16 +136,16 @@ impl Coded for BlockIq3S {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let high = u32::from(self.qh[group]);
-        let grid = [0, 1, 2, 3].map(|l| {
-            let [first, second] = [2 * l, 2 * l + 1].map(|j| {
-                let i = u32::from(self.qs[8 * group + j]) | (high >> j & 1) << 8;
-                IQ3_S_GRID[i as usize]
-            });
-            joined(first, second)
-        });
-        Codes { grid, signs: four_bytes(&self.signs, group) }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        let high = usize::from(self.qh[group]) >> (2 * part);
+        let four =
+            |half: usize| IQ3_S_GRID[usize::from(self.qs[8 * group + 2 * part + half]) | (high >> half & 1) << 8];
+        joined(four(0), four(1))
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        four_bytes(&self.signs, group)
     }
 }
 
@@ -160,13 +164,14 @@ impl Coded for BlockIq1S {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let qh = u32::from(u16::from_le_bytes(self.qh[group]));
-        let grid = [0, 1, 2, 3].map(|l| {
-            let i = u32::from(self.qs[4 * group + l]) | (qh >> (3 * l) & 7) << 8;
-            u64::from_le_bytes(IQ1_GRID[i as usize].map(i8::cast_unsigned))
-        });
-        Codes { grid, signs: (qh >> 15) * u32::MAX }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        let high = usize::from(u16::from_le_bytes(self.qh[group])) >> (3 * part) & 7;
+        eight(IQ1_GRID[usize::from(self.qs[4 * group + part]) | high << 8])
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        u32::from(self.qh[group][1] >> 7) * u32::MAX
     }
 }
 
@@ -188,14 +193,15 @@ impl Coded for BlockIq1M {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let qh = u32::from(self.qh[2 * group]) | u32::from(self.qh[2 * group + 1]) << 8;
-        let grid = [0, 1, 2, 3].map(|l| {
-            let i = u32::from(self.qs[4 * group + l]) | (qh >> (4 * l) & 7) << 8;
-            u64::from_le_bytes(IQ1_GRID[i as usize].map(i8::cast_unsigned))
-        });
-        let signs = qh >> 3 & 1 | (qh >> 7 & 1) << 8 | (qh >> 11 & 1) << 16 | (qh >> 15 & 1) << 24;
-        Codes { grid, signs: signs * 0xFF }
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        let high = usize::from(self.qh[2 * group + part / 2]) >> (4 * (part % 2)) & 7;
+        eight(IQ1_GRID[usize::from(self.qs[4 * group + part]) | high << 8])
+    }
+
+    #[inline(always)]
+    fn signs(&self, group: usize) -> u32 {
+        let (a, b) = (u32::from(self.qh[2 * group]), u32::from(self.qh[2 * group + 1]));
+        (a >> 3 & 1 | (a >> 7) << 8 | (b >> 3 & 1) << 16 | (b >> 7) << 24) * 0xFF
     }
 }
 
@@ -209,28 +215,27 @@ impl Coded for BlockTq1_0 {
     }
 
     #[inline(always)]
-    fn codes(&self, group: usize) -> Codes {
-        let word = |at: usize| {
-            let [a, b, c, d, e, f, g, h, ..] = self.qs[at..] else { unreachable!("eight bytes are left") };
-            u64::from_le_bytes([a, b, c, d, e, f, g, h])
-        };
-        let grid = match group {
-            0..5 => [0, 1, 2, 3].map(|l| trits(word(8 * l), [1, 3, 9, 27, 81][group])),
-            5 => [trits(word(32), 1), trits(word(40), 1), trits(word(32), 3), trits(word(40), 3)],
-            6 => [trits(word(32), 9), trits(word(40), 9), trits(word(32), 27), trits(word(40), 27)],
-            _ => {
+    fn grid(&self, group: usize, part: usize) -> u64 {
+        match (group, part) {
+            (..5, _) => trits(word(&self.qs, 8 * part), group),
+            (7, 2..) => {
                 let last = u64::from(u32::from_le_bytes(self.qh));
-                let two = |power| trits(last, power) & 0xFFFF_FFFF | trits(last, 3 * power) << 32;
-                [trits(word(32), 81), trits(word(40), 81), two(1), two(9)]
+                trits(last, 2 * part - 4) & 0xFFFF_FFFF | trits(last, 2 * part - 3) << 32
             }
-        };
-        Codes { grid, signs: 0 }
+            _ => trits(word(&self.qs, 32 + 8 * (part % 2)), 2 * (group - 5) + part / 2),
+        }
+    }
+
+    #[inline(always)]
+    fn signs(&self, _group: usize) -> u32 {
+        0
     }
 }
 
-/// A trit of each of eight bytes, less 1: the integer part of `3·frac(power·byte/256)`.
+/// Trit `n` of each of eight bytes, less 1: the integer part of `3·frac(3ⁿ·byte/256)`.
 #[inline(always)]
-fn trits(bytes: u64, power: u64) -> u64 {
+fn trits(bytes: u64, n: usize) -> u64 {
+    let power = [1, 3, 9, 27, 81][n];
     const LOW: u64 = 0x00FF_00FF_00FF_00FF;
     let trit = |bytes: u64| ((bytes * power) & LOW) * 3 >> 8 & LOW;
     let t = trit(bytes & LOW) | trit(bytes >> 8 & LOW) << 8;
@@ -238,11 +243,23 @@ fn trits(bytes: u64, power: u64) -> u64 {
     ((t | 0x8080_8080_8080_8080) - 0x0101_0101_0101_0101) ^ 0x8080_8080_8080_8080
 }
 
-/// Two groups of four values.
+/// Eight bytes in one word.
+#[inline(always)]
+fn eight(bytes: [i8; 8]) -> u64 {
+    u64::from_le_bytes(bytemuck::cast(bytes))
+}
+
+/// Two groups of four.
 #[inline(always)]
 fn joined(first: [i8; 4], second: [i8; 4]) -> u64 {
-    let word = |x: [i8; 4]| u64::from(u32::from_le_bytes(x.map(i8::cast_unsigned)));
+    let word = |bytes: [i8; 4]| u64::from(u32::from_le_bytes(bytemuck::cast(bytes)));
     word(first) | word(second) << 32
+}
+
+/// Eight of the bytes, from `at` on.
+#[inline(always)]
+fn word(bytes: &[u8; 48], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes are left"))
 }
 
 /// Word `i` of the bytes.
@@ -298,9 +315,8 @@ mod tests {
                 continue;
             }
             for (i, expected) in expected.into_iter().enumerate() {
-                let Codes { grid, signs } = block.codes(i / 32);
-                let g = i32::from((grid[i % 32 / 8] >> (i % 8 * 8)) as i8);
-                let q = match (B::EIGHTHS, signs >> (i % 32) & 1) {
+                let g = i32::from((block.grid(i / 32, i % 32 / 8) >> (i % 8 * 8)) as i8);
+                let q = match (B::EIGHTHS, block.signs(i / 32) >> (i % 32) & 1) {
                     (false, 0) => g,
                     (false, _) => -g,
                     (true, 0) => 8 * g + 1,

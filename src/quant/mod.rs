@@ -19,7 +19,7 @@ mod mix;
 mod mxfp4;
 mod ternary;
 
-pub use coded::{Coded, CodedScales, Codes};
+pub use coded::{Coded, CodedScales};
 pub use dtype::DType;
 pub use iq::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,

@@ -183,7 +183,7 @@ macro_rules! coded {
                 let CodedScales { d, nibbles } = b.scales();
                 Factors { scale: times(Self::UNIT * f16_value(d), odd_numbers(nibbles)), offset: [0.0; 16] }
             },
-            |g| integers::<$block>(b.codes(g))
+            |g| integers(b, g)
         );
     )*};
 }
@@ -199,13 +199,13 @@ pub(in crate::arch) fn odd_numbers(nibbles: u64) -> __m128i {
     _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1))
 }
 
-/// The integers that codes stand for.
+/// The integers of group `g`.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn integers<B: Coded>(Codes { grid, signs }: Codes) -> __m256i {
-    let [a, b, c, d] = grid.map(u64::cast_signed);
-    let grid = _mm256_set_epi64x(d, c, b, a);
-    let negative = bits(signs.to_le_bytes(), -1);
+fn integers<B: Coded>(block: &B, g: usize) -> __m256i {
+    let (a, b, c, d) = (block.grid(g, 0), block.grid(g, 1), block.grid(g, 2), block.grid(g, 3));
+    let grid = _mm256_set_epi64x(d.cast_signed(), c.cast_signed(), b.cast_signed(), a.cast_signed());
+    let negative = bits(block.signs(g).to_le_bytes(), -1);
     if B::EIGHTHS {
         // The shift of words brings bits of one byte to the next.
         let eights = _mm256_and_si256(_mm256_slli_epi16::<3>(grid), _mm256_set1_epi8(-8));

@@ -296,19 +296,12 @@ fn coded<B: Coded + Groups>(block: &B) -> Unpacked {
         w[2] = pair(block.bytes(4), block.bytes(6));
         w[3] = pair(block.bytes(5), block.bytes(7));
     }
-    // Lane `l` of 128 bits of these has one half of the groups `2l` and of `2l + 1`.
-    let even = [_mm512_shuffle_i64x2::<0b10_00_10_00>(w[0], w[2]), _mm512_shuffle_i64x2::<0b11_01_11_01>(w[0], w[2])];
-    let odd = [_mm512_shuffle_i64x2::<0b10_00_10_00>(w[1], w[3]), _mm512_shuffle_i64x2::<0b11_01_11_01>(w[1], w[3])];
-    // Words 0 and 1, and 2 and 3, of both halves.
-    let (even_01, even_23) = (_mm512_unpacklo_epi32(even[0], even[1]), _mm512_unpackhi_epi32(even[0], even[1]));
-    let (odd_01, odd_23) = (_mm512_unpacklo_epi32(odd[0], odd[1]), _mm512_unpackhi_epi32(odd[0], odd[1]));
-    // In odd groups the registers change places in twos.
-    let w = [
-        join::<0b10_10_10_10>(even_01, odd_01),
-        join::<0b01_01_01_01>(even_01, odd_01),
-        join::<0b10_10_10_10>(even_23, odd_23),
-        join::<0b01_01_01_01>(even_23, odd_23),
-    ];
+    let w = in_order([
+        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[0], w[2]),
+        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[0], w[2]),
+        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[1], w[3]),
+        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[1], w[3]),
+    ]);
     let excess = _mm512_set1_epi8(B::LARGEST);
     let w = [
         _mm512_add_epi8(w[0], excess),
@@ -317,6 +310,21 @@ fn coded<B: Coded + Groups>(block: &B) -> Unpacked {
         _mm512_add_epi8(w[3], excess),
     ];
     Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
+}
+
+/// Bytes in the order of [`BlockP16`]; the 128 bits `l` of register `q` are the 16 bytes from `64·l + 16·q` on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn in_order([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // Words 0 and 1, and 2 and 3, of an even block of 32 bytes, and of an odd one, where registers change places in twos.
+    let (even_01, even_23) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let (odd_01, odd_23) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    [
+        join::<0b10_10_10_10>(even_01, odd_01),
+        join::<0b01_01_01_01>(even_01, odd_01),
+        join::<0b10_10_10_10>(even_23, odd_23),
+        join::<0b01_01_01_01>(even_23, odd_23),
+    ]
 }
 
 #[inline]

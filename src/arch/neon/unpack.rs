@@ -260,7 +260,7 @@ macro_rules! coded {
             1,
             { FACTORS_PER_16 = true, OFFSETS = false },
             |[block]| coded_factors(block),
-            |[block], b| integers::<$block>(block.codes(b))
+            |[block], b| integers(block, b)
         );
     )*};
 }
@@ -277,12 +277,13 @@ fn coded_factors<B: Coded>(block: &B) -> Factors {
     Factors { scale: times(widened(odd_numbers), B::UNIT * halves(d, d)[0]), offset: [vdupq_n_f32(0.0); 4] }
 }
 
-/// The integers that codes stand for.
+/// The integers of group `b`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn integers<B: Coded>(Codes { grid: [a, b, c, d], signs }: Codes) -> [int8x16_t; 2] {
-    let [s0, s1, s2, s3] = signs.to_le_bytes();
-    [sixteen_integers::<B>([a, b], [s0, s1]), sixteen_integers::<B>([c, d], [s2, s3])]
+fn integers<B: Coded>(block: &B, b: usize) -> [int8x16_t; 2] {
+    let [s0, s1, s2, s3] = block.signs(b).to_le_bytes();
+    let (first, second) = ([block.grid(b, 0), block.grid(b, 1)], [block.grid(b, 2), block.grid(b, 3)]);
+    [sixteen_integers::<B>(first, [s0, s1]), sixteen_integers::<B>(second, [s2, s3])]
 }
 
 #[inline]
