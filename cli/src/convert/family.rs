@@ -33,10 +33,15 @@ pub(super) struct Family {
     /// What the files say about a space before a text.
     pub(super) spaces: Spaces,
     /// Keys that are more than a copied value.
-    pub(super) more: fn(&Config, &mut dyn FnMut(&str, Value)) -> Result<(), Failure>,
+    pub(super) more: fn(&Config, Put<'_>) -> Result<(), Failure>,
     /// Tensors made from the configuration, such as factors of the rope.
-    pub(super) extra: fn(&Config) -> Result<Vec<(&'static str, Vec<f32>)>, Failure>,
+    pub(super) extra: fn(&Config) -> Result<Vec<Extra>, Failure>,
 }
+
+/// Writes a key behind the architecture.
+type Put<'a> = &'a mut dyn FnMut(&str, Value);
+/// A vector by its name in the GGUF file.
+type Extra = (&'static str, Vec<f32>);
 
 /// What `tokenizer.ggml.add_space_prefix` says.
 #[derive(Clone, Copy, PartialEq)]
@@ -274,14 +279,14 @@ pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
     })
 }
 
-fn rope_dimensions(config: &Config, key: &mut dyn FnMut(&str, Value)) -> Result<(), Failure> {
+fn rope_dimensions(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     key("rope.dimension_count", config.head_dim()?.into());
     Ok(())
 }
 
 /// Factors of Llama 3.1's rope: periods that are long against the first context are stretched, short ones are not, and in
 /// between there is a passage (transformers' `_compute_llama3_parameters`).
-fn llama3_factors(config: &Config) -> Result<Vec<(&'static str, Vec<f32>)>, Failure> {
+fn llama3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     if config.rope_type() != Some("llama3") {
         return Ok(Vec::new());
     }
@@ -312,7 +317,7 @@ fn phi3_dimensions(config: &Config) -> Result<u32, Failure> {
     Ok((f64::from(share) * f64::from(config.u32("hidden_size")?)) as u32 / heads)
 }
 
-fn phi3_rope(config: &Config, key: &mut dyn FnMut(&str, Value)) -> Result<(), Failure> {
+fn phi3_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let first = config.rope_f32("original_max_position_embeddings")?.unwrap_or_default();
     key("rope.scaling.original_context_length", (first as u32).into());
     key("rope.dimension_count", phi3_dimensions(config)?.into());
@@ -329,7 +334,7 @@ fn phi3_rope(config: &Config, key: &mut dyn FnMut(&str, Value)) -> Result<(), Fa
     Ok(())
 }
 
-fn phi3_factors(config: &Config) -> Result<Vec<(&'static str, Vec<f32>)>, Failure> {
+fn phi3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     let (long, short) = (config.rope_factors("long_factor")?, config.rope_factors("short_factor")?);
     let (Some(long), Some(short)) = (long, short) else { return Ok(Vec::new()) };
     let n = phi3_dimensions(config)? as usize / 2;
