@@ -13,6 +13,8 @@ mod bench;
 mod calibrate;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "convert")]
+mod convert;
 mod detokenize;
 mod doctor;
 mod embed;
@@ -34,6 +36,7 @@ mod perplexity;
 mod pull;
 mod quantize;
 mod rerank;
+mod rows;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
@@ -115,6 +118,9 @@ enum Command {
     Learn(learn::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
+    #[cfg(feature = "convert")]
+    /// Convert a folder of Hugging Face to a GGUF file
+    Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
@@ -186,6 +192,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
         Command::Train(args) => train::run(&args),
+        #[cfg(feature = "convert")]
+        Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),
