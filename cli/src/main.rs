@@ -39,6 +39,7 @@ mod sampling;
 mod serve;
 #[cfg(feature = "chat")]
 mod sessions;
+mod sona;
 mod speculation;
 #[cfg(feature = "chat")]
 mod template;
@@ -113,6 +114,8 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// See, undo and forget what was learnt by itself
+    Sona(sona::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
     /// Convert a model to a smaller type
@@ -185,6 +188,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
