@@ -203,11 +203,6 @@ impl Recording {
             return Err(Failure::Usage("--learn and --sona both learn: give one of them".into()));
         }
         let sona = args.sona.open(folder, "", session.engine())?;
-        if sona.learner().n_control() == 0 {
-            let folder = folder.display();
-            let why = "has no control text: what must not be forgotten is not known.";
-            note(paint("33", &format!("{folder} {why} `ruvllm sona calibrate {folder} -f TEXT` tells.")));
-        }
         let begun = unix_time();
         let session_id = args.session.as_ref().map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
         let background = sona.start()?;

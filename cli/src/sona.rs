@@ -3,7 +3,7 @@
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
 use super::model::{ModelArgs, ResidenceArgs};
-use super::output::{Failure, note, print, print_json, printable, size};
+use super::output::{Failure, note, paint, print, print_json, printable, size};
 use clap::Subcommand;
 use ruvllm::GgufError;
 use ruvllm::exec::Engine;
@@ -35,13 +35,26 @@ pub(super) struct SonaArgs {
     /// Store their tokens, too: to learn the rest again after a session is forgotten, and to train on
     #[arg(long, requires = "sona")]
     sona_text: bool,
+    /// Text that must not be forgotten, for a folder that has none yet
+    #[arg(long, value_name = "FILE", requires = "sona")]
+    sona_control: Option<PathBuf>,
 }
 
 impl SonaArgs {
     /// What is recorded and learnt in `folder`.
     #[cfg(feature = "chat")]
     pub(super) fn open(&self, folder: &Path, tenant: &str, engine: &Engine) -> Result<Sona, Failure> {
-        Ok(Sona::builder().tenant(tenant).keep_text(self.sona_text).open(folder, engine)?)
+        let sona = Sona::builder().tenant(tenant).keep_text(self.sona_text).open(folder, engine)?;
+        if sona.learner().n_control() == 0 {
+            match (&self.sona_control, engine.model().tokenizer()) {
+                (Some(path), Some(tokenizer)) => sona.calibrate(&tokenizer.encode(&read_text(path)?, true, false))?,
+                _ => {
+                    let why = "has no control text: what must not be forgotten is not known.";
+                    note(paint("33", &format!("{} {why} --sona-control FILE tells.", folder.display())));
+                }
+            }
+        }
+        Ok(sona)
     }
 }
 
