@@ -25,6 +25,8 @@ const CONTEXT: usize = 512;
 const BATCH: usize = 64;
 /// One in so many trajectories is kept from a candidate, to judge it by.
 const JUDGED: usize = 4;
+/// Most tokens of trajectories that wait to be learnt.
+const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
 /// Longest time between two attempts of the background, after failures.
@@ -74,8 +76,8 @@ impl SonaBuilder {
         self
     }
 
-    /// Most trajectories that wait to be learnt: when there are so many the background rests no more, and for each further one
-    /// the oldest is not learnt. Default 1000.
+    /// Most trajectories that wait to be learnt: when there are so many, the background rests no more, and for each further one
+    /// the oldest is not learnt. All that wait have at most four million tokens. Default 1000.
     #[must_use]
     pub fn max_pending_samples(mut self, n: usize) -> Self {
         self.max_pending_samples = n;
@@ -291,8 +293,9 @@ impl Sona {
         }
         if !t.tokens.is_empty() {
             state.pending.push_back(trajectory);
-            while state.pending.len() > options.max_pending_samples {
-                state.pending.pop_front();
+            let mut n_tokens: usize = state.pending.iter().map(|found| found.tokens.len()).sum();
+            while state.pending.len() > options.max_pending_samples || n_tokens > PENDING_TOKENS {
+                n_tokens -= state.pending.pop_front().map_or(n_tokens, |found| found.tokens.len());
                 state.n_dropped += 1;
             }
         }

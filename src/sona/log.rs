@@ -57,6 +57,8 @@ pub(super) struct Log {
     segments: Vec<Segment>,
     /// The last segment, once something was appended to it.
     file: Option<File>,
+    /// Whether something was appended that may not be on disk yet.
+    is_dirty: bool,
 }
 
 impl Log {
@@ -77,7 +79,8 @@ impl Log {
             numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
         }
         numbers.sort_unstable();
-        let mut log = Log { folder: folder.to_owned(), name, kind, limits, segments: Vec::new(), file: None };
+        let mut log =
+            Log { folder: folder.to_owned(), name, kind, limits, segments: Vec::new(), file: None, is_dirty: false };
         let last = numbers.last().copied();
         for number in numbers {
             let path = log.path(number);
@@ -200,6 +203,7 @@ impl Log {
             }
         }
         failed?;
+        self.is_dirty = true;
         self.prune(time);
         Ok(())
     }
@@ -221,9 +225,12 @@ impl Log {
     }
 
     /// Makes sure that what was appended is on disk.
-    pub(super) fn sync(&self) -> Result<(), SonaError> {
-        let (Some(file), Some(last)) = (&self.file, self.segments.last()) else { return Ok(()) };
-        file.sync_data().map_err(SonaError::io(&last.path))
+    pub(super) fn sync(&mut self) -> Result<(), SonaError> {
+        if let (true, Some(file), Some(last)) = (self.is_dirty, &self.file, self.segments.last()) {
+            file.sync_data().map_err(SonaError::io(&last.path))?;
+        }
+        self.is_dirty = false;
+        Ok(())
     }
 
     /// Calls `visit` with all records, in order.

@@ -214,7 +214,10 @@ fn poison_takes_no_effect() {
     }
     sona.work().unwrap();
     let event = sona.history().pop().unwrap();
-    assert!(event.judged.0 > 1000 && event.kind != EventKind::Accepted || event.judged.2 < event.judged.1, "{event:?}");
+    assert!(event.judged.0 > 1000, "{event:?}");
+    // What was learnt before may lose its effect on such text; nothing else comes of it.
+    let is_unchanged = sona.learner().to_bytes().unwrap() == learnt;
+    assert!(is_unchanged || sona.adapter().unwrap().is_none(), "{event:?}");
     assert!(event.divergence <= LearnerOptions::default().max_divergence);
 }
 
@@ -412,4 +415,226 @@ fn killed_at_any_moment_the_folder_is_whole() {
     // It can be learnt on from what is left.
     let sona = builder().open(&folder.0, &engine()).unwrap();
     sona.work().unwrap();
+}
+
+/// Mean change in nats per token with its 95 % interval, from a bootstrap over requests.
+fn estimate(changes: &[f64], n_tokens: &[usize]) -> [f64; 3] {
+    let n = changes.len();
+    let mean = |picked: &[usize]| {
+        let tokens: usize = picked.iter().map(|&i| n_tokens[i]).sum();
+        picked.iter().map(|&i| changes[i]).sum::<f64>() / tokens as f64
+    };
+    let mut rng = chance(3, n);
+    let mut means: Vec<f64> =
+        (0..2000).map(|_| mean(&(0..n).map(|_| rng.next().unwrap() as usize).collect::<Vec<_>>())).collect();
+    means.sort_by(f64::total_cmp);
+    [mean(&(0..n).collect::<Vec<_>>()), means[50], means[1949]]
+}
+
+fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
+    let percent = estimate(changes, n_tokens).map(|nats| 100.0 * nats.exp_m1());
+    println!("{name}: {:+.1} % ({:+.1} to {:+.1})", percent[0], percent[1], percent[2]);
+}
+
+/// What `docs/learning.md` says of learning by itself, and of consolidating adapters: three streams take turns in blocks of
+/// 2,000 tokens, as requests of 128 tokens; second and later visits count.
+#[test]
+#[ignore = "measures"]
+fn streams_in_turns() {
+    use ruvllm::exec::{AdapterId, Session, SessionOptions};
+    use ruvllm::learn::Learner;
+    use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, merge_adapters};
+    use std::sync::Arc;
+    const BLOCK: usize = 2000;
+    const REQUEST: usize = 128;
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        model.tokenizer().unwrap().encode(&text, true, false)
+    };
+    let control = read("models/demo-heldout.txt");
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let streams =
+        ["river-station", "project-docs", "bakery-papers"].map(|name| read(&format!("tests/data/{name}.txt")));
+    // (stream, first visit, request)
+    let mut requests = Vec::new();
+    for visit in 0.. {
+        let before = requests.len();
+        for (i, stream) in streams.iter().enumerate() {
+            let end = (visit * BLOCK + BLOCK).min(stream.len());
+            let block = stream.get(visit * BLOCK..end).unwrap_or(&[]);
+            requests.extend(block.chunks(REQUEST).filter(|request| request.len() > 1).map(|r| (i, visit == 0, r)));
+        }
+        if requests.len() == before {
+            break;
+        }
+    }
+    let session = |options: &LearnerOptions| {
+        let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+        session.set_learner(Learner::new(&model, options).unwrap()).unwrap();
+        session.calibrate(known).unwrap();
+        session
+    };
+    // Losses of a text with the adapters of a session and its learner, which learns nothing meanwhile.
+    let score = |session: &mut Session, text: &[u32]| {
+        let learner = session.learner().unwrap().clone();
+        session.clear();
+        let losses = session.record(text).unwrap();
+        session.set_learner(learner).unwrap();
+        losses
+    };
+
+    // What ships: recorded, learnt in the background, in effect through the gate.
+    for shuffled in [false, true] {
+        let folder = Folder::new();
+        let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(known).unwrap();
+        let mut judge = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+        let (mut changes, mut sizes, mut generation) = (vec![Vec::new(); 3], vec![Vec::new(); 3], u64::MAX);
+        for (n, (i, is_first, request)) in requests.iter().enumerate() {
+            if sona.generation() != generation {
+                judge.set_learner(sona.learner()).unwrap();
+                generation = sona.generation();
+            }
+            let losses = score(&mut judge, request);
+            if !is_first {
+                changes[*i].push(losses.adapter - losses.base);
+                sizes[*i].push(losses.n);
+            }
+            let mut tokens = request.to_vec();
+            if shuffled {
+                let mut rng = chance(n as u64, tokens.len());
+                (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
+            }
+            sona.record(Trajectory {
+                session_id: format!("{i}"),
+                n_prompt: tokens.len(),
+                tokens,
+                ..Default::default()
+            })
+            .unwrap();
+            if n % 10 == 9 {
+                sona.work().unwrap();
+            }
+        }
+        for (i, name) in ["river", "docs", "bakery"].into_iter().enumerate() {
+            shown(&format!("sona, shuffled {shuffled}, {name}"), &changes[i], &sizes[i]);
+        }
+        shown(&format!("sona, shuffled {shuffled}, all"), &changes.concat(), &sizes.concat());
+        let (mut rises, mut n) = (Vec::new(), Vec::new());
+        judge.set_learner(sona.learner()).unwrap();
+        for window in unknown.chunks(REQUEST).filter(|window| window.len() > 1) {
+            let losses = score(&mut judge, window);
+            rises.push(losses.adapter - losses.base);
+            n.push(losses.n);
+        }
+        shown("  control text", &rises, &n);
+        let kinds = sona.history();
+        let count = |kind| kinds.iter().filter(|event| event.kind == kind).count();
+        let [yes, same, no] = [EventKind::Accepted, EventKind::Unchanged, EventKind::Refused].map(count);
+        println!("  {yes} accepted, {same} unchanged, {no} refused");
+    }
+
+    // The instant loop alone, and with its adapter consolidated into a base adapter at the end of each block.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Strategy {
+        Alone,
+        Average,
+        BestOnly,
+        /// Average, of adapters that learnt the blocks in another order of words.
+        Shuffled,
+    }
+    let mut by_strategy = Vec::new();
+    for strategy in [Strategy::Alone, Strategy::Average, Strategy::BestOnly, Strategy::Shuffled] {
+        // The bound is shared by the two adapters: divergences of small changes that add up grow with the square.
+        let most = LearnerOptions::default().max_divergence;
+        let share = if strategy == Strategy::Alone { most } else { most / 4.0 };
+        let options = LearnerOptions { max_divergence: share, ..Default::default() };
+        let mut learning = session(&options);
+        let mut other = session(&options);
+        let mut base: Option<(AdapterId, Arc<Adapter>)> = None;
+        let mut n_blocks = 0f32;
+        let (mut losses, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
+        let mut at = 0;
+        while at < requests.len() {
+            let (stream, visit) = (requests[at].0, at);
+            while at < requests.len() && requests[at].0 == stream && at - visit < BLOCK.div_ceil(REQUEST) {
+                let (_, is_first, request) = requests[at];
+                learning.clear();
+                let found = learning.observe(request).unwrap();
+                if strategy == Strategy::Shuffled {
+                    let mut tokens = request.to_vec();
+                    let mut rng = chance(at as u64, tokens.len());
+                    (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
+                    other.clear();
+                    other.observe(&tokens).unwrap();
+                }
+                if !is_first {
+                    losses[0].push(found.adapter);
+                    losses[1].push(found.mixture);
+                    sizes.push(found.n);
+                }
+                at += 1;
+            }
+            if strategy == Strategy::Alone {
+                continue;
+            }
+            let from = if strategy == Strategy::Shuffled { &other } else { &learning };
+            let Ok(instant) = from.learner().unwrap().to_adapter(&model) else { continue };
+            n_blocks += 1.0;
+            let merged = match &base {
+                None => instant,
+                Some((_, base)) => {
+                    let options = MergeOptions { method: MergeMethod::Linear, rank: Some(8), ..Default::default() };
+                    let weights = [(&**base, n_blocks - 1.0), (&instant, 1.0)];
+                    merge_adapters(&weights, &options).unwrap()
+                }
+            };
+            // The best of what is there, the new one and the mean on the latest block.
+            let candidates = match (strategy, &base) {
+                (Strategy::BestOnly, Some((_, old))) => {
+                    vec![Adapter::clone(old), from.learner().unwrap().to_adapter(&model).unwrap()]
+                }
+                _ => vec![merged],
+            };
+            let mut plain = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+            plain.set_learner(Learner::new(&model, &options).unwrap()).unwrap();
+            let mut judged: Vec<(f64, Adapter)> = candidates
+                .into_iter()
+                .map(|adapter| {
+                    let id = plain.attach(Arc::new(adapter.clone()), 1.0).unwrap();
+                    let loss = requests[visit..at].iter().map(|(.., request)| score(&mut plain, request).base).sum();
+                    plain.detach(id).unwrap();
+                    (loss, adapter)
+                })
+                .collect();
+            judged.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let chosen = Arc::new(judged.swap_remove(0).1);
+            let learner = learning.take_learner().unwrap();
+            if let Some((id, _)) = base.take() {
+                learning.detach(id).unwrap();
+            }
+            let id = learning.attach(Arc::clone(&chosen), 1.0).unwrap();
+            learning.set_learner(learner).unwrap();
+            base = Some((id, chosen));
+        }
+        // Against the model without any adapter.
+        let mut plain = session(&options);
+        let (mut rises, mut n) = (Vec::new(), Vec::new());
+        for window in unknown.chunks(REQUEST).filter(|window| window.len() > 1) {
+            rises.push(score(&mut learning, window).adapter - score(&mut plain, window).base);
+            n.push(window.len() - 1);
+        }
+        shown(&format!("{strategy:?}, control text"), &rises, &n);
+        by_strategy.push((strategy, losses, sizes));
+    }
+    let (alone, sizes) = (by_strategy[0].1.clone(), by_strategy[0].2.clone());
+    for (strategy, losses, _) in &by_strategy[1..] {
+        for (what, (with, without)) in ["adapter", "mixture"].into_iter().zip(losses.iter().zip(&alone)) {
+            let changes: Vec<f64> = with.iter().zip(without).map(|(a, b)| a - b).collect();
+            shown(&format!("{strategy:?} against the instant loop alone, {what}"), &changes, &sizes);
+        }
+    }
 }
