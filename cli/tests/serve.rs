@@ -440,7 +440,7 @@ fn learns_per_user() {
     let pieces: Vec<&str> = text.split_inclusive("\n\n").collect();
     let pieces: Vec<String> = pieces.chunks(pieces.len() / 40).map(<[_]>::concat).collect();
     for piece in &pieces {
-        ask(one, &piece.chars().take(1500).collect::<String>(), 1);
+        ask(one, &piece.chars().take(800).collect::<String>(), 1);
     }
     // A rating reaches the caller's own requests only.
     let rate = |key: &str| {

