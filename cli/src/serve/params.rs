@@ -27,6 +27,8 @@ pub(super) struct Params {
     pub(super) include_usage: bool,
     pub(super) priority: i32,
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
+    /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
+    pub(super) user: Option<String>,
 }
 
 /// Sets what the request gives: `field => method`.
@@ -93,8 +95,8 @@ impl Params {
                 include
             }
         };
+        let user = fields.take("user")?;
         fields.ignore(&[
-            "user",
             "store",
             "metadata",
             "service_tier",
@@ -105,6 +107,18 @@ impl Params {
             "timings_per_token",
             "return_progress",
         ]);
+        // What SGLang's router adds to every request.
+        for (name, value) in [
+            ("no_stop_trim", false),
+            ("continue_final_message", false),
+            ("return_hidden_states", false),
+            ("skip_special_tokens", true),
+            ("separate_reasoning", true),
+            ("stream_reasoning", true),
+        ] {
+            fields.only(name, value)?;
+        }
+        fields.only("repetition_penalty", 1.0)?;
         Ok(Params {
             sampling,
             seed,
@@ -118,6 +132,7 @@ impl Params {
             include_usage,
             priority: fields.take("priority")?.unwrap_or(0),
             adapters,
+            user,
         })
     }
 

@@ -10,6 +10,7 @@
 
 use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::avx2::prefetch;
+use crate::arch::avx2::unpack::odd_numbers;
 use crate::arch::{Acts, BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;
@@ -255,6 +256,84 @@ impl UnpackPlanes for BlockIq4Xs {
         }
         Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)) }
     }
+}
+
+impl UnpackPlanes for BlockTq2_0 {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let scale = half(self.d);
+        Unpacked { w: shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3), scale, offset: negated(scale) }
+    }
+}
+
+/// Formats whose values are looked up.
+macro_rules! coded {
+    ($($block:ident)*) => {$(
+        impl UnpackPlanes for $block {
+            #[inline]
+            #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+            unsafe fn unpack(&self) -> Unpacked {
+                coded(self)
+            }
+        }
+    )*};
+}
+coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0);
+
+/// The integers of a block, too large by the largest of them, which makes them unsigned.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn coded<B: Coded>(block: &B) -> Unpacked {
+    let CodedScales { d, nibbles } = block.scales();
+    let scale = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(odd_numbers(nibbles)));
+    let scale = _mm512_mul_ps(scale, _mm512_mul_ps(half(d), _mm512_set1_ps(B::UNIT)));
+    let w =
+        in_order([sixteens::<B, 0>(block), sixteens::<B, 1>(block), sixteens::<B, 2>(block), sixteens::<B, 3>(block)]);
+    Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
+}
+
+/// The integers of the 16 values from `64·l + 16·Q` on in each 128 bits `l`, too large by the largest of them.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn sixteens<B: Coded, const Q: usize>(block: &B) -> __m512i {
+    let grid = |l: usize, word: usize| block.grid(2 * l + Q / 2, Q % 2 * 2 + word).cast_signed();
+    let signs = |l: usize| u64::from(block.signs(2 * l + Q / 2) >> (Q % 2 * 16) & 0xFFFF) << (16 * l);
+    let negative = signs(0) | signs(1) | signs(2) | signs(3);
+    let (a, b, c, d) = (grid(0, 0), grid(0, 1), grid(1, 0), grid(1, 1));
+    let (e, f, g, h) = (grid(2, 0), grid(2, 1), grid(3, 0), grid(3, 1));
+    let grid = _mm512_set_epi64(h, g, f, e, d, c, b, a);
+    if B::EIGHTHS {
+        // The shift of words brings bits of one byte to the next.
+        let eights = _mm512_and_si512(_mm512_slli_epi16::<3>(grid), _mm512_set1_epi8(-8));
+        let (more, less) = (_mm512_set1_epi8(B::LARGEST + 1), _mm512_set1_epi8(B::LARGEST - 1));
+        _mm512_add_epi8(eights, _mm512_mask_blend_epi8(negative, more, less))
+    } else {
+        let largest = _mm512_set1_epi8(B::LARGEST);
+        _mm512_mask_sub_epi8(_mm512_add_epi8(largest, grid), negative, largest, grid)
+    }
+}
+
+/// Bytes in the order of [`BlockP16`]; the 128 bits `l` of register `q` are the 16 bytes from `64·l + 16·q` on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn in_order([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // Words 0 and 1, and 2 and 3, of an even block of 32 bytes, and of an odd one, where registers change places in twos.
+    let (even_01, even_23) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let (odd_01, odd_23) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    [
+        join::<0b10_10_10_10>(even_01, odd_01),
+        join::<0b01_01_01_01>(even_01, odd_01),
+        join::<0b10_10_10_10>(even_23, odd_23),
+        join::<0b01_01_01_01>(even_23, odd_23),
+    ]
+}
+
+/// In each 128-bit lane a word of 64 bits of `a`, and one of `b`: the upper ones where the bits of `WHICH` are set.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn join<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_castpd_si512(_mm512_shuffle_pd::<WHICH>(_mm512_castsi512_pd(a), _mm512_castsi512_pd(b)))
 }
 
 /// A number for each 16-value lane of [`BlockP16`]: `half` if it is the second half of a block of 32, plus `block[i]`
