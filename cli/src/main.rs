@@ -24,6 +24,7 @@ mod inspect;
 mod learn;
 mod learning;
 mod logits;
+mod measured;
 mod memory;
 mod merge;
 mod merge_adapters;
@@ -33,6 +34,7 @@ mod perplexity;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod replay;
 mod rerank;
 mod sampling;
 #[cfg(feature = "serve")]
