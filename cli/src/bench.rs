@@ -9,10 +9,10 @@ use super::speculation::SpeculationArgs;
 use clap::ValueEnum;
 use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
-    KernelRow, Outcome, Shape, Test, arithmetic_peak, kernels, read_bandwidth, run as measure, synthetic,
-    synthetic_with_tokens,
+    FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak, first_tokens, kernels,
+    read_bandwidth, run as measure, scenario, synthetic, synthetic_with_tokens,
 };
-use ruvllm::exec::{EngineOptions, KvType, SessionOptions, default_threads};
+use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
@@ -34,6 +34,7 @@ Examples:
                                                           what drafts gain on recorded answers
   ruvllm bench --synthetic llama-1b --spec-synthetic 0.5,0.8 -n 256
                                                           … and by how many of them come true
+  ruvllm bench -m model.gguf --scenario chat,rag,batch    what the prefix cache saves
   ruvllm bench --kernels                                  every kernel against the machine's limits
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
                                                           in turns with a peer, and the ratios
@@ -103,8 +104,14 @@ pub(super) struct Args {
     output: Format,
     #[command(flatten)]
     residence: ResidenceArgs,
+    /// Instead of speeds, measure the prefix cache: times to the first token, and the share of tokens found again in such
+    /// traffic: chat, rag, batch
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = scenario_of,
+          conflicts_with_all = ["n_prompt", "n_gen", "rows", "prompt_and_gen", "n_depth", "vs", "lora", "lora_scaled",
+                                "lora_rank"])]
+    scenario: Vec<Scenario>,
     /// Instead of models, measure every kernel of every level (or of that in RUVLLM_ARCH) against its bound
-    #[arg(long, conflicts_with_all = ["model", "synthetic", "vs"])]
+    #[arg(long, conflicts_with_all = ["model", "synthetic", "vs", "scenario"])]
     kernels: bool,
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["lora", "lora_scaled", "lora_rank"])]
@@ -129,8 +136,8 @@ pub(super) struct Args {
 }
 
 /// What is not measured with drafts.
-const ONE_MEASUREMENT: [&str; 8] =
-    ["kernels", "vs", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
+const ONE_MEASUREMENT: [&str; 9] =
+    ["kernels", "vs", "scenario", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
 
 /// A probability.
 fn rate(text: &str) -> Result<f64, String> {
@@ -165,8 +172,8 @@ pub(super) struct SyntheticDrafts {
 }
 
 /// What is not measured with drafts.
-const ONE_MEASUREMENT: [&str; 8] =
-    ["kernels", "vs", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
+const ONE_MEASUREMENT: [&str; 9] =
+    ["kernels", "vs", "scenario", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
 
 /// A probability.
 fn rate(text: &str) -> Result<f64, String> {
@@ -293,7 +300,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("give either -m FILE or --synthetic SHAPE:TYPE".into()));
     }
     let shapes = args.synthetic.iter().map(|name| shape(name)).collect::<Result<Vec<_>, _>>()?;
-    let mut printer = Printer { format: args.output, n_rows: 0 };
+    let mut printer = Printer::new(args.output);
     for path in &args.model {
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
         bench(args, &open(Gguf::open(path)?, &args.residence, &name)?, &name, &tests, &threads, &mut printer)?;
@@ -309,9 +316,100 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     printer.end()
 }
 
+fn scenario_of(name: &str) -> Result<Scenario, &'static str> {
+    Scenario::ALL.into_iter().find(|scenario| scenario.name() == name).ok_or("expected chat, rag or batch")
+}
+
+/// Lengths of cached prefixes whose times to the first token are measured, and of the suffixes behind them.
+const PREFIXES: &[usize] = &[200, 1000, 4000];
+const SUFFIXES: &[usize] = &[1, 32, 200];
+
+/// Measures the prefix cache.
+fn run_scenarios(
+    args: &Args,
+    engine: &Engine,
+    name: &str,
+    options: &SessionOptions,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let h = engine.model().hparams();
+    let fits = |prefix: &&usize| !h.learned_positions || **prefix + 200 <= h.n_ctx_train;
+    let prefixes: Vec<usize> = PREFIXES.iter().filter(fits).copied().collect();
+    printer.next_table();
+    for row in first_tokens(engine, (&prefixes, SUFFIXES), options, args.repetitions as usize)? {
+        printer.row(&first_token_cells(name, &row), || first_token_json(name, &row))?;
+    }
+    printer.next_table();
+    for &kind in &args.scenario {
+        let outcome = scenario(engine, kind, options)?;
+        printer.row(&scenario_cells(name, &outcome), || scenario_json(name, &outcome))?;
+    }
+    Ok(())
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.2}", 1e3 * seconds)
+}
+
+fn first_token_cells(name: &str, row: &FirstToken) -> Vec<(&'static str, String)> {
+    vec![
+        ("model", name.to_owned()),
+        ("threads", row.n_threads.to_string()),
+        ("prefix", row.n_prefix.to_string()),
+        ("suffix", row.n_suffix.to_string()),
+        ("ms without cache", milliseconds(row.without)),
+        ("ms with", milliseconds(row.with)),
+        ("ms suffix alone", milliseconds(row.suffix)),
+    ]
+}
+
+fn first_token_json(name: &str, row: &FirstToken) -> Value {
+    json!({
+        "model": name,
+        "n_threads": row.n_threads,
+        "n_prefix": row.n_prefix,
+        "n_suffix": row.n_suffix,
+        "seconds_without": row.without,
+        "seconds_with": row.with,
+        "seconds_suffix": row.suffix,
+    })
+}
+
+fn scenario_cells(name: &str, o: &ScenarioOutcome) -> Vec<(&'static str, String)> {
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    vec![
+        ("model", name.to_owned()),
+        ("threads", o.n_threads.to_string()),
+        ("scenario", o.scenario.name().to_owned()),
+        ("requests", o.n_requests.to_string()),
+        ("tokens", o.n_prompt.to_string()),
+        ("reusable", o.n_reusable.to_string()),
+        ("reused", percent(o.reused())),
+        ("evicted", percent(o.evicted())),
+        ("ms without cache", milliseconds(o.without)),
+        ("ms with", milliseconds(o.with)),
+    ]
+}
+
+fn scenario_json(name: &str, o: &ScenarioOutcome) -> Value {
+    json!({
+        "model": name,
+        "n_threads": o.n_threads,
+        "scenario": o.scenario.name(),
+        "n_requests": o.n_requests,
+        "n_prompt": o.n_prompt,
+        "n_reusable": o.n_reusable,
+        "n_reused": o.n_reused,
+        "n_pages": o.n_pages,
+        "n_evicted": o.n_evicted,
+        "seconds_without": o.without,
+        "seconds_with": o.with,
+    })
+}
+
 fn run_kernels(format: Format) -> Result<(), Failure> {
     let levels = if forced_level().is_some() { vec![level()?] } else { Arch::available().collect() };
-    let mut printer = Printer { format, n_rows: 0 };
+    let mut printer = Printer::new(format);
     let mut outcome = Ok(());
     for arch in levels {
         kernels(arch, &mut |row| {
@@ -375,6 +473,10 @@ fn bench(
     for &n_threads in threads {
         let n_threads_asked = i32::try_from(n_threads).unwrap_or(i32::MAX);
         let engine = engine(model, n_threads_asked, !adapters.is_empty(), &options, EngineOptions::default())?;
+        if !args.scenario.is_empty() {
+            run_scenarios(args, &engine, name, &options, printer)?;
+            continue;
+        }
         let no_threads = |error: std::io::Error| Failure::Work(format!("cannot start {n_threads} threads: {error}"));
         let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
         let (arch, main_type) = (model.arch(), model.main_type());
@@ -456,19 +558,33 @@ fn made_up_adapter(model: &Model, rank: usize, attention: bool) -> Result<Adapte
 pub(super) struct Printer {
     format: Format,
     n_rows: usize,
+    /// Whether the next row needs the names of its columns.
+    is_first: bool,
 }
 
 impl Printer {
+    fn new(format: Format) -> Printer {
+        Printer { format, n_rows: 0, is_first: true }
+    }
+
+    /// The next row has other columns.
+    fn next_table(&mut self) {
+        self.is_first = true;
+    }
+
     pub(super) fn row(
         &mut self,
         cells: &[(&'static str, String)],
         json: impl FnOnce() -> Value,
     ) -> Result<(), Failure> {
         let mut out = String::new();
-        let first = self.n_rows == 0;
+        let first = std::mem::take(&mut self.is_first);
+        if first && self.n_rows > 0 && self.format != Format::Json {
+            out.push('\n');
+        }
         match self.format {
             Format::Json => {
-                let _ = write!(out, "{}{:#}", if first { "[\n" } else { ",\n" }, json());
+                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, json());
             }
             Format::Csv => {
                 // Lists have no place in a cell.

@@ -1040,6 +1040,41 @@ fn measurements_are_kept_and_never_needed() {
 }
 
 #[test]
+fn bench_of_the_prefix_cache() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = ["bench", "-m", &model, "-r", "2", "--scenario", "chat,rag,batch"];
+    let rows: Vec<serde_json::Value> =
+        serde_json::from_str(&text(&run(&[&flags[..], &["-o", "json"]].concat()))).unwrap();
+    assert_eq!(rows.len(), 3 * 3 + 3);
+    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
+    for row in &rows[..9] {
+        assert!(number(row, "seconds_suffix") > 0.0 && number(row, "seconds_with") > 0.0, "{row}");
+    }
+    // One token instead of 4,001.
+    assert!(number(&rows[6], "seconds_with") < number(&rows[6], "seconds_without") / 4.0, "{}", rows[6]);
+    // Of conversations, all but a system prompt and the messages themselves was there before; of prompts with documents,
+    // 80 % of what could be found is a great deal.
+    for (row, (name, n_prompt, least)) in rows[9..].iter().zip([
+        ("chat", 4 * (240 + 304 + 368 + 432), 0.98),
+        ("rag", 24 * 430, 0.8),
+        ("batch", 12 * 532, 1.0),
+    ]) {
+        assert_eq!((row["scenario"].as_str(), row["n_prompt"].as_u64()), (Some(name), Some(n_prompt)));
+        let reused = number(row, "n_reused") / number(row, "n_reusable");
+        assert!((least..=1.0).contains(&reused), "{row}");
+        assert!(number(row, "n_evicted") < 0.1 * number(row, "n_pages"), "{row}");
+    }
+    assert_eq!(rows[9]["n_reusable"].as_u64(), Some(3 * 200 + 4 * (264 + 328 + 392)));
+    assert_eq!(rows[11]["n_reusable"].as_u64(), Some(11 * 500));
+    let tables = text(&run(&flags));
+    let (first, second) = tables.split_once("\n\n").unwrap();
+    assert_eq!((first.lines().count(), second.lines().count()), (2 + 9, 2 + 3), "{tables}");
+    fails(&["bench", "-m", &model, "--scenario", "chatter"], 2, &["chat, rag or batch"]);
+    fails(&["bench", "-m", &model, "--scenario", "chat", "-p", "5"], 2, &["cannot be used with"]);
+}
+
+#[test]
 fn conversations_last() {
     let folder = Folder::new();
     let model = tiny(&folder);

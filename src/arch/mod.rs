@@ -14,7 +14,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 1;
+pub const ARITHMETIC_VERSION: u32 = 2;
 
 /// Builds a table of kernels; its element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {

@@ -8,6 +8,7 @@ mod kernels;
 mod learning;
 mod machine;
 mod replay;
+mod scenario;
 mod synthetic;
 
 use crate::error::{Error, SessionError};
@@ -20,6 +21,7 @@ pub use kernels::{KernelRow, attend, kernels};
 pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningReport, learning};
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use replay::{Replay, Replayed};
+pub use scenario::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
 pub use synthetic::{Shape, synthetic, synthetic_with_tokens};
 
 /// A combination of prompt, generation and depth to measure.

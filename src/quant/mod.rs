@@ -7,6 +7,7 @@
 //! Any bytes may be dequantised: a damaged file yields odd values (infinities and NaN included, as
 //! the f16 scales can hold them), never a panic.
 
+mod coded;
 mod dtype;
 mod fit;
 mod float;
@@ -18,6 +19,7 @@ mod mix;
 mod mxfp4;
 mod ternary;
 
+pub use coded::{Coded, CodedScales};
 pub use dtype::DType;
 pub use iq::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,

@@ -1,4 +1,5 @@
-"""Two replicas of `ruvllm serve` behind LiteLLM's proxy: both work, and when one is killed the other answers.
+"""Two replicas of `ruvllm serve` behind LiteLLM's proxy and behind SGLang's router: both work, and when one is killed the
+other answers. The router sends what begins alike to the replica that has it in its cache.
 
     python3 tests/clients/proxy.py PROGRAM
 """
@@ -48,47 +49,68 @@ def n_answered(address):
         return int(re.search(r"^vllm:request_success\S* (\d+)", response.read().decode(), re.M)[1])
 
 
-def main():
+def litellm(addresses, port, folder):
+    config = os.path.join(folder, "config.yaml")
+    with open(config, "w") as file:
+        file.write(CONFIG.format(*addresses))
+    program = os.path.join(os.path.dirname(sys.executable), "litellm")
+    return [program, "--config", config, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def sglang(addresses, port, _folder):
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--worker-urls", *addresses]
+    # Prompts that have at least this share in common with an earlier one go where that went.
+    command += ["--policy", "cache_aware", "--cache-threshold", "0.5"]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--api-key", "secret"]
+
+
+def behind(name, key, command_of, is_cache_aware):
     program, folder = sys.argv[1], tempfile.mkdtemp()
     replica = [program, "serve", "--port", "0", "--temp", "0", "-c", "32768", "-t", "1", "--api-key", "secret"]
     with contextlib.ExitStack() as stack:
         replicas = [stack.enter_context(running(replica, stderr=subprocess.PIPE, text=True)) for _ in range(2)]
         addresses = [address_of(server) for server in replicas]
-        config = os.path.join(folder, "config.yaml")
-        with open(config, "w") as file:
-            file.write(CONFIG.format(*addresses))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        litellm = os.path.join(os.path.dirname(sys.executable), "litellm")
         environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
-        command = [litellm, "--config", config, "--host", "127.0.0.1", "--port", str(port)]
         log = open(os.path.join(folder, "log"), "w+")
-        proxy = stack.enter_context(running(command, env=environment, stdout=log, stderr=log))
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sk-proxy", max_retries=0, timeout=60)
-        ask = lambda **more: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}], **more)
+        router = stack.enter_context(running(command_of(addresses, port, folder), env=environment, stdout=log, stderr=log))
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
+
+        def ask(text="Hello", **more):
+            return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}], **more)
+
         for _ in range(240):
             with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError):
-                client.models.list()
+                ask(max_tokens=1)
                 break
-            if proxy.poll() is not None:
+            if router.poll() is not None:
                 log.seek(0)
                 raise SystemExit(log.read())
             time.sleep(0.5)
+        before = [n_answered(address) for address in addresses]
 
         # Both are asked.
-        for _ in range(24):
-            assert ask(max_tokens=4).choices[0].message.content
-        shares = [n_answered(address) for address in addresses]
+        conversations = [" ".join(f"{word} {i}" for i in range(40)) for word in ("river", "stone", "cloud", "bread")]
+        hits = 0
+        for turn in range(6):
+            for text in conversations:
+                answer = ask(text + " and so on" * turn, max_tokens=4)
+                assert answer.choices[0].message.content
+                hits += turn > 0 and answer.usage.prompt_tokens_details.cached_tokens >= 100
+        shares = [n_answered(address) - n for address, n in zip(addresses, before)]
         assert min(shares) > 0 and sum(shares) == 24, shares
+        if is_cache_aware:
+            assert hits == 20, f"{hits} of 20 prompts found their beginning"
 
         # One is killed while streams run: those of the other come to their ends.
         outcomes, begun = [], threading.Barrier(9)
 
-        def stream():
+        def stream(i):
             n, reason, waiting = 0, None, True
             try:
-                for chunk in ask(max_tokens=600, stream=True, extra_body={"ignore_eos": True}):
+                for chunk in ask(f"{i} " * 20, max_tokens=600, stream=True, extra_body={"ignore_eos": True}):
                     if waiting:
                         waiting = False
                         begun.wait(60)
@@ -100,19 +122,21 @@ def main():
                 reason = None if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__ else error
             outcomes.append((n, reason))
 
-        threads = [threading.Thread(target=stream) for _ in range(8)]
+        threads = [threading.Thread(target=stream, args=(i,)) for i in range(8)]
         [thread.start() for thread in threads]
         begun.wait(60)
+        left = n_answered(addresses[1])
         replicas[0].kill()
         [thread.join() for thread in threads]
         n_whole = sum(reason == "length" for _, reason in outcomes)
-        expected = n_answered(addresses[1]) - shares[1]
+        expected = n_answered(addresses[1]) - left
         assert len(outcomes) == 8 and n_whole >= expected > 0, (outcomes, expected)
 
         # Whoever comes now is answered by the one that is left.
         for _ in range(12):
             assert ask(max_tokens=4).choices[0].message.content
-        print(f"LiteLLM's proxy: {shares} answers; {n_whole} of 8 streams whole after a replica was killed")
+        print(f"{name}: {shares} answers, {hits} of 20 with a cached beginning; {n_whole} of 8 streams whole after a replica was killed")
 
 
-main()
+behind("LiteLLM's proxy", "sk-proxy", litellm, False)
+behind("SGLang's router", "secret", sglang, True)

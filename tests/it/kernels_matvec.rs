@@ -41,15 +41,11 @@ fn layout(dtype: DType) -> (&'static [usize], std::ops::Range<usize>, std::ops::
         DType::Q6_K => (&[208], 0..192, 192..208),
         DType::IQ4_XS => (&[0], 0..0, 2..8),
         DType::TQ1_0 => (&[52], 0..0, 0..0),
-        DType::TQ2_0 => (&[64], 0..0, 0..0),
-        DType::Q8_0
-        | DType::IQ4_NL
-        | DType::IQ1_S
-        | DType::IQ2_XXS
-        | DType::IQ2_XS
-        | DType::IQ2_S
-        | DType::IQ3_XXS
-        | DType::IQ3_S => (&[0], 0..0, 0..0),
+        DType::TQ2_0 => (&[64], 0..64, 0..0),
+        DType::IQ2_XS => (&[0], 0..0, 66..74),
+        DType::IQ2_S => (&[0], 0..0, 74..82),
+        DType::IQ3_S => (&[0], 0..0, 106..110),
+        DType::Q8_0 | DType::IQ4_NL | DType::IQ1_S | DType::IQ2_XXS | DType::IQ3_XXS => (&[0], 0..0, 0..0),
         _ => (&[], 0..0, 0..0),
     }
 }
@@ -120,6 +116,19 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
             block[integers.clone()].fill(0);
         }
         (format.dequantize)(&row, &mut offset);
+    }
+    // Values that are looked up may become integers from 0 by adding the largest to all, which share a scale in 16s, or
+    // in 256s where a value may be 0. Here it is over the smallest:
+    let (together, excess) = match format.dtype {
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => (16, 43.0 / 8.0),
+        DType::IQ3_XXS => (16, 62.0 / 4.0),
+        DType::IQ3_S => (16, 15.0),
+        DType::IQ1_S | DType::IQ1_M => (16, 9.0),
+        DType::TQ1_0 => (256, 1.0),
+        _ => (256, 0.0),
+    };
+    for (w, offset) in w.chunks(together).zip(offset.chunks_mut(together)).filter(|_| excess > 0.0) {
+        offset.fill(excess * w.iter().fold(0.0, |max, w| w.abs().max(max)));
     }
     let size = w.iter().zip(&offset).map(|(w, o)| (w - o).abs() + o.abs()).collect();
     (w, size)
@@ -236,13 +245,20 @@ fn integers_are_exact() {
                 block[sub_scales.clone()].fill(match format.dtype {
                     DType::Q2_K | DType::Q4_K | DType::Q5_K => 0x11, // 1, and a minimum of 1 (of 17 once)
                     DType::Q6_K => 1,
-                    _ => 0, // −32
+                    _ => 0, // −32, or ½, 1
                 });
                 for &at in scales {
                     block[at..at + 2].copy_from_slice(&f16::ONE.to_le_bytes());
                 }
-                if format.dtype == DType::MXFP4 {
-                    block[0] = 128;
+                match format.dtype {
+                    DType::MXFP4 => block[0] = 128,
+                    // Scales share bytes with signs and indices.
+                    DType::IQ2_XXS => (9..66).step_by(8).for_each(|i| block[i] &= 0x0F),
+                    DType::IQ3_XXS => (69..98).step_by(4).for_each(|i| block[i] &= 0x0F),
+                    DType::IQ1_S => (35..50).step_by(2).for_each(|i| block[i] &= 0x8F),
+                    // The top nibbles are those of an f16, 1.
+                    DType::IQ1_M => block[48..].copy_from_slice(&[0, 0, 0, 0, 0, 0xC0, 0, 0x30]),
+                    _ => {}
                 }
             }
             for block in 0..8 {

@@ -65,6 +65,15 @@ impl Fields {
         names.iter().for_each(|name| drop(self.0.shift_remove(*name)));
     }
 
+    /// A field of other servers, with the value for what happens here anyway.
+    pub(super) fn only(&mut self, name: &str, value: impl Into<Value>) -> Result<(), ApiError> {
+        let value = value.into();
+        match self.take::<Value>(name)? {
+            Some(other) if other != value => Err(ApiError::field(name, format!("only {value} is supported"))),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses what is left.
     pub(super) fn finish(self) -> Result<(), ApiError> {
         match self.0.keys().next() {

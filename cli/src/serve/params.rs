@@ -112,6 +112,18 @@ impl Params {
             "timings_per_token",
             "return_progress",
         ]);
+        // What SGLang's router adds to every request.
+        for (name, value) in [
+            ("no_stop_trim", false),
+            ("continue_final_message", false),
+            ("return_hidden_states", false),
+            ("skip_special_tokens", true),
+            ("separate_reasoning", true),
+            ("stream_reasoning", true),
+        ] {
+            fields.only(name, value)?;
+        }
+        fields.only("repetition_penalty", 1.0)?;
         Ok(Params {
             sampling,
             seed,

@@ -28,7 +28,7 @@ pub(super) async fn rerank(State(shared): State<Shared>, mut fields: Fields) -> 
     let documents: Vec<String> = documents.iter().map(text_of).collect::<Result<_, _>>()?;
     let top_n = fields.take::<usize>("top_n")?.unwrap_or(documents.len());
     let with_documents = fields.take::<bool>("return_documents")?.unwrap_or(false);
-    fields.ignore(&["model", "user"]);
+    fields.ignore(&["model", "user", "rid"]);
     fields.finish()?;
     let reranker = Reranker::new(&app.engine)?;
     let _cancel = CancelOnDrop(reranker.cancel_token());

@@ -178,7 +178,7 @@ impl<B: Scaled> UnpackTile for Widened<B> {
     }
 }
 
-/// Any format.
+/// Any format of blocks, through `f32`.
 pub(super) enum Dequantized {}
 
 impl UnpackTile for Dequantized {

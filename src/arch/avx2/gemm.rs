@@ -3,8 +3,7 @@
 //! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no loss that could be
 //! noticed, `vpmaddwd` does twice the products of an `f32` multiply-add. K-quants take 8-bit activations, which
 //! `vpmaddubsw` multiplies twice as fast again: with a scale per 32 of them their error is three quarters of
-//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights, and the formats that look up groups
-//! of values, go through `f32` panels.
+//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights go through `f32` panels.
 
 use super::elementwise::{F32x8, zero};
 use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
@@ -30,6 +29,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K => const { table::<IntPanels<4, 32>>() },
         DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
         DType::Q6_K => const { table::<IntPanels<6, 16>>() },
+        DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S => const { table::<IntPanels<16, 16>>() },
         _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
     }
 }
@@ -91,7 +91,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
         DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
         DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
-        _ => with_groups!(dtype, blocks, panels::dequantize(dtype, bytes, wanted, out)),
+        _ => with_groups!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
     }
 }
 

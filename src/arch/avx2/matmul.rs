@@ -11,6 +11,7 @@
 //! F16 28 (41), F32 33 (81).
 
 use super::elementwise::{F32x8, zero};
+use super::unpack::Groups;
 use crate::arch::gemm::prefetch_line;
 use crate::arch::lanes::matvec::{Shape, matvec_kernels};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
@@ -39,7 +40,16 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
         DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
         DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
-        _ => f32(matvec_any),
+        DType::IQ1_S => q16(matvec::<BlockIq1S, 1>),
+        DType::IQ1_M => q16(matvec::<BlockIq1M, 1>),
+        DType::IQ2_XXS => q16(matvec::<BlockIq2Xxs, 1>),
+        DType::IQ2_XS => q16(matvec::<BlockIq2Xs, 1>),
+        DType::IQ2_S => q16(matvec::<BlockIq2S, 1>),
+        DType::IQ3_XXS => q16(matvec::<BlockIq3Xxs, 1>),
+        DType::IQ3_S => q16(matvec::<BlockIq3S, 1>),
+        DType::TQ1_0 => q16(matvec::<BlockTq1_0, 1>),
+        DType::TQ2_0 => q16(matvec::<BlockTq2_0, 1>),
+        _ => unreachable!("{dtype} is no format of weights"),
     }
 }
 
@@ -70,7 +80,7 @@ trait UnpackDot<const N: usize>: Pod {
 const AHEAD: usize = 8192;
 /// See [`Shape`].
 const SHAPE: Shape = Shape { short: 2048, prefetch: true };
-matvec_kernels!("avx2,fma,f16c", zero(), F32x8, SHAPE, sums: 2, rows: 4, activation_rows: 2, sums_of_any: 1);
+matvec_kernels!("avx2,fma,f16c", zero(), F32x8, SHAPE, sums: 2, rows: 4, activation_rows: 2);
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in the L2 cache while all
 /// weight rows of a task go by.
@@ -414,6 +424,45 @@ impl UnpackDot<1> for BlockIq4Xs {
             offset: [_mm256_setzero_ps(); 2],
         }
     }
+}
+
+/// Formats that the panels unpack, too.
+macro_rules! as_panels {
+    ($($block:ident)*) => {$(
+        impl UnpackDot<1> for $block {
+            const SCALE_PER_16: bool = true;
+            const SIGNED: bool = true;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+                grouped(block)
+            }
+        }
+    )*};
+}
+as_panels!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0);
+
+/// The groups of a block in the order of products.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn grouped<B: Groups>(block: &B) -> Unpacked {
+    // SAFETY: this function has the features.
+    let (factors, q) = unsafe {
+        let [a, b, c, d] = [block.bytes(0), block.bytes(1), block.bytes(2), block.bytes(3)];
+        let [e, f, g, h] = [block.bytes(4), block.bytes(5), block.bytes(6), block.bytes(7)];
+        (block.factors(), [a, b, c, d, e, f, g, h])
+    };
+    let mut w = [[_mm256_setzero_si256(); 4]; 2];
+    for half in 0..2 {
+        for odd in 0..2 {
+            let (first, second) = (q[4 * half + odd], q[4 * half + odd + 2]);
+            w[half][2 * odd] = _mm256_permute2x128_si256::<0x20>(first, second);
+            w[half][2 * odd + 1] = _mm256_permute2x128_si256::<0x31>(first, second);
+        }
+    }
+    let floats = |x: &[f32; 16]| [load_f32(&halves_of(x)[0]), load_f32(&halves_of(x)[1])];
+    Unpacked { w, scale: floats(&factors.scale), offset: floats(&factors.offset) }
 }
 
 /// The bytes of eight blocks; two times 16 each.

@@ -1,5 +1,5 @@
 //! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels, at this level and
-//! those above. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
+//! those above, and of one row's products for the formats whose values are looked up. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;
@@ -53,6 +53,14 @@ macro_rules! with_groups {
             DType::IQ4_NL => $do!(BlockIq4Nl),
             DType::IQ4_XS => $do!(BlockIq4Xs),
             DType::MXFP4 => $do!(BlockMxfp4),
+            DType::IQ1_S => $do!(BlockIq1S),
+            DType::IQ1_M => $do!(BlockIq1M),
+            DType::IQ2_XXS => $do!(BlockIq2Xxs),
+            DType::IQ2_XS => $do!(BlockIq2Xs),
+            DType::IQ2_S => $do!(BlockIq2S),
+            DType::IQ3_XXS => $do!(BlockIq3Xxs),
+            DType::IQ3_S => $do!(BlockIq3S),
+            DType::TQ1_0 => $do!(BlockTq1_0),
             DType::TQ2_0 => $do!(BlockTq2_0),
             _ => $other,
         }
@@ -161,14 +169,51 @@ large!(
     },
     |g| look_up(&IQ4_VALUES, halves(b.qs[16 * g..].first_chunk().unwrap_or(&[0; 16])))
 );
-large!(
-    BlockTq2_0,
-    |b| {
-        let d = f16_value(b.d);
-        Factors { scale: [d; 16], offset: [-d; 16] }
-    },
-    |g| two_bits(&b.qs, g)
-);
+large!(BlockTq2_0, |b| Factors { scale: [f16_value(b.d); 16], offset: [0.0; 16] }, |g| _mm256_sub_epi8(
+    two_bits(&b.qs, g),
+    _mm256_set1_epi8(1)
+));
+
+/// Formats whose values are looked up.
+macro_rules! coded {
+    ($($block:ident)*) => {$(
+        large!(
+            $block,
+            |b| {
+                let CodedScales { d, nibbles } = b.scales();
+                Factors { scale: times(Self::UNIT * f16_value(d), odd_numbers(nibbles)), offset: [0.0; 16] }
+            },
+            |g| integers(b, g)
+        );
+    )*};
+}
+coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0);
+
+/// `2n + 1` for each nibble `n`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::arch) fn odd_numbers(nibbles: u64) -> __m128i {
+    let (nibbles, mask) = (_mm_cvtsi64_si128(nibbles.cast_signed()), _mm_set1_epi8(15));
+    let (even, odd) = (_mm_and_si128(nibbles, mask), _mm_and_si128(_mm_srli_epi16::<4>(nibbles), mask));
+    let n = _mm_unpacklo_epi8(even, odd);
+    _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1))
+}
+
+/// The integers of group `g`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn integers<B: Coded>(block: &B, g: usize) -> __m256i {
+    let (a, b, c, d) = (block.grid(g, 0), block.grid(g, 1), block.grid(g, 2), block.grid(g, 3));
+    let grid = _mm256_set_epi64x(d.cast_signed(), c.cast_signed(), b.cast_signed(), a.cast_signed());
+    let negative = bits(block.signs(g).to_le_bytes(), -1);
+    if B::EIGHTHS {
+        // The shift of words brings bits of one byte to the next.
+        let eights = _mm256_and_si256(_mm256_slli_epi16::<3>(grid), _mm256_set1_epi8(-8));
+        _mm256_add_epi8(eights, _mm256_or_si256(negative, _mm256_set1_epi8(1)))
+    } else {
+        _mm256_sub_epi8(_mm256_xor_si256(grid, negative), negative)
+    }
+}
 
 /// The sub-blocks' `(d·sc, −dmin·m)`.
 #[inline]

@@ -4,14 +4,13 @@
 //! `f32` multiply-add. With a scale per 32 activations the error of the logits is two thirds of llama.cpp's, which has
 //! a scale per 256.
 //!
-//! For formats of 32 values llama.cpp has a scale per 32 activations. Here they get one per 16, and no minimum to
+//! The others are integers, too. For formats of 32 values llama.cpp has a scale per 32 activations. Here they get one per 16, and no minimum to
 //! subtract, as sums of products start with the correction for an excess of 128 in the weights' bytes; the error of the
 //! logits is at most 0.9 of llama.cpp's, and 1.2 to 1.5 times as many products are done as with bf16 (Zen 4).
 //!
-//! Q4_1, Q5_1 and TQ2_0 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
-//! multiply-add.
+//! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32` multiply-add.
 //!
-//! F32, F16 and BF16 weights go through `f32` panels, to stay exact; so do the remaining formats.
+//! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
 use super::elementwise::{F32x16, zero};
 use crate::arch::acts::byte_scale;
@@ -30,18 +29,16 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
-    macro_rules! integers {
+    macro_rules! bytes {
         ($block:ident) => {
-            const { table::<IntPanels<false, 32>>() }
+            const { table::<IntPanels<true, 16, true>>() }
         };
     }
     match dtype {
         DType::Q4_K | DType::Q5_K => const { table::<IntPanels<true, 32>>() },
         DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<IntPanels<true, 16>>() },
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => {
-            const { table::<IntPanels<true, 16, true>>() }
-        }
-        _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
+        DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
+        _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
     }
 }
 
@@ -491,7 +488,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
         DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
         DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
-        _ => with_groups!(dtype, blocks, panels::dequantize(dtype, bytes, wanted, out)),
+        _ => with_groups!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
     }
 }
 

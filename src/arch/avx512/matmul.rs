@@ -43,7 +43,16 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::IQ4_NL => q16(matvec::<BlockIq4Nl>),
         DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
         DType::MXFP4 => q16(matvec::<BlockMxfp4>),
-        _ => f32(matvec_any),
+        DType::IQ1_S => p16(planes::matvec::<BlockIq1S>),
+        DType::IQ1_M => p16(planes::matvec::<BlockIq1M>),
+        DType::IQ2_XXS => p16(planes::matvec::<BlockIq2Xxs>),
+        DType::IQ2_XS => p16(planes::matvec::<BlockIq2Xs>),
+        DType::IQ2_S => p16(planes::matvec::<BlockIq2S>),
+        DType::IQ3_XXS => p16(planes::matvec::<BlockIq3Xxs>),
+        DType::IQ3_S => p16(planes::matvec::<BlockIq3S>),
+        DType::TQ1_0 => p16(planes::matvec::<BlockTq1_0>),
+        DType::TQ2_0 => p16(planes::matvec::<BlockTq2_0>),
+        _ => unreachable!("{dtype} is no format of weights"),
     }
 }
 
@@ -78,7 +87,7 @@ const AHEAD: usize = 8192;
 const SHAPE: Shape = Shape { short: 2048, prefetch: true };
 matvec_kernels!(
     "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16, SHAPE,
-    sums: 2, rows: 8, activation_rows: 4, sums_of_any: 1
+    sums: 2, rows: 8, activation_rows: 4
 );
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
@@ -460,6 +469,20 @@ pub(super) fn load_32(x: &[u8; 32]) -> __m256i {
 }
 
 #[inline]
+#[target_feature(enable = "avx512f")]
+fn store_64(to: &mut [u8; 64], x: __m512i) {
+    // SAFETY: 64 writable bytes; the store asks for no alignment.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_f32(to: &mut [f32; 16], x: __m512) {
+    // SAFETY: 64 writable bytes; the store asks for no alignment.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+}
+
+#[inline]
 #[target_feature(enable = "sse2")]
 fn store_i16(to: &mut [i16; 8], x: __m128i) {
     // SAFETY: 16 writable bytes; the store asks for no alignment.
@@ -467,41 +490,46 @@ fn store_i16(to: &mut [i16; 8], x: __m128i) {
 }
 
 /// Rounds a row of activations, with exactly the results of the scalar level.
-#[target_feature(enable = "avx512bw,avx512vl")]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
         match x.first_chunk() {
-            Some(x) => quantize_256(x, block),
-            None => quantize_256(&padded(x), block),
+            Some(x) => words_256(x, block),
+            None => words_256(&padded(x), block),
         }
     }
 }
 
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn words_256(x: &[f32; 256], block: &mut BlockQ16) {
     let evens_odds = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
-    for (b, x) in x.iter().enumerate() {
-        let x = [load_f32(&x[0]), load_f32(&x[1])];
-        let (d, inverse) = BlockQ16::scale(largest_bits(x));
-        for (h, x) in x.into_iter().enumerate() {
-            let q = rounded(x, inverse);
-            let words = _mm256_permutexvar_epi16(evens_odds, _mm512_cvtepi32_epi16(q));
-            let (row, column) = BlockQ16::position(32 * b + 16 * h);
-            store_i16(block.q[row][column..].first_chunk_mut().expect("8 of 32"), _mm256_castsi256_si128(words));
-            store_i16(
-                block.q[row + 1][column..].first_chunk_mut().expect("8 of 32"),
-                _mm256_extracti128_si256::<1>(words),
-            );
-            block.d[2 * b + h] = d;
-            block.s[2 * b + h] = d * _mm512_reduce_add_epi32(q) as f32;
+    let x: &[[f32; 16]; 16] = bytemuck::cast_ref(x);
+    let (d, inverse) = scales(x, BlockQ16::MAX);
+    for (i, x) in x.iter().enumerate() {
+        let words = _mm512_cvtepi32_epi16(rounded(load_f32(x), inverse[i]));
+        let words = _mm256_permutexvar_epi16(evens_odds, words);
+        let (row, column) = BlockQ16::position(16 * i);
+        store_i16(block.q[row][column..].first_chunk_mut().expect("8 of 32"), _mm256_castsi256_si128(words));
+        store_i16(block.q[row + 1][column..].first_chunk_mut().expect("8 of 32"), _mm256_extracti128_si256::<1>(words));
+    }
+    // Lane `l` of 128 bits of sum `i` has parts of the sum of the 16 values from `64·l + 16·i` on.
+    let mut sums = [_mm512_setzero_si512(); 4];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        for row in &block.q[2 * i..][..2] {
+            *sum = _mm512_dpwssd_epi32(*sum, _mm512_set1_epi16(1), load_64(bytemuck::cast_ref(row)));
         }
     }
+    let add = |a, b| _mm512_add_epi32(a, b);
+    let first = add(_mm512_unpacklo_epi32(sums[0], sums[1]), _mm512_unpackhi_epi32(sums[0], sums[1]));
+    let second = add(_mm512_unpacklo_epi32(sums[2], sums[3]), _mm512_unpackhi_epi32(sums[2], sums[3]));
+    let sums = add(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+    store_f32(&mut block.d, d);
+    store_f32(&mut block.s, _mm512_mul_ps(d, _mm512_cvtepi32_ps(sums)));
 }
 
 /// As [`quantize_q16`], in two planes of bytes.
-#[target_feature(enable = "avx512bw,avx512vl")]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
         match x.first_chunk() {
@@ -512,35 +540,77 @@ pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
 }
 
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
-    let x: &[[[f32; 16]; 2]; 8] = bytemuck::cast_ref(x);
-    for (b, x) in x.iter().enumerate() {
-        let x = [load_f32(&x[0]), load_f32(&x[1])];
-        let (d, inverse) = BlockP16::scale(largest_bits(x));
-        for (h, x) in x.into_iter().enumerate() {
-            let (q, lane) = (rounded(x, inverse), 2 * b + h);
-            let high = _mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128)));
-            let (high, low) = (fours(_mm512_cvtepi32_epi8(high)), fours(_mm512_cvtepi32_epi8(q)));
-            for i in 0..4 {
-                let r = BlockP16::register(16 * lane + 4 * i);
-                block.high[r][lane] = high[i];
-                block.low[r][lane] = low[i];
-            }
-            block.d[lane] = d;
-            block.s[lane] = d * _mm512_reduce_add_epi32(q) as f32;
-        }
+    let x: &[[f32; 16]; 16] = bytemuck::cast_ref(x);
+    let (d, inverse) = scales(x, BlockP16::MAX);
+    let (mut high, mut low) = ([_mm_setzero_si128(); 16], [_mm_setzero_si128(); 16]);
+    for i in 0..16 {
+        let q = rounded(load_f32(&x[i]), inverse[i]);
+        low[i] = _mm512_cvtepi32_epi8(q);
+        high[i] = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
     }
+    let (high, low) = (planes::in_order(fourths(high)), planes::in_order(fourths(low)));
+    let (mut high_sum, mut low_sum) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+    for r in 0..4 {
+        store_64(bytemuck::cast_mut(&mut block.high[r]), high[r]);
+        store_64(bytemuck::cast_mut(&mut block.low[r]), low[r]);
+        high_sum = _mm512_dpbusd_epi32(high_sum, _mm512_set1_epi8(1), high[r]);
+        low_sum = _mm512_dpbusd_epi32(low_sum, _mm512_set1_epi8(1), low[r]);
+    }
+    let sums = _mm512_add_epi32(_mm512_slli_epi32::<8>(high_sum), low_sum);
+    store_f32(&mut block.d, d);
+    store_f32(&mut block.s, _mm512_mul_ps(d, _mm512_cvtepi32_ps(sums)));
 }
 
-/// The largest bits of magnitudes.
+/// `BlockQ16::scale` of each 32 values, for both of their halves, and the inverses.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn largest_bits(x: [__m512; 2]) -> u32 {
-    let magnitude = _mm512_set1_epi32(i32::MAX);
-    let first = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
-    let second = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
-    _mm512_reduce_max_epu32(_mm512_max_epu32(first, second))
+fn scales(x: &[[f32; 16]; 16], largest_integer: i16) -> (__m512, [f32; 16]) {
+    let magnitude = |i: usize| _mm512_and_si512(_mm512_castps_si512(load_f32(&x[i])), _mm512_set1_epi32(i32::MAX));
+    // Bits of magnitudes sort as integers do, NaN last. Of eight registers: the largest lane of each.
+    let max = |a, b| _mm512_max_epu32(a, b);
+    let mut largest = [_mm512_setzero_si512(); 8];
+    for b in 0..8 {
+        largest[b] = max(magnitude(2 * b), magnitude(2 * b + 1));
+    }
+    let mut twos = [_mm512_setzero_si512(); 4];
+    for i in 0..4 {
+        let (a, b) = (largest[2 * i], largest[2 * i + 1]);
+        twos[i] = max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    let mut fours = [_mm512_setzero_si512(); 2];
+    for i in 0..2 {
+        let (a, b) = (twos[2 * i], twos[2 * i + 1]);
+        fours[i] = max(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    let eight = max(
+        _mm512_shuffle_i64x2::<0b01_00_01_00>(fours[0], fours[1]),
+        _mm512_shuffle_i64x2::<0b11_10_11_10>(fours[0], fours[1]),
+    );
+    let eight = max(eight, _mm512_shuffle_i64x2::<0b10_11_00_01>(eight, eight));
+    let each_twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 8, 8, 9, 9, 10, 10, 11, 11);
+    let largest = _mm512_castsi512_ps(_mm512_permutexvar_epi32(each_twice, eight));
+
+    let most = _mm512_set1_ps(f32::from(largest_integer));
+    let d = _mm512_div_ps(largest, most);
+    // As there, NaN is not small.
+    let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(d, _mm512_set1_ps(f32::MIN_POSITIVE));
+    let mut inverse = [0.0; 16];
+    store_f32(&mut inverse, _mm512_maskz_div_ps(some, most, largest));
+    (_mm512_maskz_mov_ps(some, d), inverse)
+}
+
+/// Four registers: the 128 bits `l` of register `q` are those of `x[4l + q]`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fourths(x: [__m128i; 16]) -> [__m512i; 4] {
+    let mut fourths = [_mm512_setzero_si512(); 4];
+    for q in 0..4 {
+        let (low, high) = (_mm256_set_m128i(x[4 + q], x[q]), _mm256_set_m128i(x[12 + q], x[8 + q]));
+        fourths[q] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+    }
+    fourths
 }
 
 /// `x·inverse` to the nearest integer; NaN becomes 0.
@@ -549,13 +619,4 @@ fn largest_bits(x: [__m512; 2]) -> u32 {
 fn rounded(x: __m512, inverse: f32) -> __m512i {
     let x = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
     _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x)
-}
-
-#[inline]
-#[target_feature(enable = "sse2")]
-fn fours(x: __m128i) -> [[i8; 4]; 4] {
-    let mut fours = [[0; 4]; 4];
-    // SAFETY: 16 writable bytes; the store asks for no alignment.
-    unsafe { _mm_storeu_si128(fours.as_mut_ptr().cast(), x) };
-    fours
 }

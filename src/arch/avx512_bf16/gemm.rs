@@ -1,5 +1,5 @@
-//! Products with many activation rows: bf16 panels for Q4_1, Q5_1, TQ2_0 and those formats that need not stay exact but
-//! have only `f32` panels at the AVX-512 level.
+//! Products with many activation rows: bf16 panels for Q4_1 and Q5_1, as fast as the 16-bit integers of the AVX-512
+//! level.
 
 use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx512::gemm::{
@@ -11,15 +11,9 @@ use crate::quant::*;
 use std::arch::x86_64::*;
 
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
-    macro_rules! as_below {
-        ($block:ident) => {
-            avx512::gemm_for(dtype)
-        };
-    }
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => avx512::gemm_for(dtype),
-        DType::Q4_1 | DType::Q5_1 | DType::TQ2_0 => const { table::<Bf16Panels>() },
-        _ => with_groups!(dtype, as_below, const { table::<Bf16Panels>() }),
+        DType::Q4_1 | DType::Q5_1 => const { table::<Bf16Panels>() },
+        _ => avx512::gemm_for(dtype),
     }
 }
 
@@ -121,7 +115,7 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
             blocks::<$block>(bytes, out)
         };
     }
-    with_groups!(dtype, blocks, dequantized(dtype, bytes, out))
+    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of blocks"))
 }
 
 /// Writes a group of a row.
@@ -142,17 +136,5 @@ fn blocks<B: Groups>(bytes: &[u8], out: &mut [[u32; LANES]]) {
         for g in 0..B::GROUPS {
             store(&mut out[i * B::GROUPS + g], group(block, &factors, g));
         }
-    }
-}
-
-/// Any format, slowly.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn dequantized(dtype: DType, bytes: &[u8], out: &mut [[u32; LANES]]) {
-    let format = dtype.float_format();
-    let n = bytes.len() / format.block_bytes * format.block_elems;
-    let mut values = [0.0; BLOCK];
-    (format.dequantize)(bytes, &mut values[..n]);
-    for (values, out) in values[..n].chunks_exact(32).zip(out) {
-        store(out, load_f32(values));
     }
 }

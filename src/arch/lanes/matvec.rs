@@ -1,5 +1,4 @@
-//! Products with a few activation rows of the plain formats, F32, F16 and BF16, and of formats that a level has
-//! no integer product for.
+//! Products with a few activation rows of the plain formats, F32, F16 and BF16.
 //!
 //! A product is split into interleaved sums that do not wait for each other; its result depends neither on the other
 //! rows nor on how many rows are multiplied at a time.
@@ -8,13 +7,10 @@ use super::Lanes;
 use super::attention::Widen;
 use crate::arch::ColumnsMut;
 use crate::arch::gemm::prefetch_line;
-use crate::quant::DType;
 use half::bf16;
 
 /// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
-/// Activation rows that [`any`] takes at a time.
-const COLUMNS: usize = 16;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level, see
 /// `avx512/matmul.rs`.
 const AHEAD: usize = 8192;
@@ -193,46 +189,11 @@ fn sum<V: Lanes, const SUMS: usize>(mut sums: [V; SUMS]) -> f32 {
     sums[0].sum()
 }
 
-/// Products for any format: expands 256 weights at a time.
-#[inline(always)]
-pub(in crate::arch) fn any<V: Lanes, const SUMS: usize>(
-    z: V,
-    y: &mut ColumnsMut<'_>,
-    dtype: DType,
-    w: &[u8],
-    x: &[f32],
-    n: usize,
-) {
-    let format = dtype.float_format();
-    let row_bytes = n / format.block_elems * format.block_bytes;
-    let mut values = [0.0; 256];
-    for (r, row) in w.chunks_exact(row_bytes).enumerate() {
-        for (c, x) in x.chunks(COLUMNS * n).enumerate() {
-            let mut totals = [[z; SUMS]; COLUMNS];
-            for (k, blocks) in row.chunks(256 / format.block_elems * format.block_bytes).enumerate() {
-                let values = &mut values[..blocks.len() / format.block_bytes * format.block_elems];
-                (format.dequantize)(blocks, values);
-                for (x, totals) in x.chunks_exact(n).zip(&mut totals) {
-                    let x = &x[256 * k..];
-                    for (w, x) in values.chunks_exact(SUMS * V::N).zip(x.chunks_exact(SUMS * V::N)) {
-                        for s in 0..SUMS {
-                            totals[s] = z.load(&w[s * V::N..]).mul_add(z.load(&x[s * V::N..]), totals[s]);
-                        }
-                    }
-                }
-            }
-            for (i, totals) in (c * COLUMNS..y.rows()).zip(totals) {
-                y.row(i)[r] = sum(totals);
-            }
-        }
-    }
-}
-
-/// The product kernels of one level: `$zero` must be safe under `$features`; see [`plain`] and [`any`] for the rest.
+/// The product kernel of one level: `$zero` must be safe under `$features`; see [`plain`] for the rest.
 macro_rules! matvec_kernels {
     (
         $features:literal, $zero:expr, $lanes:ty, $shape:expr,
-        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal, sums_of_any: $any:literal
+        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal
     ) => {
         #[target_feature(enable = $features)]
         fn matvec_plain<T: $crate::arch::lanes::attention::Widen<$lanes>>(
@@ -243,12 +204,6 @@ macro_rules! matvec_kernels {
         ) {
             let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
             $crate::arch::lanes::matvec::plain::<_, T, $sums, $rows, $m>($zero, $shape, y, w, x, n);
-        }
-
-        #[target_feature(enable = $features)]
-        fn matvec_any(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
-            let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-            $crate::arch::lanes::matvec::any::<_, $any>($zero, y, dtype, w, x, n);
         }
     };
 }

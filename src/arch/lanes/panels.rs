@@ -5,8 +5,6 @@ use super::attention::Widen;
 use super::packing::{MAX_LANES, Transpose};
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
 use crate::arch::transposed::COLUMNS;
-use crate::quant::DType;
-use std::ops::Range;
 
 /// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows.
 ///
@@ -86,16 +84,6 @@ pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mu
         // SAFETY: `bytes` has as many values from `x` on as `out`.
         unsafe { if out.len() == V::N { T::read(z, x) } else { T::read_first(z, x, out.len()) } }.store(out);
     }
-}
-
-/// Expands the values `wanted` of any format, slowly.
-pub(in crate::arch) fn dequantize(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
-    let format = dtype.float_format();
-    let mut values = [0.0; BLOCK];
-    let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
-    (format.dequantize)(bytes, values);
-    let wanted = &values[wanted.start..wanted.end.min(values.len())];
-    out[..wanted.len()].copy_from_slice(wanted);
 }
 
 /// `F32Panels` of one level, whose register tiles have up to three registers of activations and `rows` weight rows, or

@@ -183,7 +183,7 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
             }
             dequantized_rest::<STRIDE>(dtype, rest, 4 * whole.len(), out);
         }
-        _ => with_weights!(dtype, blocks, dequantized::<STRIDE>(dtype, bytes, wanted, out)),
+        _ => with_weights!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
     }
 }
 
@@ -249,19 +249,11 @@ fn spread<const STRIDE: usize>(x: float32x4_t, out: &mut [f32]) {
 
 /// Expands the values after the first `done`, less than a register, of a format without blocks.
 fn dequantized_rest<const STRIDE: usize>(dtype: DType, bytes: &[u8], done: usize, out: &mut [f32]) {
-    if !bytes.is_empty() {
-        dequantized::<STRIDE>(dtype, bytes, 0..LANES, &mut out[done * STRIDE..]);
-    }
-}
-
-/// Any format, slowly.
-fn dequantized<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
-    let format = dtype.float_format();
-    let mut values = [0.0; BLOCK];
-    let values = &mut values[..bytes.len() / format.block_bytes * format.block_elems];
-    (format.dequantize)(bytes, values);
-    for (i, value) in values[wanted.start..wanted.end.min(values.len())].iter().enumerate() {
-        out[i * STRIDE] = *value;
+    let mut values = [0.0; LANES];
+    let values = &mut values[..bytes.len() / dtype.float_format().block_bytes];
+    (dtype.float_format().dequantize)(bytes, values);
+    for (i, value) in values.iter().enumerate() {
+        out[(done + i) * STRIDE] = *value;
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        _ => matvec_ints!(dtype, f32(matvec_any)),
+        _ => matvec_ints!(dtype, unreachable!("{dtype} is no format of weights")),
     }
 }
 
@@ -354,7 +354,7 @@ pub(in crate::arch) fn load(x: &[f32; 4]) -> float32x4_t {
 
 matvec_kernels!(
     "neon", zero(), F32x4, Shape { short: 0, prefetch: false },
-    sums: 4, rows: 2, activation_rows: 2, sums_of_any: 4
+    sums: 4, rows: 2, activation_rows: 2
 );
 
 /// The values, padded with zeros.

@@ -50,6 +50,14 @@ macro_rules! with_weights {
             DType::IQ4_NL => $do!(BlockIq4Nl, 8),
             DType::IQ4_XS => $do!(BlockIq4Xs, 1),
             DType::MXFP4 => $do!(BlockMxfp4, 8),
+            DType::IQ1_S => $do!(BlockIq1S, 1),
+            DType::IQ1_M => $do!(BlockIq1M, 1),
+            DType::IQ2_XXS => $do!(BlockIq2Xxs, 1),
+            DType::IQ2_XS => $do!(BlockIq2Xs, 1),
+            DType::IQ2_S => $do!(BlockIq2S, 1),
+            DType::IQ3_XXS => $do!(BlockIq3Xxs, 1),
+            DType::IQ3_S => $do!(BlockIq3S, 1),
+            DType::TQ1_0 => $do!(BlockTq1_0, 1),
             DType::TQ2_0 => $do!(BlockTq2_0, 1),
             _ => $other,
         }
@@ -243,6 +251,54 @@ weights!(
         [vsubq_s8(low, one), vsubq_s8(high, one)]
     }
 );
+
+/// Formats whose values are looked up.
+macro_rules! coded {
+    ($($block:ident)*) => {$(
+        weights!(
+            $block,
+            1,
+            { FACTORS_PER_16 = true, OFFSETS = false },
+            |[block]| coded_factors(block),
+            |[block], b| integers(block, b)
+        );
+    )*};
+}
+coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0);
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn coded_factors<B: Coded>(block: &B) -> Factors {
+    let CodedScales { d, nibbles } = block.scales();
+    let nibbles = vcreate_u8(nibbles);
+    let (even, odd) = (vand_u8(nibbles, vdup_n_u8(15)), vshr_n_u8::<4>(nibbles));
+    let n = vcombine_u8(vzip1_u8(even, odd), vzip2_u8(even, odd));
+    let odd_numbers = vaddq_u8(vaddq_u8(n, n), vdupq_n_u8(1));
+    Factors { scale: times(widened(odd_numbers), B::UNIT * halves(d, d)[0]), offset: [vdupq_n_f32(0.0); 4] }
+}
+
+/// The integers of group `b`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn integers<B: Coded>(block: &B, b: usize) -> [int8x16_t; 2] {
+    let [s0, s1, s2, s3] = block.signs(b).to_le_bytes();
+    let (first, second) = ([block.grid(b, 0), block.grid(b, 1)], [block.grid(b, 2), block.grid(b, 3)]);
+    [sixteen_integers::<B>(first, [s0, s1]), sixteen_integers::<B>(second, [s2, s3])]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn sixteen_integers<B: Coded>(grid: [u64; 2], signs: [u8; 2]) -> int8x16_t {
+    let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+    let signs = vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1]));
+    let negative = vreinterpretq_s8_u8(vtstq_u8(signs, bit));
+    let grid = vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(grid[0]), vcreate_u64(grid[1])));
+    if B::EIGHTHS {
+        vaddq_s8(vshlq_n_s8::<3>(grid), vorrq_s8(negative, vdupq_n_s8(1)))
+    } else {
+        vsubq_s8(veorq_s8(grid, negative), negative)
+    }
+}
 
 /// The first bytes of a block.
 fn head<B: Pod, H: Pod>(block: &B) -> &H {
