@@ -171,32 +171,6 @@ pub(super) struct SyntheticDrafts {
     pub(super) depth: usize,
 }
 
-/// What is not measured with drafts.
-const ONE_MEASUREMENT: [&str; 9] =
-    ["kernels", "vs", "scenario", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
-
-/// A probability.
-fn rate(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate)).ok_or_else(|| "expected a number from 0 to 1".into())
-}
-
-impl Args {
-    /// Whether drafts are measured.
-    fn with_drafts(&self) -> bool {
-        self.replay.is_some() || !self.spec_synthetic.is_empty()
-    }
-
-    /// Rates, each with numbers of tokens to generate and in the context.
-    pub(super) fn synthetic_drafts(&self) -> Result<Vec<(f64, (usize, usize))>, Failure> {
-        let sizes = [(&self.n_gen, "-n"), (&self.n_depth, "-d")].map(|(texts, flag)| list(&texts.join(","), flag));
-        let [n_gen, n_depth] = sizes;
-        let (n_gen, n_depth) = (n_gen?, n_depth?);
-        let sizes = n_gen.iter().flat_map(|&n| n_depth.iter().map(move |&depth| (n, depth)));
-        let sizes: Vec<_> = sizes.filter(|&(n, _)| n > 0).collect();
-        Ok(self.spec_synthetic.iter().flat_map(|&rate| sizes.iter().map(move |&size| (rate, size))).collect())
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
     Md,

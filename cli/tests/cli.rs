@@ -976,7 +976,7 @@ fn benches_of_drafts() {
         ("{\"name\": \"a\", \"prompt\": \"b\", \"answer\": \"c\", \"n\": 1}", "line 2: unknown key \"n\""),
         ("[]", "line 2"),
     ] {
-        let file = folder.file("wrong.jsonl", &format!("\n{line}\n"));
+        let file = folder.file("wrong.jsonl", format!("\n{line}\n"));
         fails(&[&flags[..], &["--replay", &file]].concat(), 1, &[part]);
     }
     fails(&[&flags[..], &["--spec-synthetic", "1.5"]].concat(), 2, &["from 0 to 1"]);
