@@ -13,6 +13,8 @@ mod bench;
 mod calibrate;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "convert")]
+mod convert;
 mod detokenize;
 mod doctor;
 mod embed;
@@ -36,11 +38,13 @@ mod pull;
 mod quantize;
 mod replay;
 mod rerank;
+mod rows;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "chat")]
 mod sessions;
+mod sona;
 mod speculation;
 #[cfg(feature = "chat")]
 mod template;
@@ -115,8 +119,13 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// See, undo and forget what was learnt by itself
+    Sona(sona::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
+    #[cfg(feature = "convert")]
+    /// Convert a folder of Hugging Face to a GGUF file
+    Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
@@ -187,7 +196,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
+        #[cfg(feature = "convert")]
+        Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),

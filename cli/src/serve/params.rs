@@ -27,6 +27,8 @@ pub(super) struct Params {
     pub(super) include_usage: bool,
     pub(super) priority: i32,
     pub(super) adapters: Vec<ChosenAdapter>,
+    /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
+    pub(super) user: Option<String>,
 }
 
 /// Sets what the request gives: `field => method`.
@@ -100,8 +102,8 @@ impl Params {
                 include
             }
         };
+        let user = fields.take("user")?;
         fields.ignore(&[
-            "user",
             "store",
             "metadata",
             "service_tier",
@@ -137,6 +139,7 @@ impl Params {
             include_usage,
             priority: fields.take("priority")?.unwrap_or(0),
             adapters,
+            user,
         })
     }
 
