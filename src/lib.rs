@@ -55,7 +55,7 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`train`]
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`sona`] (learning that goes on by itself), [`train`]
 //! (training adapters), [`gguf`] (the file),
 //! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a
 //! whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
@@ -85,6 +85,7 @@ pub mod model;
 pub mod quant;
 pub mod runner;
 pub mod sample;
+pub mod sona;
 mod system;
 mod team;
 pub mod tokenizer;

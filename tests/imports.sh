@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Modules may import only from layers below their own:
-#   error, quant, arch, team, cache, runner, gguf, tokenizer, model, metal, lora, exec, learn, train, bench — and sample, grammar, chat
+#   error, quant, arch, team, cache, runner, gguf, tokenizer, model, metal, lora, exec, learn, train, sona, bench — and sample, grammar, chat
 # beside them.
 # `error` sits at the bottom: it names types of other layers only to wrap them.
 set -euo pipefail
@@ -25,9 +25,10 @@ lora:error quant arch gguf tokenizer model
 exec:error quant arch gguf tokenizer model lora team cache sample runner metal
 learn:error quant arch gguf tokenizer model lora exec
 train:error quant gguf model cache lora exec learn
+sona:error gguf model cache lora exec learn
 bench:error quant arch gguf tokenizer model lora cache exec learn sample
 "
-modules="error quant arch gguf tokenizer sample grammar chat model team cache runner exec learn train lora metal bench"
+modules="error quant arch gguf tokenizer sample grammar chat model team cache runner exec learn train sona lora metal bench"
 while IFS=: read -r module allowed; do
     [ -n "$module" ] || continue
     files=$(find src -path "src/$module/*" -name '*.rs' -o -path "src/$module.rs")

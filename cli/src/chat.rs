@@ -8,23 +8,25 @@ use super::generate::{TextArgs, begin, no_tokenizer, per_second};
 use super::input::{on_interrupt, read_regular, read_text, stdin_is_terminal, without_last_newline};
 use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
-use super::output::{Failure, note, paint, print, printable};
+use super::output::{Failure, note, paint, print, printable, unix_time};
 use super::sessions::{Kept, SessionName, state_folder};
+use super::sona::SonaArgs;
 use super::speculation::{Drafted, speculate};
 use super::template::{bos_text, eos_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-use ruvllm::exec::{CancelToken, Session, Speculation, StopReason};
+use ruvllm::exec::{AdapterId, CancelToken, Session, Speculation, StopReason};
 use ruvllm::sample::Sampler;
+use ruvllm::sona::{Background, Sona, Trajectory};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,13 +34,14 @@ Examples:
   ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
   echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
   ruvllm chat -m model.gguf --session trip    go on with it another day
+  ruvllm chat -m model.gguf --sona mine       record it and learn from it; `ruvllm sona` shows and undoes
 
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
 
 const COMMANDS: &str = "\
 /regen   answer the last message again
-/good    the answer was good: with --learn, the model learns from it
+/good    the answer was good: with --learn or --sona, the model learns from it
 /bad     the answer was bad
 /clear   forget the conversation
 /help    this list
@@ -81,6 +84,8 @@ pub(super) struct Args {
     /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
     #[arg(long, value_name = "NAME")]
     session: Option<SessionName>,
+    #[command(flatten)]
+    sona: SonaArgs,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -126,6 +131,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let speculation = args.text.speculation.open(&session, &args.text.session)?;
     let learning = args.text.learning.begin(&mut session)?;
+    let recording = Recording::begin(args, &session)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let lines = Lines::new(interactive)?;
@@ -147,6 +153,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         session,
         speculation,
         learning,
+        recording,
         sampler,
         cancel,
         interactive,
@@ -168,7 +175,85 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(kept) => outcome.and(kept.save(&chat.session)),
         None => outcome,
     };
-    chat.learning.end(&mut chat.session, outcome)
+    let outcome = chat.learning.end(&mut chat.session, outcome);
+    match (outcome, chat.recording) {
+        (Ok(()) | Err(Failure::Closed), Some(recording)) => recording.end(),
+        (outcome, _) => outcome,
+    }
+}
+
+/// What is recorded of a conversation, and learnt in the background.
+struct Recording {
+    sona: Sona,
+    /// Learns until it is dropped.
+    background: Background,
+    /// The conversation's name.
+    session_id: String,
+    /// When this part of it began, in seconds since 1970, and answers since.
+    begun: u64,
+    n: usize,
+    /// The version in effect in the session, and its adapter, if it has one.
+    in_effect: (u64, Option<AdapterId>),
+}
+
+impl Recording {
+    fn begin(args: &Args, session: &Session) -> Result<Option<Recording>, Failure> {
+        let Some(folder) = &args.sona.sona else { return Ok(None) };
+        if args.text.learning.is_on() {
+            return Err(Failure::Usage("--learn and --sona both learn: give one of them".into()));
+        }
+        let sona = args.sona.open(folder, "", session.engine())?;
+        let begun = unix_time();
+        let session_id = args.session.as_ref().map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
+        let background = sona.start()?;
+        Ok(Some(Recording { sona, background, session_id, begun, n: 0, in_effect: (0, None) }))
+    }
+
+    /// Brings the version in effect into the session.
+    fn refresh(&mut self, session: &mut Session) -> Result<(), ruvllm::Error> {
+        let generation = self.sona.generation();
+        if self.in_effect.0 == generation {
+            return Ok(());
+        }
+        if let Some(id) = self.in_effect.1.take() {
+            session.detach(id)?;
+        }
+        let adapter = self.sona.adapter()?;
+        self.in_effect = (generation, adapter.map(|adapter| session.attach(adapter.into(), 1.0)).transpose()?);
+        Ok(())
+    }
+
+    /// Records an answer.
+    fn record(&mut self, prompt: &[u32], answer: &[u32], latency: Duration) -> Result<(), Failure> {
+        self.n += 1;
+        self.sona.record(Trajectory {
+            request_id: self.request_id(),
+            session_id: self.session_id.clone(),
+            n_prompt: prompt.len(),
+            n_answer: answer.len(),
+            latency,
+            tokens: [prompt, answer].concat(),
+            ..Default::default()
+        })?;
+        Ok(())
+    }
+
+    fn request_id(&self) -> String {
+        format!("{}-{}", self.begun, self.n)
+    }
+
+    fn rate(&self, score: f32) {
+        match self.sona.rate(&self.request_id(), score) {
+            Ok(()) => note("Noted."),
+            Err(error) => note(format!("error: {error}")),
+        }
+    }
+
+    /// Learns what is left.
+    fn end(self) -> Result<(), Failure> {
+        drop(self.background);
+        Ok(self.sona.work()?)
+    }
 }
 
 struct Chat<'a> {
@@ -182,6 +267,7 @@ struct Chat<'a> {
     session: Session,
     speculation: Option<Speculation>,
     learning: Learning<'a>,
+    recording: Option<Recording>,
     sampler: Sampler,
     cancel: CancelToken,
     /// Someone types and reads; otherwise lines come from a pipe or go to one.
@@ -330,8 +416,12 @@ impl Chat<'_> {
     }
 
     fn rate(&mut self, reward: f32) -> Result<(), Failure> {
+        if let Some(recording) = &self.recording {
+            recording.rate(if reward > 0.0 { 1.0 } else { 0.0 });
+            return Ok(());
+        }
         if !self.args.text.learning.is_on() {
-            note("error: nothing is learnt here; start chat with --learn DIR");
+            note("error: nothing is learnt here; start chat with --learn DIR or --sona DIR");
             return Ok(());
         }
         match self.session.feedback(reward) {
@@ -388,6 +478,9 @@ impl Chat<'_> {
 
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
+        if let Some(recording) = &mut self.recording {
+            recording.refresh(&mut self.session)?;
+        }
         let ids = self.prompt()?;
         let kept = match self.session.keep(&ids) {
             0 => self.session.reuse(&ids)?.total(),
@@ -418,6 +511,9 @@ impl Chat<'_> {
         }
         let decode = start.elapsed();
         let n = generation.tokens().len();
+        if let Some(recording) = &mut self.recording {
+            recording.record(&ids, generation.tokens(), prefill + decode)?;
+        }
         let drafted = Drafted::of(&generation);
         let reason = generation.finish().map(|finish| finish.reason);
         drop(generation);

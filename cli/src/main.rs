@@ -42,6 +42,7 @@ mod sampling;
 mod serve;
 #[cfg(feature = "chat")]
 mod sessions;
+mod sona;
 mod speculation;
 #[cfg(feature = "chat")]
 mod template;
@@ -116,6 +117,8 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Measure what learning while running is worth on a text
     Learn(learn::Args),
+    /// See, undo and forget what was learnt by itself
+    Sona(sona::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
     #[cfg(feature = "convert")]
@@ -191,6 +194,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),

@@ -57,6 +57,12 @@ enum Action {
 #[derive(Clone, Debug)]
 pub(super) struct SessionName(String);
 
+impl std::fmt::Display for SessionName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl std::str::FromStr for SessionName {
     type Err = &'static str;
 

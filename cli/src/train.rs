@@ -9,6 +9,7 @@ use super::template::{bos_text, eos_text};
 use ruvllm::bench::Estimate;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
+use ruvllm::sona::{FolderOptions, SonaFolder};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::train::{Example, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
 use serde_json::{Map, Value, json};
@@ -21,6 +22,7 @@ Examples:
   ruvllm train -m model.gguf -f examples.jsonl -o adapter.gguf
   ruvllm train -m model.gguf -f examples.jsonl --control manual.txt -o adapter.gguf --svg losses.svg
   ruvllm train -m model.gguf -f letters.txt --targets qv --rank 4 -o adapter.gguf
+  ruvllm train -m model.gguf --sona mine -o adapter.gguf      what was recorded, with --sona-text
   ruvllm generate -m model.gguf --lora adapter.gguf -p \"…\"
 
 A .jsonl file has an example per line: {\"text\": …}, {\"prompt\": …, \"completion\": …} or {\"messages\": […]}, \
@@ -38,6 +40,12 @@ pub(super) struct Args {
     /// Examples (.jsonl) or a text; - is a text from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Train on the requests of this folder that were recorded with their tokens (see `ruvllm sona`)
+    #[arg(long, value_name = "DIR", conflicts_with = "file")]
+    sona: Option<PathBuf>,
+    /// Of requests that were rated only those with this rating or a better one are examples, with their answers
+    #[arg(long, value_name = "RATING", default_value_t = 0.5, requires = "sona")]
+    quality_threshold: f32,
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
     control: Option<PathBuf>,
@@ -129,21 +137,30 @@ fn schedule(text: &str) -> Result<Schedule, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     if args.output.exists() && !args.overwrite {
         let exists = ruvllm::GgufError::Exists { path: args.output.clone() };
         return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
     }
-    let text = read_text(&path)?;
+    let mut folder = args.sona.as_deref().map(|path| SonaFolder::open(path, &FolderOptions::default())).transpose()?;
+    let text = match &folder {
+        Some(_) => None,
+        None => {
+            let path = file_or_pipe(args.file.as_ref(), "-f FILE or --sona DIR")?;
+            Some((read_text(&path)?, path))
+        }
+    };
     let control = args.control.as_deref().map(read_text).transpose()?;
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let examples = if path.extension().is_some_and(|extension| extension == "jsonl") {
-        let reader = Reader::new(args, &model, tokenizer)?;
-        reader.examples(&text).map_err(|message| Failure::Work(format!("{}: {message}", name(&path))))?
-    } else {
-        let n_ctx = if args.ctx_size == 0 { model.hparams().n_ctx_train.min(2048) } else { args.ctx_size };
-        Example::pieces(&tokenizer.encode(&text, true, false), n_ctx.max(2))
+    let n_ctx = if args.ctx_size == 0 { model.hparams().n_ctx_train.min(2048) } else { args.ctx_size };
+    let examples = match (&text, &folder) {
+        (Some((text, path)), _) if path.extension().is_some_and(|extension| extension == "jsonl") => {
+            let reader = Reader::new(args, &model, tokenizer)?;
+            reader.examples(text).map_err(|message| Failure::Work(format!("{}: {message}", name(path))))?
+        }
+        (Some((text, _)), _) => Example::pieces(&tokenizer.encode(text, true, false), n_ctx.max(2)),
+        (None, Some(folder)) => recorded(folder, args.quality_threshold, n_ctx)?,
+        (None, None) => Vec::new(),
     };
     let control = control.map(|text| tokenizer.encode(&text, true, false)).unwrap_or_default();
     let options = TrainOptions {
@@ -199,7 +216,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     trainer.adapter().save(&args.output)?;
     std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
     note(format!("wrote {}", args.output.display()));
-    Ok(())
+    Ok(folder.as_mut().map_or(Ok(()), SonaFolder::trained)?)
+}
+
+/// The requests of a folder as examples; of those that are longer than the context, its end.
+fn recorded(folder: &SonaFolder, threshold: f32, n_ctx: usize) -> Result<Vec<Example>, Failure> {
+    let mut examples = Vec::new();
+    folder.trajectories(|request| {
+        let lesson = request.lesson(threshold);
+        let mut tokens = request.tokens;
+        tokens.truncate(lesson.end);
+        let begin = tokens.len().saturating_sub(n_ctx);
+        let learnt: Vec<bool> = (begin..tokens.len()).map(|i| i > begin && lesson.contains(&i)).collect();
+        if learnt.contains(&true) {
+            examples.push(Example::new(tokens.split_off(begin), learnt));
+        }
+    })?;
+    if examples.is_empty() {
+        let path = folder.path().display();
+        let why = "no request was recorded with tokens that are to be learnt: --sona-text stores them";
+        return Err(Failure::Work(format!("{path}: {why}")));
+    }
+    Ok(examples)
 }
 
 /// Trains to the end.

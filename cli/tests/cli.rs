@@ -1399,6 +1399,70 @@ fn ratings_in_a_conversation() {
     assert!(stderr(&out).contains("error:") && !stderr(&out).contains("Learnt."), "{}", stderr(&out));
 }
 
+/// A conversation is recorded and learnt; its owner sees it, trains on it, takes it elsewhere and forgets it.
+#[test]
+fn what_is_recorded_can_be_seen_and_forgotten() {
+    let folder = Folder::new();
+    let heldout = include_str!("../../models/demo-heldout.txt");
+    let control = folder.file("control.txt", &heldout[..8000]);
+    let mine = folder.name("mine");
+    let said: String =
+        (0..6).map(|i| format!("The gauge at Ossen Weir reads 1.{i} m and rises by {i} mm.\n")).collect();
+    let chat = |session: &str, more: &str| {
+        let flags =
+            ["chat", "--sona", &mine, "--sona-text", "--sona-control", &control, "-n", "6", "-s", "1", "--session"];
+        let mut child = command(&[&flags[..], &[session]].concat())
+            .env("XDG_STATE_HOME", folder.path("state"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(format!("{said}{more}").as_bytes()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
+        stderr(&out)
+    };
+    chat("ossen", "");
+    assert_eq!(chat("mill", "/good\n").matches("Noted.").count(), 1);
+    let status = || parsed(&run(&["sona", "status", &mine, "--json"]));
+    let before = status();
+    assert_eq!(
+        (&before["trajectories"], &before["with_tokens"], &before["rated"]),
+        (&json!(12), &json!(12), &json!(1))
+    );
+    assert_eq!((&before["sessions"], before["quality"].as_f64()), (&json!(2), Some(1.0)));
+    assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
+    let log = parsed(&run(&["sona", "log", &mine, "--json"]));
+    assert_eq!((&log[0]["kind"], &log[0]["version"]), (&json!("calibrated"), &json!(1)));
+    let learnt: u64 = log.as_array().unwrap().iter().map(|event| event["learnt"]["requests"].as_u64().unwrap()).sum();
+    assert_eq!(learnt, 12);
+    assert!(text(&run(&["sona", "log", &mine])).contains("calibrated"));
+    assert_eq!(parsed(&run(&["sona", "show", &mine, "1", "--json"]))["made"]["kind"], "calibrated");
+
+    let (adapter, exported) = (folder.name("adapter.gguf"), folder.name("exported.gguf"));
+    let train = ["train", "--sona", &mine, "-o", &adapter, "--epochs", "1", "--held-out", "0.2", "--rank", "2"];
+    text(&run(&train));
+    assert_eq!(status()["quality"], 0.0);
+    text(&run(&["sona", "export", &mine, "--version", "1", "-o", &exported]));
+    fails(&["sona", "export", &mine, "--version", "1", "-o", &exported], 1, &["--overwrite"]);
+    text(&run(&["sona", "import", &mine, &exported]));
+    let version = status()["version"].as_u64().unwrap();
+    assert!(version > 1);
+    text(&run(&["sona", "rollback", &mine, "0"]));
+    assert_eq!(status()["version"], 0);
+
+    text(&run(&["sona", "forget", &mine, "ossen"]));
+    let after = status();
+    assert_eq!((&after["trajectories"], &after["sessions"], &after["versions"]), (&json!(6), &json!(1), &json!([1])));
+    fails(&["sona", "forget", &mine, "nobody"], 1, &["nobody"]);
+    fails(&["sona", "rollback", &mine, "7"], 1, &["no version 7"]);
+    fails(&["sona", "show", &mine, "0"], 1, &["the model alone"]);
+    fails(&["sona", "status", &folder.name("none")], 1, &["there is no folder"]);
+    fails(&["chat", "--sona", &mine, "--learn", "x", "-p", "a"], 2, &["--learn", "--sona"]);
+    fails(&["train", "--sona", &folder.name("empty"), "-o", &folder.name("b")], 1, &["--sona-text"]);
+}
+
 /// What a conversation that is killed has saved.
 fn killed_after_a_rating(learned: &str, every: &str) -> u64 {
     let mut child = command(&["chat", "--learn", learned, "--learn-every", every, "-n", "6", "-s", "1"])

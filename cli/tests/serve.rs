@@ -413,6 +413,80 @@ fn keys() {
     assert_eq!(cached("x-api-key: other\r\n"), 0);
 }
 
+/// What one key's requests teach takes effect for that key alone, and is in its folder alone.
+#[cfg(unix)]
+#[test]
+fn learns_per_user() {
+    use ruvllm::sona::{EventKind, FolderOptions, SonaFolder};
+    let folder = std::env::temp_dir().join(format!("ruvllm-serve-sona-{}", std::process::id()));
+    let users = folder.to_str().unwrap();
+    let heldout = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
+    let flags = ["--temp", "0", "--sona", users, "--learn-per-user", "--sona-control", heldout];
+    let server = Server::start(&[&flags[..], &["-c", "1024", "--api-key", "one,other"]].concat());
+    let (one, other) = ("authorization: Bearer one\r\n", "authorization: Bearer other\r\n");
+    let ask = |key: &str, prompt: &str, n: usize| {
+        let mut body = completion(prompt, n);
+        body["user"] = "u1".into();
+        let (status, head, response) = server.exchange("POST", "/v1/completions", key, &body.to_string());
+        assert_eq!(status, 200, "{response}");
+        let response: Value = serde_json::from_str(&response).unwrap();
+        let name = head.lines().find_map(|line| line.strip_prefix("x-request-id: ")).unwrap().to_owned();
+        (name, response["choices"][0]["text"].as_str().unwrap().to_owned())
+    };
+    let prompt = "The gauge at Ossen Weir reads";
+    let (before, (_, others_before)) = (ask(one, prompt, 24), ask(other, prompt, 24));
+    assert_eq!(before.1, others_before);
+    let text = include_str!("../../tests/data/river-station.txt");
+    let pieces: Vec<&str> = text.split_inclusive("\n\n").collect();
+    let pieces: Vec<String> = pieces.chunks(pieces.len() / 40).map(<[_]>::concat).collect();
+    for piece in &pieces {
+        ask(one, &piece.chars().take(800).collect::<String>(), 1);
+    }
+    // A rating reaches the caller's own requests only.
+    let rate = |key: &str| {
+        let body = json!({"request_id": before.0, "score": 1.0}).to_string();
+        server.send("POST", "/feedback", key, &body).0
+    };
+    assert_eq!((rate(one), rate(other)), (200, 400));
+    let folders: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(folders.len(), 2);
+    let begun = Instant::now();
+    let versions =
+        || folders.iter().map(|path| std::fs::read_dir(path.join("versions")).unwrap().count()).sum::<usize>();
+    while versions() < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing took effect");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(ask(other, prompt, 24).1, others_before);
+    server.end();
+    let mut kinds = Vec::new();
+    for path in &folders {
+        let opened = SonaFolder::open(path, &FolderOptions::default()).unwrap();
+        let (mut n, mut learnt) = (0, 0);
+        opened
+            .trajectories(|found| {
+                assert!(found.session_id == "u1" && found.tokens.is_empty() && path.ends_with(&found.tenant));
+                n += 1;
+            })
+            .unwrap();
+        opened.history().iter().for_each(|event| learnt += event.n_learnt[0]);
+        kinds.push((n, learnt > 0, opened.history().iter().any(|event| event.kind == EventKind::Accepted)));
+    }
+    kinds.sort_unstable();
+    assert_eq!(kinds, [(2, false, false), (1 + pieces.len(), true, true)]);
+    std::fs::remove_dir_all(&folder).unwrap();
+
+    // Without keys, or without the flag, users would learn of one another.
+    for (flags, why) in [
+        (&["--sona", users, "--learn-per-user"][..], "--api-key"),
+        (&["--sona", users, "--api-key", "one,other"], "--learn-per-user"),
+    ] {
+        let program = env!("CARGO_BIN_EXE_ruvllm");
+        let out = Command::new(program).args(["serve", "--port", "0"]).args(flags).output().unwrap();
+        assert!(out.status.code() == Some(2) && String::from_utf8_lossy(&out.stderr).contains(why), "{out:?}");
+    }
+}
+
 /// What was asked before SIGTERM is answered.
 #[cfg(unix)]
 #[test]

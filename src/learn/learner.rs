@@ -27,6 +27,8 @@ pub struct LearnerOptions {
     pub cache_tokens: usize,
     /// Capacity of the neighbour cache in hidden states; 0 means as many as fit 8 MiB. Default 0.
     pub neighbours: usize,
+    /// Factor on the length of the steps. Default 1.
+    pub rate: f32,
     /// Fraction of earlier learning that each update forgets. Default 0.005.
     pub decay: f32,
     /// Weight of elastic weight consolidation. Default 0.1.
@@ -44,6 +46,7 @@ impl Default for LearnerOptions {
             recent_tokens: 1024,
             cache_tokens: 1 << 16,
             neighbours: 0,
+            rate: 1.0,
             decay: 0.005,
             consolidation: 0.1,
             generate_with_mixture: false,
@@ -174,6 +177,7 @@ impl Learner {
         }
         let numbers = [
             ("max_divergence", options.max_divergence, 10.0),
+            ("rate", f64::from(options.rate), 100.0),
             ("decay", f64::from(options.decay), 1.0),
             ("consolidation", f64::from(options.consolidation), 1e6),
         ];
@@ -184,7 +188,7 @@ impl Learner {
         }
         let rates = Rates {
             max_divergence: options.max_divergence,
-            rate: 1.0,
+            rate: options.rate,
             decay: options.decay,
             consolidation: options.consolidation,
             npo_beta: 0.1,

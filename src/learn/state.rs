@@ -70,6 +70,7 @@ impl Learner {
             w.metadata(format!("learned.{key}"), value as u32);
         }
         w.metadata("learned.max_divergence", o.max_divergence);
+        w.metadata("learned.rate", o.rate);
         w.metadata("learned.decay", o.decay);
         w.metadata("learned.consolidation", o.consolidation);
         w.metadata("learned.generate_with_mixture", o.generate_with_mixture);
@@ -223,6 +224,8 @@ fn options(metadata: &Metadata) -> Result<LearnerOptions, LearnError> {
         recent_tokens: size("recent_tokens")?,
         cache_tokens: size("cache_tokens")?,
         neighbours: size("neighbours")?,
+        // Files of earlier builds have none.
+        rate: metadata.opt_f32("learned.rate")?.unwrap_or(1.0),
         decay: metadata.f32("learned.decay")?,
         consolidation: metadata.f32("learned.consolidation")?,
         generate_with_mixture: metadata.bool("learned.generate_with_mixture")?,

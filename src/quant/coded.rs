@@ -237,7 +237,7 @@ impl Coded for BlockTq1_0 {
 fn trits(bytes: u64, n: usize) -> u64 {
     let power = [1, 3, 9, 27, 81][n];
     const LOW: u64 = 0x00FF_00FF_00FF_00FF;
-    let trit = |bytes: u64| ((bytes * power) & LOW) * 3 >> 8 & LOW;
+    let trit = |bytes: u64| ((((bytes * power) & LOW) * 3) >> 8) & LOW;
     let t = trit(bytes & LOW) | trit(bytes >> 8 & LOW) << 8;
     // With the top bit of each byte set, nothing is borrowed from the next byte.
     ((t | 0x8080_8080_8080_8080) - 0x0101_0101_0101_0101) ^ 0x8080_8080_8080_8080

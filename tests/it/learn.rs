@@ -688,6 +688,128 @@ fn ordinary_text_after_a_domain() {
     assert_eq!(Learner::from_bytes(bytes, &model).unwrap().losses(), all);
 }
 
+/// The mean rise of the loss on a text by the adapter, in nats per token; nothing is learnt from it.
+fn rise(session: &Session, text: &[u32]) -> f64 {
+    let mut session = session.fork().unwrap();
+    let mut total = Losses::default();
+    for piece in text.chunks(128) {
+        session.clear();
+        total += session.record(piece).unwrap();
+    }
+    (total.adapter - total.base) / total.n as f64
+}
+
+/// Text that is meant to do harm costs less than ln 2 nats in all, does not reach control text, and is overcome within 500
+/// tokens of what was learnt before.
+#[test]
+fn a_stream_that_attacks_does_no_lasting_harm() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let n_poison = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 2000 };
+    let n_vocab = model.hparams().n_vocab;
+    // The opposite: what followed a word follows it no more, but something else each time.
+    let opposite = |seed: u64| river[..4096].iter().zip(chance(seed, n_vocab)).enumerate();
+    let opposite = |seed| opposite(seed).map(|(i, (&token, other))| if i % 2 == 0 { token } else { other });
+    let attacks: [(&str, Vec<u32>); 3] = [
+        ("gibberish", chance(9, n_vocab).take(n_poison).collect()),
+        ("opposite", (0..).flat_map(opposite).take(n_poison).collect()),
+        ("one word", [river[100]].into_iter().cycle().take(n_poison).collect()),
+    ];
+    let mut taught = session(&model);
+    taught.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    taught.calibrate(known).unwrap();
+    observe_text(&mut taught, &river[..4096]);
+    for (name, attack) in attacks {
+        let mut session = taught.fork().unwrap();
+        session.clear();
+        for piece in attack.chunks(1000) {
+            observe_text(&mut session, piece);
+            let total = session.learner().unwrap().losses();
+            let rounding = 1e-9 * total.n as f64;
+            assert!(total.mixture <= total.base + std::f64::consts::LN_2 + rounding, "{name}: {total:?}");
+        }
+        let risen = rise(&session, unknown);
+        assert!(risen <= 0.003, "{name}: control text rises by {risen} nats per token");
+        let fresh = observe_text(&mut taught.fork().unwrap(), &river[4096..5120]);
+        session.clear();
+        observe_text(&mut session, &river[4096..4596]);
+        let after = observe_text(&mut session, &river[4596..5120]);
+        println!("{name}: control {risen:+.5}, river afterwards {after:?}, without the attack {fresh:?}");
+        assert!(after.mixture < after.base, "{name}: {after:?}");
+    }
+}
+
+/// However wrong ratings are, control text stays within the bound.
+#[test]
+fn ratings_never_reach_control_text() {
+    let (model, tokens) = shipped();
+    let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let reward = |name: &str, i: usize| match name {
+        "good" => 1.0,
+        "bad" => -1.0,
+        "contradictory" => [1.0, -1.0][i % 2],
+        "equal" => 0.5,
+        _ => [-1e30, 1e30, 1e30][i % 3],
+    };
+    let mut fresh = session(&model);
+    fresh.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+    fresh.calibrate(known).unwrap();
+    for name in ["good", "bad", "contradictory", "equal", "huge"] {
+        let mut session = fresh.fork().unwrap();
+        for i in 0..20 {
+            // Each text is rated twice.
+            let piece = &river[i / 2 * 64..][..64];
+            session.clear();
+            session.prefill(&piece[..32]).unwrap();
+            for &token in &piece[32..] {
+                session.decode(token).unwrap();
+            }
+            session.feedback(reward(name, i)).unwrap();
+            let learner = session.learner().unwrap();
+            assert!(learner.divergence() <= learner.options().max_divergence, "{name} {i}");
+            if [1, 5, 20].contains(&(i + 1)) {
+                let risen = rise(&session, &unknown[..2048]);
+                println!("{name}, {} ratings: control {risen:+.5}", i + 1);
+                assert!(risen <= 0.003, "{name}, {} ratings: control text rises by {risen} nats per token", i + 1);
+            }
+        }
+    }
+}
+
+/// However much is learnt, memory stays what it was, numbers stay numbers, and files say it to the bit.
+#[test]
+fn many_updates() {
+    let model = model();
+    let mut session = learning_session(&model);
+    session.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
+    let n = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 1000 };
+    let (mut stream, mut noise) = (phrases(7), chance(8, N_VOCAB));
+    let mut full = 0;
+    for i in 0..n {
+        let piece: Vec<u32> = match i / 500 % 2 {
+            0 => stream.by_ref().take(4).collect(),
+            _ => noise.by_ref().take(4).collect(),
+        };
+        if session.position() + piece.len() > session.n_ctx() {
+            session.clear();
+        }
+        session.observe(&piece).unwrap();
+        if i % (n / 10) == n / 10 - 1 {
+            let learner = session.learner().unwrap();
+            assert!(learner.n_updates() > i / 2 && learner.divergence() <= learner.options().max_divergence);
+            let bytes = learner.to_bytes().unwrap();
+            assert!(Learner::from_bytes(bytes.clone(), &model).unwrap().to_bytes().unwrap() == bytes);
+            // All caches are full by the second time, but for the beginnings of texts between their tokens.
+            full = if i < n / 5 { full.max(bytes.len()) } else { full };
+            assert!(i < n / 5 || bytes.len() <= full + full / 50, "{} {full}", bytes.len());
+        }
+    }
+    let total = session.learner().unwrap().losses();
+    assert!(total.mixture <= total.base + std::f64::consts::LN_2 + 1e-9 * total.n as f64, "{total:?}");
+}
+
 /// Text in its order takes effect; the same tokens in another order never do, however well they are learnt.
 #[test]
 fn what_has_no_order_teaches_nothing() {

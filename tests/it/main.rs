@@ -45,6 +45,7 @@ mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
 mod shift;
+mod sona;
 mod speculate;
 mod state;
 mod tiny;

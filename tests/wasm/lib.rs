@@ -1,6 +1,7 @@
 //! What JavaScript calls: bytes go in through [`input`], text comes out through [`output`].
 
 use ruvllm::gguf::Gguf;
+use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::{Model, Sampler};
 use std::sync::Mutex;
 
@@ -64,5 +65,28 @@ pub extern "C" fn generate(n_tokens: usize) -> bool {
         let mut session = host.model.as_ref().expect("`open` comes first").session()?;
         let mut sampler = Sampler::builder().temperature(0.0).build()?;
         session.generate(&prompt, &mut sampler)?.max_tokens(n_tokens).text()
+    })
+}
+
+/// Learns the text that the input is, saves what was learnt, and goes on from what was saved; tells the losses of the text
+/// read twice.
+///
+/// # Panics
+/// If no model is open.
+#[unsafe(no_mangle)]
+pub extern "C" fn learn() -> bool {
+    answer(|host| {
+        let model = host.model.as_ref().expect("`open` comes first");
+        let text = String::from_utf8_lossy(&host.input);
+        let tokens = model.tokenizer().map(|tokenizer| tokenizer.encode(&text, true, false)).unwrap_or_default();
+        let mut session = model.session()?;
+        session.set_learner(Learner::new(model, &LearnerOptions::default())?)?;
+        let first = session.observe(&tokens)?;
+        let saved = session.take_learner().map(|learner| learner.to_bytes()).transpose()?.unwrap_or_default();
+        let n_bytes = saved.len();
+        session.clear();
+        session.set_learner(Learner::from_bytes(saved, model)?)?;
+        let again = session.observe(&tokens)?;
+        Ok(format!("{} {} {} {n_bytes}", first.base, first.mixture, again.mixture))
     })
 }

@@ -1,5 +1,5 @@
 // node run.mjs MODULE.wasm MODEL.gguf EXPECTED.txt: what the model makes of the first line has to be the
-// other lines, and a damaged model an error message.
+// other lines, and a damaged model an error message; what is read twice has been learnt.
 import { readFileSync } from "node:fs";
 import { strict as assert } from "node:assert";
 
@@ -36,3 +36,9 @@ const { text, seconds } = generate(32);
 assert.equal(text, lines.join("\n"));
 console.log(`${opened.text}: ${JSON.stringify(prompt + text)}`);
 console.log(`${(31 / (seconds - one.seconds)).toFixed(1)} tokens/s`);
+
+const learnt = call(ruvllm.learn, new TextEncoder().encode("The gauge at Ossen Weir reads 1.84 m and rises. ".repeat(6)));
+assert(learnt.worked, learnt.text);
+const [base, first, again, bytes] = learnt.text.split(" ").map(Number);
+assert(bytes > 0 && first <= base + Math.LN2 && again < 0.5 * base, learnt.text);
+console.log(`learnt: ${base.toFixed(1)} nats by the model, ${first.toFixed(1)} while learning, ${again.toFixed(1)} afterwards`);

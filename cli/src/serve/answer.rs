@@ -2,6 +2,7 @@
 
 use super::App;
 use super::error::ApiError;
+use super::learning::Recorder;
 use ruvllm::chat::tools::{ToolCall, TurnParser, TurnPart};
 use ruvllm::exec::{Finish, Piece, StopReason, Stream};
 use serde_json::{Value, json};
@@ -28,6 +29,8 @@ pub(super) struct Answer {
     /// Ends behind the first call.
     one_call: bool,
     is_over: bool,
+    /// Records it at its end.
+    recorder: Option<Recorder>,
 }
 
 /// A piece, if there was one, and what it adds.
@@ -44,7 +47,12 @@ impl Answer {
         parser: Option<TurnParser>,
         one_call: bool,
     ) -> Answer {
-        Answer { index, n_prompt, stream, parser, n_calls: 0, one_call, is_over: false }
+        Answer { index, n_prompt, stream, parser, n_calls: 0, one_call, is_over: false, recorder: None }
+    }
+
+    /// The same, which is recorded at its end.
+    pub(super) fn recorded(self, recorder: Option<Recorder>) -> Answer {
+        Answer { recorder, ..self }
     }
 
     /// What comes next; nothing behind the end.
@@ -61,6 +69,15 @@ impl Answer {
             None => None,
         };
         self.is_over = piece.is_none();
+        match (&piece, &mut self.recorder) {
+            (Some(piece), Some(recorder)) => recorder.push(piece.token),
+            (None, recorder) => {
+                if let Some(recorder) = recorder.take() {
+                    recorder.finish();
+                }
+            }
+            (Some(_), None) => {}
+        }
         let deltas = match (&mut self.parser, &piece) {
             (None, Some(piece)) if !piece.text.is_empty() => vec![Delta::Text(piece.text.clone())],
             (None, _) => Vec::new(),

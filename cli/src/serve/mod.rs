@@ -11,6 +11,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod http;
+mod learning;
 mod log;
 mod metrics;
 mod native;
@@ -28,6 +29,7 @@ use super::input::{on_interrupt, read_regular, read_text};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
 use super::output::{Failure, note, unix_time};
 use super::sampling::SamplingArgs;
+use super::sona::SonaArgs;
 use super::template::{bos_text, eos_text};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -40,6 +42,7 @@ use futures_util::future::{Either, select};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use learning::Learner;
 use log::LogArgs;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
@@ -74,6 +77,7 @@ const EXAMPLES: &str = "\
 Examples:
   ruvllm serve -m model.gguf
   ruvllm serve -m model.gguf --port 8081 --api-key secret -np 8 -c 8192
+  ruvllm serve -m model.gguf --api-key-file keys --sona users --learn-per-user --sona-control manual.txt
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 Clients of the OpenAI API take http://127.0.0.1:8080/v1 as their base URL. Ctrl-C or SIGTERM stops taking requests and
@@ -121,6 +125,11 @@ pub(super) struct Args {
     /// Time in one pass after which /health answers 503
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
     watchdog_seconds: f64,
+    /// With --sona: learn from each key's requests for that key alone
+    #[arg(long, requires = "sona")]
+    learn_per_user: bool,
+    #[command(flatten)]
+    sona: SonaArgs,
     #[command(flatten)]
     log: LogArgs,
     #[command(flatten)]
@@ -163,6 +172,8 @@ struct App {
     seed: Option<u64>,
     max_tokens: Option<usize>,
     adapters: Vec<LoadedAdapter>,
+    /// By key; empty if nothing is learnt.
+    learners: Vec<Arc<Learner>>,
     /// Whether the template knows the role `developer`.
     knows_developer: bool,
 }
@@ -223,7 +234,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let failure = Mutex::new(None);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let end = match load(args) {
+            let end = match load(args, &shared.keys) {
                 Ok(app) => {
                     let ready = format!("{} is ready on http://{address}", app.name);
                     drop(shared.app.set(Arc::new(app)));
@@ -255,7 +266,7 @@ fn keys(args: &Args) -> Result<Vec<String>, Failure> {
     Ok(keys)
 }
 
-fn load(args: &Args) -> Result<App, Failure> {
+fn load(args: &Args, keys: &[String]) -> Result<App, Failure> {
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
     let mut stop = Vec::new();
@@ -278,7 +289,7 @@ fn load(args: &Args) -> Result<App, Failure> {
         scale,
     });
     let adapters: Vec<_> = adapters.collect();
-    let engine = args.session.engine(&model, !adapters.is_empty(), &options)?;
+    let engine = args.session.engine(&model, !adapters.is_empty() || args.sona.sona.is_some(), &options)?;
     let metrics = Metrics::new(&engine);
     let watchdog = Watchdog::new(Duration::from_secs_f64(args.watchdog_seconds));
     let schedule = ScheduleOptions {
@@ -294,6 +305,7 @@ fn load(args: &Args) -> Result<App, Failure> {
     let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
     let file_name = args.model.file_name().to_string_lossy().into_owned();
     Ok(App {
+        learners: Learner::all(args, keys, &engine)?,
         sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
         mask: args.sampling.mask(&tokenizer)?,
         seed: args.sampling.given_seed(),
@@ -343,6 +355,7 @@ fn router(shared: Shared) -> Router {
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
         .route("/metrics", get(native::metrics))
+        .route("/feedback", post(learning::feedback))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found_error", "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")

@@ -27,6 +27,8 @@ pub(super) struct Params {
     pub(super) include_usage: bool,
     pub(super) priority: i32,
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
+    /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
+    pub(super) user: Option<String>,
 }
 
 /// Sets what the request gives: `field => method`.
@@ -93,8 +95,8 @@ impl Params {
                 include
             }
         };
+        let user = fields.take("user")?;
         fields.ignore(&[
-            "user",
             "store",
             "metadata",
             "service_tier",
@@ -130,6 +132,7 @@ impl Params {
             include_usage,
             priority: fields.take("priority")?.unwrap_or(0),
             adapters,
+            user,
         })
     }
 

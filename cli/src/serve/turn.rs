@@ -3,6 +3,7 @@
 use super::answer::Answer;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::learning::Recorder;
 use super::params::{Format, Params, mask};
 use super::{App, Caller, blocking};
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
@@ -38,7 +39,18 @@ impl Job {
         for (adapter, scale) in &self.params.adapters {
             request = request.adapter(Arc::clone(adapter), *scale);
         }
+        if let Some(learner) = self.app.learner(&self.caller)
+            && let Some(adapter) = learner.adapter()?
+        {
+            request = request.adapter(adapter, 1.0);
+        }
         Ok(request)
+    }
+
+    /// What records answer `i` to `tokens`, if answers are recorded.
+    fn recorder(&self, tokens: &[u32], i: usize) -> Option<Recorder> {
+        let learner = self.app.learner(&self.caller)?;
+        Some(Recorder::new(learner, &self.caller, self.params.user.as_deref(), tokens, i))
     }
 
     /// Submits a request for an answer to `tokens`.
@@ -66,7 +78,8 @@ impl Job {
                 for _ in 0..self.params.n {
                     let request = self.request(tokens.clone(), answers.len(), mask.clone())?;
                     let stream = self.start(request, tokens)?;
-                    answers.push(Answer::new(answers.len(), tokens.len(), stream, None, false));
+                    let recorder = self.recorder(tokens, answers.len());
+                    answers.push(Answer::new(answers.len(), tokens.len(), stream, None, false).recorded(recorder));
                 }
             }
             Ok((self, answers))
@@ -133,7 +146,8 @@ impl Turn {
                 // What tells text from calls may be special tokens.
                 let stream = job.start(job.request(tokens.clone(), i, mask.clone())?.special(), &tokens)?;
                 let parser = TurnParser::new(app.tool_format, &tools, &prompt);
-                answers.push(Answer::new(i, tokens.len(), stream, Some(parser), one_call));
+                let answer = Answer::new(i, tokens.len(), stream, Some(parser), one_call);
+                answers.push(answer.recorded(job.recorder(&tokens, i)));
             }
             Ok((job, answers))
         })

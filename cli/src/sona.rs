@@ -1,0 +1,330 @@
+//! `ruvllm sona`: what was recorded and learnt by itself, seen, undone and forgotten; and the flags that begin it.
+
+use super::generate::no_tokenizer;
+use super::input::{file_or_pipe, read_text};
+use super::model::{ModelArgs, ResidenceArgs};
+use super::output::{Failure, note, paint, print, print_json, printable, size};
+use clap::Subcommand;
+use ruvllm::GgufError;
+use ruvllm::exec::Engine;
+use ruvllm::gguf::{Gguf, NewFile};
+use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm sona calibrate mine -f manual.txt     what must not be forgotten, before anything else
+  ruvllm chat --sona mine                      records, learns in the background, /good and /bad rate
+  ruvllm sona status mine
+  ruvllm sona log mine --json                  every change: when, from how much text, what it gained
+  ruvllm sona rollback mine 2                  back to version 2; 0 is the model alone
+  ruvllm sona forget mine trip                 all of the session `trip`, and what was learnt from it
+  ruvllm train --sona mine -o adapter.gguf     train an adapter on what was recorded with --sona-text
+
+What was learnt takes effect as a new version only if text that was kept from it became likelier, and within the bound \
+on control text. A server with --learn-per-user has a folder like this for every key.";
+
+/// Whether to record and learn.
+#[derive(clap::Args)]
+pub(super) struct SonaArgs {
+    /// Record requests in this folder, and learn from them in the background (see `ruvllm sona`)
+    #[arg(long, value_name = "DIR")]
+    pub(super) sona: Option<PathBuf>,
+    /// Store their tokens, too: to learn the rest again after a session is forgotten, and to train on
+    #[arg(long, requires = "sona")]
+    sona_text: bool,
+    /// Text that must not be forgotten, for a folder that has none yet
+    #[arg(long, value_name = "FILE", requires = "sona")]
+    sona_control: Option<PathBuf>,
+}
+
+impl SonaArgs {
+    /// What is recorded and learnt in `folder`.
+    #[cfg(feature = "chat")]
+    pub(super) fn open(&self, folder: &Path, tenant: &str, engine: &Engine) -> Result<Sona, Failure> {
+        let sona = Sona::builder().tenant(tenant).keep_text(self.sona_text).open(folder, engine)?;
+        if sona.learner().n_control() == 0 {
+            match (&self.sona_control, engine.model().tokenizer()) {
+                (Some(path), Some(tokenizer)) => sona.calibrate(&tokenizer.encode(&read_text(path)?, true, false))?,
+                _ => {
+                    let why = "has no control text: what must not be forgotten is not known.";
+                    note(paint("33", &format!("{} {why} --sona-control FILE tells.", folder.display())));
+                }
+            }
+        }
+        Ok(sona)
+    }
+}
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Args)]
+struct FolderArg {
+    /// Folder, as --sona takes it
+    folder: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Tell what is recorded and in effect
+    Status {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// List every change of what is learnt
+    Log {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Print a JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell what is in a version
+    Show {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its number [default: the version in effect]
+        version: Option<u64>,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Go back to a version
+    Rollback {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its number; 0 is the model alone
+        version: u64,
+    },
+    /// Forget a session, and what was learnt from it
+    Forget {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its name
+        session: String,
+    },
+    /// Copy a version into a file
+    Export {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// File to write
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// Its number [default: the version in effect]
+        #[arg(long)]
+        version: Option<u64>,
+        /// Replace the file if it exists
+        #[arg(long, alias = "force")]
+        overwrite: bool,
+    },
+    /// Take an exported version into effect
+    Import {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// File that `export` wrote
+        file: PathBuf,
+        #[command(flatten)]
+        with: WithModel,
+    },
+    /// Read text that must not be forgotten
+    Calibrate {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Control text; - is stdin
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        with: WithModel,
+    },
+}
+
+#[derive(clap::Args)]
+struct WithModel {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    match &args.action {
+        Action::Status { folder, json } => status(&folder.existing()?, *json),
+        Action::Log { folder, json } => log(&folder.existing()?, *json),
+        Action::Show { folder, version, json } => show(&folder.existing()?, *version, *json),
+        Action::Rollback { folder, version } => {
+            folder.existing()?.rollback(*version)?;
+            note(format!("version {version} is in effect"));
+            Ok(())
+        }
+        Action::Forget { folder, session } => {
+            let mut folder = folder.existing()?;
+            let n = folder.forget(session)?;
+            note(format!("{n} requests are forgotten; version {} is in effect", folder.version()));
+            Ok(())
+        }
+        Action::Export { folder, output, version, overwrite } => {
+            export(&folder.existing()?, *version, output, *overwrite)
+        }
+        Action::Import { folder, file, with } => {
+            let engine = with.model.open(&with.residence)?.engine()?;
+            let sona = Sona::builder().open(&folder.folder, &engine)?;
+            sona.import(file)?;
+            note(format!("version {} is in effect", sona.generation()));
+            Ok(())
+        }
+        Action::Calibrate { folder, file, with } => {
+            let text = read_text(&file_or_pipe(file.as_ref(), "-f FILE")?)?;
+            let model = with.model.open(&with.residence)?;
+            let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&with.model))?;
+            let sona = Sona::builder().open(&folder.folder, &model.engine()?)?;
+            let tokens = tokenizer.encode(&text, true, false);
+            sona.calibrate(&tokens)?;
+            let n = sona.learner().n_control();
+            note(format!("version {}: {n} moments of {} tokens of control text", sona.generation(), tokens.len()));
+            Ok(())
+        }
+    }
+}
+
+impl FolderArg {
+    /// The folder, which has to be there.
+    fn existing(&self) -> Result<SonaFolder, Failure> {
+        if !self.folder.is_dir() {
+            let path = self.folder.display();
+            return Err(Failure::Work(format!("there is no folder {path}; `ruvllm chat --sona {path}` makes it")));
+        }
+        Ok(SonaFolder::open(&self.folder, &FolderOptions::default())?)
+    }
+}
+
+fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
+    let s = folder.status()?;
+    if as_json {
+        return print_json(&json!({
+            "trajectories": s.n_trajectories, "with_tokens": s.n_with_tokens, "rated": s.n_rated, "sessions": s.n_sessions,
+            "quality": s.quality, "log_bytes": s.log_bytes, "version_bytes": s.version_bytes, "version": s.version,
+            "versions": s.versions, "events": folder.history().len(),
+        }));
+    }
+    let versions: Vec<String> = s.versions.iter().map(u64::to_string).collect();
+    let in_effect = match s.version {
+        0 => "the model alone".to_owned(),
+        version => format!("version {version}"),
+    };
+    print(format!(
+        "requests   {} of {} sessions, {} with their tokens, {} rated (sum since the last training {:.1})\n\
+         in effect  {in_effect}\nversions   {}\nsize       {} of requests and events, {} of versions\n",
+        s.n_trajectories,
+        s.n_sessions,
+        s.n_with_tokens,
+        s.n_rated,
+        s.quality,
+        if versions.is_empty() { "none".to_owned() } else { versions.join(" ") },
+        size(s.log_bytes),
+        size(s.version_bytes),
+    ))
+}
+
+fn event(event: &Event) -> Value {
+    let (n_judged, before, after) = event.judged;
+    json!({
+        "kind": event.kind.name(), "timestamp_ms": event.timestamp, "version": event.version, "through": event.through,
+        "learnt": {"requests": event.n_learnt[0], "tokens": event.n_learnt[1]},
+        "judged": {"tokens": n_judged, "nats_before": before, "nats_after": after},
+        "divergence": event.divergence,
+    })
+}
+
+fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return print_json(&folder.history().iter().map(event).collect());
+    }
+    for event in folder.history() {
+        let (n, before, after) = event.judged;
+        let learnt = match event.n_learnt {
+            [0, _] => String::new(),
+            [requests, tokens] => format!("  {requests} requests, {tokens} tokens"),
+        };
+        let judged = match n {
+            0 => String::new(),
+            n => format!("; {n} kept tokens {before:.4} -> {after:.4} nats; divergence {:.5}", event.divergence),
+        };
+        let time = utc(event.timestamp);
+        print(format!("{time}  {:<11} version {:>3}{learnt}{judged}\n", event.kind.name(), event.version))?;
+    }
+    Ok(())
+}
+
+fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), Failure> {
+    let version = version.unwrap_or(folder.version());
+    let path = version_path(folder, version)?;
+    let gguf = Gguf::open(&path)?;
+    let metadata = gguf.metadata();
+    let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
+    let made = folder.history().iter().find(|event| event.version == version);
+    if as_json {
+        return print_json(&json!({
+            "version": version, "path": path, "updates": updates, "strength": strength, "made": made.map(event),
+        }));
+    }
+    let made = made.map_or(String::new(), |made| format!("{} {}", made.kind.name(), utc(made.timestamp)));
+    let path = printable(&path.display().to_string());
+    print(format!("version {version}  {made}\n{updates} updates, strength {strength}\n{path}\n"))
+}
+
+fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
+    if version == 0 {
+        return Err(Failure::Work("the model alone is in effect: there is nothing in it that was learnt".into()));
+    }
+    if !folder.versions().contains(&version) {
+        return Err(ruvllm::SonaError::NoSuchVersion { version }.into());
+    }
+    Ok(folder.version_path(version))
+}
+
+fn export(folder: &SonaFolder, version: Option<u64>, output: &Path, overwrite: bool) -> Result<(), Failure> {
+    let path = version_path(folder, version.unwrap_or(folder.version()))?;
+    if output.exists() && !overwrite {
+        let exists = GgufError::Exists { path: output.to_owned() };
+        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
+    }
+    let data = std::fs::read(&path).map_err(Failure::file(&path))?;
+    let mut file = NewFile::create(output, true).map_err(Failure::file(output))?;
+    file.write_all(&data).and_then(|()| file.finish()).map_err(Failure::file(output))?;
+    note(format!("wrote {}", output.display()));
+    Ok(())
+}
+
+/// A time as `2025-01-15 09:05:07`, UTC, by Hinnant's days-to-civil algorithm.
+fn utc(ms: u64) -> String {
+    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
+    let z = days + 719_468;
+    let (era, of_era) = (z / 146_097, z % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let m = (5 * of_year + 2) / 153;
+    let (day, month) = (of_year - (153 * m + 2) / 5 + 1, if m < 10 { m + 3 } else { m - 9 });
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (h, min, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {h:02}:{min:02}:{s:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_civil() {
+        assert_eq!(super::utc(0), "1970-01-01 00:00:00");
+        assert_eq!(super::utc(951_826_153_999), "2000-02-29 12:09:13");
+        assert_eq!(super::utc(1_735_689_599_000), "2024-12-31 23:59:59");
+    }
+}

@@ -1,0 +1,640 @@
+//! Learning that goes on by itself, from outside.
+
+use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::exec::{Engine, EngineOptions};
+use ruvllm::learn::LearnerOptions;
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use ruvllm::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
+use ruvllm::{Error, SonaError};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// A folder of its own for each test, gone afterwards.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("ruvllm-sona-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Folder(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn engine() -> Engine {
+    let model = Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf()).unwrap();
+    Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap()
+}
+
+fn builder() -> SonaBuilder {
+    let learner = LearnerOptions {
+        control_tokens: 64,
+        recent_tokens: 64,
+        cache_tokens: 1024,
+        neighbours: 256,
+        ..Default::default()
+    };
+    Sona::builder().learner(learner).keep_text(true)
+}
+
+/// Numbers below `n`, by chance.
+fn chance(seed: u64, n: usize) -> impl Iterator<Item = u32> {
+    let mut state = seed;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) as usize % n) as u32
+    })
+}
+
+/// A first token of its own, then two phrases, in turn by chance.
+fn phrases(seed: u64, phrases: [[u32; 4]; 2]) -> Vec<u32> {
+    let first = (seed % N_VOCAB as u64) as u32;
+    std::iter::once(first).chain(chance(seed, 2).flat_map(|i| phrases[i as usize])).take(96).collect()
+}
+
+const PHRASES: [[u32; 4]; 2] = [[3, 14, 15, 9], [26, 5, 35, 8]];
+
+fn request(session: &str, tokens: Vec<u32>) -> Trajectory {
+    let (session_id, n_prompt) = (session.to_owned(), tokens.len());
+    Trajectory { session_id, n_prompt, tokens, ..Default::default() }
+}
+
+/// Requests of a session that can be learnt from, with control text before.
+fn teach(sona: &Sona, session: &str, n: u64) {
+    for seed in 0..n {
+        sona.record(request(session, phrases(seed, PHRASES))).unwrap();
+    }
+}
+
+fn control() -> Vec<u32> {
+    chance(5, N_VOCAB).take(200).collect()
+}
+
+fn all(folder: &SonaFolder) -> Vec<Trajectory> {
+    let mut found = Vec::new();
+    folder.trajectories(|trajectory| found.push(trajectory)).unwrap();
+    found
+}
+
+fn open(path: &Path) -> SonaFolder {
+    SonaFolder::open(path, &FolderOptions::default()).unwrap()
+}
+
+/// Everything that is recorded comes back, tokens only if the owner says so; others cannot read it.
+#[test]
+fn trajectories_are_recorded() {
+    let engine = engine();
+    for keep in [false, true] {
+        let folder = Folder::new();
+        let sona = builder().keep_text(keep).tenant("mill").open(&folder.0, &engine).unwrap();
+        let sent = Trajectory {
+            request_id: "r1".into(),
+            session_id: "s1".into(),
+            n_prompt: 3,
+            n_answer: 2,
+            query_embedding: vec![0.5, -1.0],
+            response_embedding: vec![2.0],
+            latency: Duration::from_millis(12),
+            adapters: vec!["a".into(), "b".into()],
+            timestamp: 77,
+            tokens: vec![1, 2, 3, 4, 5],
+            ..Default::default()
+        };
+        assert_eq!(sona.record(sent.clone()).unwrap(), 1);
+        sona.rate("r1", 1.0).unwrap();
+        sona.rate("r1", 0.25).unwrap();
+        // The conversation goes on: what is known is not new.
+        let next = Trajectory { n_prompt: 7, n_answer: 1, tokens: vec![1, 2, 3, 4, 9, 6, 7, 8], ..sent.clone() };
+        sona.record(Trajectory { request_id: "r2".into(), ..next }).unwrap();
+        assert!(matches!(sona.rate("r3", 1.0), Err(SonaError::NoSuchRequest { .. })));
+        assert!(matches!(sona.rate("r2", 1.5), Err(SonaError::Option { .. })));
+        let short = Trajectory { n_prompt: 1, tokens: vec![1, 2], ..Default::default() };
+        assert!(matches!(sona.record(short), Err(SonaError::Trajectory { .. })));
+        let foreign = Trajectory { n_prompt: 1, tokens: vec![u32::MAX], ..Default::default() };
+        assert!(matches!(sona.record(foreign), Err(SonaError::Trajectory { .. })));
+        // Nobody else has the folder open meanwhile.
+        assert!(matches!(SonaFolder::open(&folder.0, &FolderOptions::default()), Err(SonaError::Locked { .. })));
+        drop(sona);
+        let opened = open(&folder.0);
+        let found = all(&opened);
+        let tokens = if keep { sent.tokens.clone() } else { Vec::new() };
+        assert_eq!(
+            found[0],
+            Trajectory { number: 1, tenant: "mill".into(), quality_score: Some(0.25), tokens, ..sent }
+        );
+        assert_eq!((found.len(), found[1].n_known, found[1].number), (2, 4, 2));
+        let status = opened.status().unwrap();
+        assert_eq!((status.n_trajectories, status.n_rated, status.n_sessions, status.quality), (2, 1, 1, 0.25));
+        assert_eq!(status.n_with_tokens, if keep { 2 } else { 0 });
+        #[cfg(unix)]
+        for entry in std::fs::read_dir(&folder.0).unwrap() {
+            use std::os::unix::fs::PermissionsExt;
+            let entry = entry.unwrap();
+            assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o077, 0, "{entry:?}");
+        }
+    }
+}
+
+/// What is recorded is learnt and takes effect, within the bound; its owner goes back, and forth, and takes it elsewhere.
+#[test]
+fn what_helps_takes_effect_and_can_be_undone() {
+    let (engine, folder) = (engine(), Folder::new());
+    let sona = builder().open(&folder.0, &engine).unwrap();
+    assert_eq!(sona.generation(), 0);
+    sona.calibrate(&control()).unwrap();
+    assert_eq!(sona.generation(), 1);
+    assert!(sona.adapter().unwrap().is_none());
+    teach(&sona, "a", 24);
+    sona.work().unwrap();
+    let history = sona.history();
+    let event = history.last().unwrap();
+    assert_eq!((event.kind, event.version, event.n_learnt[0], event.through), (EventKind::Accepted, 2, 24, 24));
+    let (n, before, after) = event.judged;
+    assert!(n == 6 * 95 && after < before - 0.001, "{event:?}");
+    assert!(event.divergence > 0.0 && event.divergence <= LearnerOptions::default().max_divergence);
+    assert_eq!(sona.generation(), 2);
+    // In effect the same way for sessions and for schedules.
+    let adapter = sona.adapter().unwrap().unwrap();
+    let [mut learning, mut adapted] = [(); 2].map(|()| engine.session().unwrap());
+    learning.set_learner(sona.learner()).unwrap();
+    adapted.attach(adapter.into(), 1.0).unwrap();
+    for session in [&mut learning, &mut adapted] {
+        session.prefill(&PHRASES[0]).unwrap();
+    }
+    let apart = learning.logits().iter().zip(adapted.logits()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // Two ways of rounding the same sums.
+    assert!(apart < 1e-4, "{apart}");
+
+    let learnt = sona.learner().to_bytes().unwrap();
+    let file = folder.0.join("exported.gguf");
+    sona.export(&file).unwrap();
+    sona.rollback(1).unwrap();
+    assert!(sona.generation() == 1 && sona.adapter().unwrap().is_none());
+    assert!(matches!(sona.rollback(9), Err(Error::Sona(SonaError::NoSuchVersion { version: 9 }))));
+    sona.rollback(2).unwrap();
+    assert_eq!(sona.learner().to_bytes().unwrap(), learnt);
+    sona.rollback(0).unwrap();
+    assert!(sona.generation() == 0 && sona.adapter().unwrap().is_none());
+    sona.import(&file).unwrap();
+    assert_eq!((sona.generation(), sona.learner().to_bytes().unwrap()), (3, learnt.clone()));
+    drop(sona);
+    let sona = builder().open(&folder.0, &engine).unwrap();
+    assert_eq!((sona.generation(), sona.learner().to_bytes().unwrap()), (3, learnt));
+    assert_eq!(sona.n_pending(), (0, 0));
+}
+
+/// Text that contradicts what was learnt, or has no order, takes no effect, and is not learnt on.
+#[test]
+fn poison_takes_no_effect() {
+    let (engine, folder) = (engine(), Folder::new());
+    let sona = builder().open(&folder.0, &engine).unwrap();
+    sona.calibrate(&control()).unwrap();
+    teach(&sona, "a", 24);
+    sona.work().unwrap();
+    assert_eq!(sona.generation(), 2);
+    let learnt = sona.learner().to_bytes().unwrap();
+    for seed in 0..48 {
+        sona.record(request("poison", chance(100 + seed, N_VOCAB).take(96).collect())).unwrap();
+        sona.work().unwrap();
+    }
+    let kinds: Vec<_> = sona.history().iter().map(|event| event.kind).collect();
+    // One at a time there is nothing to judge by.
+    assert!(!kinds[2..].contains(&EventKind::Accepted), "{kinds:?}");
+    assert_eq!(sona.learner().to_bytes().unwrap(), learnt);
+    for seed in 0..64 {
+        sona.record(request("poison", chance(200 + seed, N_VOCAB).take(96).collect())).unwrap();
+    }
+    sona.work().unwrap();
+    let event = sona.history().pop().unwrap();
+    assert!(event.judged.0 > 1000, "{event:?}");
+    // What was learnt before may lose its effect on such text; nothing else comes of it.
+    let is_unchanged = sona.learner().to_bytes().unwrap() == learnt;
+    assert!(is_unchanged || sona.adapter().unwrap().is_none(), "{event:?}");
+    assert!(event.divergence <= LearnerOptions::default().max_divergence);
+}
+
+/// An answer is learnt if it was rated well, its prompt if it was not rated, nothing of what was rated badly.
+#[test]
+fn ratings_choose_what_is_learnt() {
+    let (engine, folder) = (engine(), Folder::new());
+    let sona = builder().open(&folder.0, &engine).unwrap();
+    for (i, score) in [None, Some(0.5), Some(0.49), Some(1.0)].into_iter().enumerate() {
+        let request = Trajectory { quality_score: score, ..request(&format!("s{i}"), phrases(i as u64, PHRASES)) };
+        sona.record(Trajectory { n_prompt: 40, n_answer: 56, request_id: i.to_string(), ..request }).unwrap();
+    }
+    // A rating that comes in time counts.
+    sona.rate("3", 0.0).unwrap();
+    sona.work().unwrap();
+    assert_eq!(sona.history().last().unwrap().n_learnt, [2, 39 + 95]);
+}
+
+/// Forgetting a session leaves what would be there if it had never been.
+#[test]
+fn forgotten_is_as_if_it_had_never_been() {
+    let engine = engine();
+    let learnt = |with: bool| {
+        let folder = Folder::new();
+        let sona = builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(&control()).unwrap();
+        let other = [[40, 41, 42, 43], [44, 45, 46, 47]];
+        for seed in 0..24 {
+            sona.record(request("stays", phrases(seed, PHRASES))).unwrap();
+            if with {
+                sona.record(request("goes", phrases(seed, other))).unwrap();
+            }
+        }
+        sona.work().unwrap();
+        if with {
+            assert_eq!(sona.generation(), 2);
+            assert_eq!(sona.forget("goes").unwrap(), 24);
+            assert_eq!((sona.generation(), sona.n_pending().0), (1, 24));
+            sona.work().unwrap();
+            assert!(matches!(sona.forget("nobody"), Err(Error::Sona(SonaError::NoSuchSession { .. }))));
+        }
+        assert!(sona.generation() > 1);
+        let bytes = sona.learner().to_bytes().unwrap();
+        drop(sona);
+        let working = std::fs::read(folder.0.join("working.gguf")).unwrap();
+        let versions = std::fs::read_dir(folder.0.join("versions")).unwrap().count();
+        assert_eq!(versions, 2);
+        assert!(all(&open(&folder.0)).iter().all(|found| found.session_id == "stays"));
+        (bytes, working)
+    };
+    assert!(learnt(true) == learnt(false));
+}
+
+/// Without stored tokens nothing can be learnt again: the version before the session is what is left.
+#[test]
+fn without_text_forgetting_goes_back() {
+    let (engine, folder) = (engine(), Folder::new());
+    let sona = builder().keep_text(false).open(&folder.0, &engine).unwrap();
+    sona.calibrate(&control()).unwrap();
+    teach(&sona, "a", 24);
+    sona.work().unwrap();
+    let before = sona.learner().to_bytes().unwrap();
+    teach(&sona, "b", 24);
+    sona.work().unwrap();
+    assert_eq!(sona.forget("b").unwrap(), 24);
+    assert_eq!((sona.generation(), sona.n_pending().0), (2, 0));
+    assert_eq!(sona.learner().to_bytes().unwrap(), before);
+    assert_eq!(sona.forget("a").unwrap(), 24);
+    assert_eq!((sona.generation(), sona.status().unwrap().n_trajectories), (1, 0));
+}
+
+/// The thread learns beside a session that decodes, and ends when it is told to.
+#[test]
+fn the_background_learns_while_others_decode() {
+    let (engine, folder) = (engine(), Folder::new());
+    let sona = builder().background_interval_ms(1).open(&folder.0, &engine).unwrap();
+    sona.calibrate(&control()).unwrap();
+    let background = sona.start().unwrap();
+    teach(&sona, "a", 9);
+    let mut session = engine.session().unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(sona.history().len(), 1, "nine are too few");
+    teach(&sona, "a", 24);
+    let begun = Instant::now();
+    while sona.n_pending().0 >= 10 && begun.elapsed() < Duration::from_secs(60) {
+        if session.position() == session.n_ctx() {
+            session.rewind(3).unwrap();
+        }
+        session.decode(7).unwrap();
+    }
+    assert!(sona.n_pending().0 < 10 && sona.failure().is_none(), "{:?}", sona.failure());
+    // What the owner does is not kept waiting by a batch, and ends no thread.
+    teach(&sona, "a", 400);
+    let begun = Instant::now();
+    sona.rollback(1).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    drop(background);
+    let learnt = sona.history().len();
+    teach(&sona, "a", 24);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(sona.history().len(), learnt);
+}
+
+#[test]
+fn options_and_places_that_cannot_be_are_told() {
+    let (engine, folder) = (engine(), Folder::new());
+    let refused =
+        |builder: SonaBuilder| matches!(builder.open(&folder.0, &engine), Err(Error::Sona(SonaError::Option { .. })));
+    assert!(refused(builder().background_min_samples(0)));
+    assert!(refused(builder().max_pending_samples(0)));
+    assert!(refused(builder().quality_threshold(f32::NAN)));
+    assert!(matches!(builder().instant_lr(f32::NAN).open(&folder.0, &engine), Err(Error::Learn(_))));
+    // More than may wait are recorded, not learnt.
+    let sona = builder().max_pending_samples(5).open(&folder.0, &engine).unwrap();
+    teach(&sona, "a", 8);
+    assert_eq!((sona.n_pending(), sona.status().unwrap().n_trajectories), ((5, 3), 8));
+    drop(sona);
+    // Of another model, a file in place of a folder, damaged.
+    let other = Model::from_gguf(Tiny::Llama.parts(DType::F32).gguf()).unwrap();
+    let sona = builder().open(&folder.0, &engine).unwrap();
+    sona.calibrate(&control()).unwrap();
+    drop(sona);
+    let mine = other.engine().unwrap();
+    assert!(matches!(builder().open(&folder.0, &mine), Err(Error::Learn(ruvllm::LearnError::OtherModel { .. }))));
+    let file = folder.0.join("file");
+    std::fs::write(&file, "no folder").unwrap();
+    assert!(matches!(builder().open(&file, &engine), Err(Error::Sona(SonaError::Io { .. }))));
+    let log = folder.0.join("events-000001.log");
+    let mut bytes = std::fs::read(&log).unwrap();
+    bytes[30] ^= 1;
+    std::fs::write(&log, bytes).unwrap();
+    assert!(matches!(builder().open(&folder.0, &engine), Err(Error::Sona(SonaError::Damaged { .. }))));
+}
+
+const PLACE: &str = "RUVLLM_TEST_SONA";
+
+/// Records, learns and forgets without end; run by the test below, in a process of its own.
+#[test]
+#[ignore = "a helper of the next test"]
+fn go_on_for_ever() {
+    let Some(path) = std::env::var_os(PLACE) else { return };
+    let engine = engine();
+    let sona = builder().open(Path::new(&path), &engine).unwrap();
+    if sona.generation() == 0 {
+        sona.calibrate(&control()).unwrap();
+    }
+    for seed in 0.. {
+        let session = format!("s{}", seed % 3);
+        let number = sona.record(request(&session, phrases(seed, PHRASES))).unwrap();
+        println!("{number}");
+        if seed % 8 == 7 {
+            sona.work().unwrap();
+        }
+        if seed % 29 == 28 {
+            sona.forget("s1").unwrap();
+        }
+    }
+}
+
+/// A process that ends at any moment leaves whole files; nothing that was recorded is lost.
+#[test]
+fn killed_at_any_moment_the_folder_is_whole() {
+    let folder = Folder::new();
+    let rounds = if std::env::var_os("RUVLLM_LONG").is_some() { 200 } else { 12 };
+    let mut most = 0;
+    for round in 0..rounds {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sona::go_on_for_ever", "--ignored", "--nocapture"])
+            .env(PLACE, &folder.0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+        // Waits until it works, then for a moment.
+        let mut line = String::new();
+        while line.trim().parse::<u64>().is_err() {
+            line.clear();
+            assert!(std::io::BufRead::read_line(&mut out, &mut line).unwrap() > 0, "round {round}: it ended by itself");
+        }
+        std::thread::sleep(Duration::from_millis(7 * round % 61));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut told = line;
+        std::io::Read::read_to_string(&mut out, &mut told).unwrap();
+        most = told.lines().filter_map(|line| line.trim().parse::<u64>().ok()).fold(most, u64::max);
+        let opened = open(&folder.0);
+        let found = all(&opened);
+        assert!(found.windows(2).all(|pair| pair[0].number < pair[1].number));
+        // The last line may have been cut off by the end of its process, the record is there.
+        let last = found.iter().rev().find(|found| found.session_id != "s1").map_or(0, |found| found.number);
+        assert!(last + 1 >= most, "{last} of {most}");
+    }
+    // It can be learnt on from what is left.
+    let sona = builder().open(&folder.0, &engine()).unwrap();
+    sona.work().unwrap();
+}
+
+/// Mean change in nats per token with its 95 % interval, from a bootstrap over requests.
+fn estimate(changes: &[f64], n_tokens: &[usize]) -> [f64; 3] {
+    let n = changes.len();
+    let mean = |picked: &[usize]| {
+        let tokens: usize = picked.iter().map(|&i| n_tokens[i]).sum();
+        picked.iter().map(|&i| changes[i]).sum::<f64>() / tokens as f64
+    };
+    let mut rng = chance(3, n);
+    let mut means: Vec<f64> =
+        (0..2000).map(|_| mean(&(0..n).map(|_| rng.next().unwrap() as usize).collect::<Vec<_>>())).collect();
+    means.sort_by(f64::total_cmp);
+    [mean(&(0..n).collect::<Vec<_>>()), means[50], means[1949]]
+}
+
+fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
+    let percent = estimate(changes, n_tokens).map(|nats| 100.0 * nats.exp_m1());
+    println!("{name}: {:+.1} % ({:+.1} to {:+.1})", percent[0], percent[1], percent[2]);
+}
+
+/// What `docs/learning.md` says of learning by itself, and of consolidating adapters: three streams take turns in blocks of
+/// 2,000 tokens, as requests of 128 tokens; second and later visits count.
+#[test]
+#[ignore = "measures"]
+fn streams_in_turns() {
+    use ruvllm::exec::{AdapterId, Session, SessionOptions};
+    use ruvllm::learn::Learner;
+    use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, merge_adapters};
+    use std::sync::Arc;
+    const BLOCK: usize = 2000;
+    const REQUEST: usize = 128;
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        model.tokenizer().unwrap().encode(&text, true, false)
+    };
+    let control = read("models/demo-heldout.txt");
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let streams =
+        ["river-station", "project-docs", "bakery-papers"].map(|name| read(&format!("tests/data/{name}.txt")));
+    // (stream, first visit, request)
+    let mut requests = Vec::new();
+    for visit in 0.. {
+        let before = requests.len();
+        for (i, stream) in streams.iter().enumerate() {
+            let end = (visit * BLOCK + BLOCK).min(stream.len());
+            let block = stream.get(visit * BLOCK..end).unwrap_or(&[]);
+            requests.extend(block.chunks(REQUEST).filter(|request| request.len() > 1).map(|r| (i, visit == 0, r)));
+        }
+        if requests.len() == before {
+            break;
+        }
+    }
+    let session = |options: &LearnerOptions| {
+        let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+        session.set_learner(Learner::new(&model, options).unwrap()).unwrap();
+        session.calibrate(known).unwrap();
+        session
+    };
+    // Losses of a text with the adapters of a session and its learner, which learns nothing meanwhile.
+    let score = |session: &mut Session, text: &[u32]| {
+        let learner = session.learner().unwrap().clone();
+        session.clear();
+        let losses = session.record(text).unwrap();
+        session.set_learner(learner).unwrap();
+        losses
+    };
+
+    // What ships: recorded, learnt in the background, in effect through the gate.
+    for shuffled in [false, true] {
+        let folder = Folder::new();
+        let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(known).unwrap();
+        let mut judge = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+        let (mut changes, mut sizes, mut generation) = (vec![Vec::new(); 3], vec![Vec::new(); 3], u64::MAX);
+        for (n, (i, is_first, request)) in requests.iter().enumerate() {
+            if sona.generation() != generation {
+                judge.set_learner(sona.learner()).unwrap();
+                generation = sona.generation();
+            }
+            let losses = score(&mut judge, request);
+            if !is_first {
+                changes[*i].push(losses.adapter - losses.base);
+                sizes[*i].push(losses.n);
+            }
+            let mut tokens = request.to_vec();
+            if shuffled {
+                let mut rng = chance(n as u64, tokens.len());
+                (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
+            }
+            sona.record(Trajectory {
+                session_id: format!("{i}"),
+                n_prompt: tokens.len(),
+                tokens,
+                ..Default::default()
+            })
+            .unwrap();
+            if n % 10 == 9 {
+                sona.work().unwrap();
+            }
+        }
+        for (i, name) in ["river", "docs", "bakery"].into_iter().enumerate() {
+            shown(&format!("sona, shuffled {shuffled}, {name}"), &changes[i], &sizes[i]);
+        }
+        shown(&format!("sona, shuffled {shuffled}, all"), &changes.concat(), &sizes.concat());
+        let (mut rises, mut n) = (Vec::new(), Vec::new());
+        judge.set_learner(sona.learner()).unwrap();
+        for window in unknown.chunks(REQUEST).filter(|window| window.len() > 1) {
+            let losses = score(&mut judge, window);
+            rises.push(losses.adapter - losses.base);
+            n.push(losses.n);
+        }
+        shown("  control text", &rises, &n);
+        let kinds = sona.history();
+        let count = |kind| kinds.iter().filter(|event| event.kind == kind).count();
+        let [yes, same, no] = [EventKind::Accepted, EventKind::Unchanged, EventKind::Refused].map(count);
+        println!("  {yes} accepted, {same} unchanged, {no} refused");
+    }
+
+    // The instant loop alone, and with its adapter consolidated into a base adapter at the end of each block.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Strategy {
+        Alone,
+        Average,
+        BestOnly,
+        /// Average, of adapters that learnt the blocks in another order of words.
+        Shuffled,
+    }
+    let mut by_strategy = Vec::new();
+    for strategy in [Strategy::Alone, Strategy::Average, Strategy::BestOnly, Strategy::Shuffled] {
+        // The bound is shared by the two adapters: divergences of small changes that add up grow with the square.
+        let most = LearnerOptions::default().max_divergence;
+        let share = if strategy == Strategy::Alone { most } else { most / 4.0 };
+        let options = LearnerOptions { max_divergence: share, ..Default::default() };
+        let mut learning = session(&options);
+        let mut other = session(&options);
+        let mut base: Option<(AdapterId, Arc<Adapter>)> = None;
+        let mut n_blocks = 0f32;
+        let (mut losses, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
+        let mut at = 0;
+        while at < requests.len() {
+            let (stream, visit) = (requests[at].0, at);
+            while at < requests.len() && requests[at].0 == stream && at - visit < BLOCK.div_ceil(REQUEST) {
+                let (_, is_first, request) = requests[at];
+                learning.clear();
+                let found = learning.observe(request).unwrap();
+                if strategy == Strategy::Shuffled {
+                    let mut tokens = request.to_vec();
+                    let mut rng = chance(at as u64, tokens.len());
+                    (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
+                    other.clear();
+                    other.observe(&tokens).unwrap();
+                }
+                if !is_first {
+                    losses[0].push(found.adapter);
+                    losses[1].push(found.mixture);
+                    sizes.push(found.n);
+                }
+                at += 1;
+            }
+            if strategy == Strategy::Alone {
+                continue;
+            }
+            let from = if strategy == Strategy::Shuffled { &other } else { &learning };
+            let Ok(instant) = from.learner().unwrap().to_adapter(&model) else { continue };
+            n_blocks += 1.0;
+            let merged = match &base {
+                None => instant,
+                Some((_, base)) => {
+                    let options = MergeOptions { method: MergeMethod::Linear, rank: Some(8), ..Default::default() };
+                    let weights = [(&**base, n_blocks - 1.0), (&instant, 1.0)];
+                    merge_adapters(&weights, &options).unwrap()
+                }
+            };
+            // The best of what is there, the new one and the mean on the latest block.
+            let candidates = match (strategy, &base) {
+                (Strategy::BestOnly, Some((_, old))) => {
+                    vec![Adapter::clone(old), from.learner().unwrap().to_adapter(&model).unwrap()]
+                }
+                _ => vec![merged],
+            };
+            let mut plain = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+            plain.set_learner(Learner::new(&model, &options).unwrap()).unwrap();
+            let mut judged: Vec<(f64, Adapter)> = candidates
+                .into_iter()
+                .map(|adapter| {
+                    let id = plain.attach(Arc::new(adapter.clone()), 1.0).unwrap();
+                    let loss = requests[visit..at].iter().map(|(.., request)| score(&mut plain, request).base).sum();
+                    plain.detach(id).unwrap();
+                    (loss, adapter)
+                })
+                .collect();
+            judged.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let chosen = Arc::new(judged.swap_remove(0).1);
+            let learner = learning.take_learner().unwrap();
+            if let Some((id, _)) = base.take() {
+                learning.detach(id).unwrap();
+            }
+            let id = learning.attach(Arc::clone(&chosen), 1.0).unwrap();
+            learning.set_learner(learner).unwrap();
+            base = Some((id, chosen));
+        }
+        // Against the model without any adapter.
+        let mut plain = session(&options);
+        let (mut rises, mut n) = (Vec::new(), Vec::new());
+        for window in unknown.chunks(REQUEST).filter(|window| window.len() > 1) {
+            rises.push(score(&mut learning, window).adapter - score(&mut plain, window).base);
+            n.push(window.len() - 1);
+        }
+        shown(&format!("{strategy:?}, control text"), &rises, &n);
+        by_strategy.push((strategy, losses, sizes));
+    }
+    let (alone, sizes) = (by_strategy[0].1.clone(), by_strategy[0].2.clone());
+    for (strategy, losses, _) in &by_strategy[1..] {
+        for (what, (with, without)) in ["adapter", "mixture"].into_iter().zip(losses.iter().zip(&alone)) {
+            let changes: Vec<f64> = with.iter().zip(without).map(|(a, b)| a - b).collect();
+            shown(&format!("{strategy:?} against the instant loop alone, {what}"), &changes, &sizes);
+        }
+    }
+}
