@@ -26,6 +26,7 @@ mod inspect;
 mod learn;
 mod learning;
 mod logits;
+mod measured;
 mod memory;
 mod merge;
 mod merge_adapters;
@@ -35,6 +36,7 @@ mod perplexity;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod replay;
 mod rerank;
 mod rows;
 mod sampling;
