@@ -11,7 +11,6 @@ its type and a hash of its bytes, an array of metadata as its length and a hash.
 """
 
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -153,6 +152,7 @@ MODELS = [
     ("qwen2moe", "Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 48}, "qwen", "bfloat16", "auto"),
     ("qwen3", "Qwen3", {"head_dim": 32, "rope_theta": 1000000.0, "tie_word_embeddings": True}, "qwen", "bfloat16", "q8_0"),
     ("qwen3moe", "Qwen3Moe", {**MOE, "head_dim": 32}, "qwen", "bfloat16", "auto"),
+    ("qwen3-embedding", "Qwen3Embedding", {"head_dim": 32, "tie_word_embeddings": True}, "qwen", "bfloat16", "auto"),
     ("seed_oss", "SeedOss", {"head_dim": 16, "attention_out_bias": False}, "qwen", "bfloat16", "auto"),
     ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 32}, "spm", "bfloat16", "auto"),
     ("gemma3", "Gemma3Text", {"head_dim": 32, "sliding_window": 32, "vocab_size": 288}, "spm", "bfloat16", "auto"),
@@ -176,19 +176,29 @@ MODELS = [
                                 "linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
      "qwen", "bfloat16", "auto"),
 ]
-CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
+# Classes of a configuration and a model that are not called as the rest.
+CLASSES = {"Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model")}
+# Files of sentence-transformers.
+FILES = {
+    "qwen3-embedding": {
+        "modules.json": [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+                         {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True},
+    }
+}
 
 
 def write_folder(folder, cls, options, kind, dtype):
     """The files of a model; the names, shapes and types of its tensors."""
-    config = getattr(transformers, cls + "Config")(**{**BASE, **options})
-    model_class = getattr(transformers, CLASSES.get(cls, cls + "ForCausalLM"))
+    config_class, model_class = CLASSES.get(cls, (cls, cls + "ForCausalLM"))
+    config = getattr(transformers, config_class + "Config")(**{**BASE, **options})
+    model_class = getattr(transformers, model_class)
     config.architectures = [model_class.__name__]
     torch.manual_seed(0)
     model = model_class(config).to(getattr(torch, dtype))
     # transformers' own writer undoes what it fuses or renames while loading.
     model.save_pretrained(folder)
-    os.remove(folder / "generation_config.json")
+    (folder / "generation_config.json").unlink(missing_ok=True)
     from safetensors import safe_open
 
     tensors = {}
@@ -251,9 +261,12 @@ def main():
             folder = pathlib.Path(parent) / "tiny-model"
             folder.mkdir()
             tensors = write_folder(folder, cls, options, kind, dtype)
+            for file, content in FILES.get(name, {}).items():
+                (folder / file).parent.mkdir(exist_ok=True)
+                (folder / file).write_text(json.dumps(content))
             metadata, converted = describe(convert(folder, kind, outtype))
             config = json.loads((folder / "config.json").read_text())
-            models.append({"name": name, "tokenizer": kind, "dtype": dtype, "outtype": outtype, "config": config, "checkpoint": tensors,
+            models.append({"name": name, "files": FILES.get(name, {}), "tokenizer": kind, "dtype": dtype, "outtype": outtype, "config": config, "checkpoint": tensors,
                            "metadata": metadata, "tensors": converted})
             print(name, len(tensors), "->", len(converted), file=sys.stderr)
     tokenizers = {}

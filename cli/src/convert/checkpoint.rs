@@ -101,7 +101,7 @@ impl Checkpoint {
 pub(super) const QUANTISED: &str =
     "only F32, F16 and BF16 weights are converted; take the checkpoint that was quantised";
 
-/// Whether `name` is that of a file in the same folder.
-fn is_plain(name: &str) -> bool {
+/// Whether `name` is that of a file or folder in the same folder.
+pub(super) fn is_plain(name: &str) -> bool {
     Path::new(name).file_name().is_some_and(|file| file == name)
 }

@@ -12,13 +12,17 @@ const MAX_HEAD: u32 = 1 << 16;
 
 /// Reads a JSON object, if the file exists.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
-    let Some(bytes) = read_file(path, MAX_JSON)? else { return Ok(None) };
-    let value: Value =
-        serde_json::from_slice(&bytes).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))?;
-    match value.is_object() {
-        true => Ok(Some(value)),
-        false => Err(Failure::Work(format!("{}: not a JSON object", path.display()))),
+    match read_any_json(path)? {
+        Some(value) if !value.is_object() => Err(Failure::Work(format!("{}: not a JSON object", path.display()))),
+        value => Ok(value),
     }
+}
+
+/// Reads JSON, if the file exists.
+pub(super) fn read_any_json(path: &Path) -> Result<Option<Value>, Failure> {
+    let Some(bytes) = read_file(path, MAX_JSON)? else { return Ok(None) };
+    let value = serde_json::from_slice(&bytes);
+    value.map(Some).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
 }
 
 /// The bytes of a file of at most `limit` bytes, if it exists.

@@ -15,7 +15,7 @@ use super::model::MAX_THREADS;
 use super::output::{Failure, count, note, printable, size};
 use super::rows::{Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
-use config::{Config, read_json};
+use config::{Config, read_any_json, read_json};
 use ruvllm::GgufError;
 use ruvllm::gguf::{Value, Writer};
 use ruvllm::model::Model;
@@ -126,6 +126,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     family::write_keys(family, &config, n_layer, &mut |key, value| {
         writer.metadata(key, value);
     })?;
+    if let Some(pooling) = pooling(&args.folder)? {
+        writer.metadata(format!("{}.pooling_type", family.arch), pooling);
+    }
     writer.metadata("general.file_type", Value::U32(file_type as u32));
     writer.metadata("general.quantization_version", 2u32);
     tokenizer.write(&config, family.spaces, &mut |key, value| {
@@ -183,6 +186,29 @@ fn title(name: &str) -> String {
         }
     };
     name.split(['-', ' ']).filter(|part| !part.is_empty()).map(word).collect::<Vec<String>>().join(" ")
+}
+
+/// How a model of sentence-transformers makes one vector of a text's: 1 the mean, 2 the first, 3 the last.
+fn pooling(folder: &Path) -> Result<Option<u32>, Failure> {
+    let modules = read_any_json(&folder.join("modules.json"))?;
+    let text = |module: &Json, key: &str| module.get(key).and_then(Json::as_str).unwrap_or("").to_owned();
+    let mut modules = modules.iter().flat_map(|modules| modules.as_array().into_iter().flatten());
+    let Some(module) = modules.find(|module| text(module, "type").ends_with("Pooling")) else { return Ok(None) };
+    let path = text(module, "path");
+    let wrong = |what: &str| Failure::Work(format!("{}: {what}", folder.join("modules.json").display()));
+    if !checkpoint::is_plain(&path) {
+        return Err(wrong("the path of the pooling is not a folder in this one"));
+    }
+    let config = read_json(&folder.join(path).join("config.json"))?.unwrap_or_default();
+    let is =
+        |key: &str, mode: &str| config.get(key) == Some(&Json::Bool(true)) || text(&config, "pooling_mode") == mode;
+    let modes = [
+        ("pooling_mode_mean_tokens", "mean"),
+        ("pooling_mode_cls_token", "cls"),
+        ("pooling_mode_lasttoken", "lasttoken"),
+    ];
+    let mode = modes.iter().position(|(key, mode)| is(key, mode));
+    mode.map(|mode| Some(mode as u32 + 1)).ok_or_else(|| wrong("only mean, first and last pooling are known"))
 }
 
 /// What `generation_config.json` recommends.

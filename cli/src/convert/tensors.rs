@@ -240,8 +240,8 @@ fn stack<'a>(
     if stacked && shape.len() == 2 {
         shape.insert(0, n_pieces);
     }
-    if shape.len() > 4 || (n_pieces > 1 && !stacked) {
-        return refuse(format!("{n_pieces} tensors of shape {:?}", first.shape));
+    if shape.len() > 4 || n_rows * n != shape.iter().product::<usize>() {
+        return refuse(format!("{n_pieces} tensors of shape {:?} are not one", first.shape));
     }
     let is_norm = name.ends_with("norm.weight");
     let map = (family.map)(&name);
