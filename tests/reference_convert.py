@@ -161,6 +161,20 @@ MODELS = [
                                           "short_factor": [1.0 + i / 8 for i in range(8)], "original_max_position_embeddings": 64}},
      "spm", "bfloat16", "auto"),
     ("olmo2", "Olmo2", {}, "dbrx", "float32", "f16"),
+    ("olmo", "Olmo", {"clip_qkv": 8.0}, "dbrx", "bfloat16", "auto"),
+    ("olmoe", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "dbrx", "bfloat16", "auto"),
+    ("command-r", "Cohere", {"use_qk_norm": False, "logit_scale": 0.0625}, "digits", "bfloat16", "auto"),
+    ("cohere2", "Cohere2", {"head_dim": 16, "sliding_window": 32, "logit_scale": 0.25, "num_hidden_layers": 4, "rotary_pct": 1.0}, "digits", "bfloat16", "auto"),
+    ("exaone4", "Exaone4", {"sliding_window": 32, "num_hidden_layers": 4, "sliding_window_pattern": 4}, "dbrx", "bfloat16", "auto"),
+    ("starcoder2", "Starcoder2", {}, "digits", "bfloat16", "auto"),
+    ("stablelm", "StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.25}, "dbrx", "bfloat16", "auto"),
+    ("granitemoe", "GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2}, "digits", "bfloat16", "auto"),
+    ("granitemoeshared", "GraniteMoeShared", {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "digits", "bfloat16", "auto"),
+    ("lfm2", "Lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 3}, "llama3", "bfloat16", "auto"),
+    ("mamba", "Mamba", {"state_size": 8, "intermediate_size": 128}, "dbrx", "float32", "f16"),
+    ("qwen3next", "Qwen3Next", {**MOE, "head_dim": 32, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                                "linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+     "qwen", "bfloat16", "auto"),
 ]
 CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
 
@@ -194,6 +208,7 @@ def convert(folder, kind, outtype):
     hparams = ModelBase.load_hparams(folder, False)
     cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZERS[kind]["pre"]
+    cls.no_mtp = True
     out = folder / "out.gguf"
     with torch.inference_mode():
         cls(folder, gguf.LlamaFileType[types[outtype]], out).write()
@@ -215,13 +230,13 @@ def describe(path):
     tensors = {}
     for t in reader.tensors:
         data = t.data.tobytes()
-        # Factors of ropes come from functions that may differ in the last bit.
+        # Factors of ropes and decays come from functions that may differ in the last bit.
         entry = [[int(n) for n in t.shape], t.tensor_type.name, fnv(data)]
         if entry[1] == "Q8_0":
             # Of the blocks the scales: ruvllm rounds with the scale as it is stored, llama.cpp with the one before.
             entry[2] = fnv(np.frombuffer(data, np.uint8).reshape(-1, 34)[:, :2].tobytes())
-        if t.name.startswith("rope_"):
-            entry[2] = [float(x) for x in t.data]
+        if t.name.startswith("rope_") or t.name.endswith("ssm_a"):
+            entry[2] = [float(x) for x in t.data.flatten()[:16]]
         tensors[t.name] = entry
     return metadata, tensors
 
@@ -244,7 +259,7 @@ def main():
     tokenizers = {}
     for kind, files in TOKENIZERS.items():
         tokenizers[kind] = {name: content.hex() if isinstance(content, bytes) else content for name, content in files.items() if name != "pre"}
-    lines = [json.dumps({"tokenizers": tokenizers})] + [json.dumps(model) for model in models]
+    lines = [json.dumps(line, separators=(",", ":")) for line in [{"tokenizers": tokenizers}, *models]]
     OUT.write_text("\n".join(lines) + "\n")
 
 

@@ -196,7 +196,7 @@ fn equals_llama_cpp() {
                     for (found, expected) in data.chunks(4).zip(expected) {
                         let (found, expected) =
                             (f32::from_le_bytes(found.try_into().unwrap()), expected.as_f64().unwrap());
-                        let bound = 2.0 * f64::from(f32::EPSILON) * expected;
+                        let bound = 2.0 * f64::from(f32::EPSILON) * expected.abs();
                         assert!((f64::from(found) - expected).abs() <= bound, "{name}: {key}: {found} {expected}");
                     }
                 }

@@ -221,6 +221,7 @@ fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
     }
 }
 
+/// llama.cpp #22756: a request got the keys and values of another's sequence.
 #[test]
 fn answers_are_those_of_sessions_alone() {
     let n = 32;
@@ -769,8 +770,8 @@ impl Random {
     }
 }
 
-/// Requests of random length, priority, deadline and patience on a pool of a few pages, from several threads: all of
-/// them end or are refused with a type, in order, and nothing is left.
+/// llama.cpp #25566: a full cache ended all generations. Requests of random length, priority, deadline and patience on a
+/// pool of a few pages, from several threads: all of them end or are refused with a type, in order, and nothing is left.
 #[test]
 fn random_requests_on_a_tiny_pool_all_end() {
     let n = if std::env::var_os("RUVLLM_LONG").is_some() { 10_000 } else { 160 };

@@ -82,7 +82,7 @@ impl Config {
         self.rope = by_type("full_attention").cloned().unwrap_or(all);
         let alternatives: [(&str, &[&str]); 3] = [
             ("rope_theta", &["global_rope_theta", "rope_theta", "rotary_emb_base"]),
-            ("partial_rotary_factor", &["partial_rotary_factor", "rope_pct", "rope_percent"]),
+            ("partial_rotary_factor", &["partial_rotary_factor", "rope_pct", "rope_percent", "rotary_pct"]),
             ("original_max_position_embeddings", &["original_max_position_embeddings"]),
         ];
         for (name, keys) in alternatives {
@@ -125,6 +125,11 @@ impl Config {
     pub(super) fn opt_f32(&self, names: &[&str]) -> Result<Option<f32>, Failure> {
         let value = self.get(names).map(|(name, value)| self.finite(&name, value));
         value.transpose()
+    }
+
+    pub(super) fn opt_bool(&self, names: &[&str]) -> Result<Option<bool>, Failure> {
+        let value = self.get(names);
+        value.map(|(name, value)| value.as_bool().ok_or_else(|| self.wrong(&name, value, "true or false"))).transpose()
     }
 
     /// A list of texts.

@@ -6,6 +6,7 @@
 use super::Failure;
 use super::config::Config;
 use ruvllm::gguf::{Array, Value};
+use std::ops::Range;
 
 /// A family of models.
 pub(super) struct Family {
@@ -26,8 +27,10 @@ pub(super) struct Family {
     /// Whether rows of queries and keys are reordered: Hugging Face rotates value `i` of a head with value `i + n/2`, GGUF
     /// files of this family have them side by side.
     pub(super) pairs: bool,
-    /// Whether the weights of norms are stored less one.
-    pub(super) norms_less_one: bool,
+    /// What happens to the values of a tensor, by its name in the GGUF file.
+    pub(super) map: fn(&str) -> Option<Map>,
+    /// The rows of both parts of a tensor that is cut in two; an expert's, if there are several.
+    pub(super) cut: fn(&Config, usize) -> Result<[Vec<Range<usize>>; 2], Failure>,
     /// Whether the head's width is written even if the file does not say it.
     pub(super) head_dim: bool,
     /// What the files say about a space before a text.
@@ -38,6 +41,8 @@ pub(super) struct Family {
     pub(super) extra: fn(&Config) -> Result<Vec<Extra>, Failure>,
 }
 
+/// Of a value.
+pub(super) type Map = fn(f32) -> f32;
 /// Writes a key behind the architecture.
 type Put<'a> = &'a mut dyn FnMut(&str, Value);
 /// A vector by its name in the GGUF file.
@@ -62,6 +67,7 @@ pub(super) type Key = (&'static [&'static str], &'static str, Kind);
 pub(super) enum Kind {
     Count,
     Number,
+    Flag,
     /// A list with a text per layer: whether it is `sliding_attention`.
     Sliding,
 }
@@ -86,7 +92,8 @@ pub(super) const KEYS: &[Key] = &[
 ];
 
 /// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*` stands for the number of
-/// an expert. What is called `a + b` in the GGUF file is cut into halves of its rows.
+/// an expert. What is called `a + b` in the GGUF file is cut
+/// in two.
 pub(super) const NAMES: &[(&str, &str)] = &[
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
@@ -123,6 +130,10 @@ const SANDWICH: &[(&str, &str)] = &[
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
+/// Norms after each part alone.
+const AFTER: &[(&str, &str)] =
+    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+
 /// A family whose tensors and keys are the usual ones.
 const PLAIN: Family = Family {
     hf: &[],
@@ -133,7 +144,8 @@ const PLAIN: Family = Family {
     no_keys: &[],
     skips: &[],
     pairs: false,
-    norms_less_one: false,
+    map: |_| None,
+    cut: halves,
     head_dim: false,
     spaces: Spaces::Unsaid,
     more: |_, _| Ok(()),
@@ -148,6 +160,19 @@ const LLAMA: Family = Family {
     more: rope_dimensions,
     extra: llama3_factors,
     ..PLAIN
+};
+
+const GRANITE: Family = Family {
+    keys: &[
+        (&["vocab_size"], "vocab_size", Kind::Count),
+        (&["attention_multiplier"], "attention.scale", Kind::Number),
+        (&["embedding_multiplier"], "embedding_scale", Kind::Number),
+        (&["residual_multiplier"], "residual_scale", Kind::Number),
+        (&["logits_scaling"], "logit_scale", Kind::Number),
+        (&["shared_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+    ],
+    no_keys: &["attention.key_length", "attention.value_length"],
+    ..LLAMA
 };
 
 /// Keys that name the widths of experts.
@@ -175,19 +200,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family { hf: &["SmolLM3ForCausalLM"], arch: "smollm3", ..LLAMA },
     Family { hf: &["ArceeForCausalLM"], arch: "arcee", head_dim: true, ..LLAMA },
-    Family {
-        hf: &["GraniteForCausalLM"],
-        arch: "granite",
-        keys: &[
-            (&["vocab_size"], "vocab_size", Kind::Count),
-            (&["attention_multiplier"], "attention.scale", Kind::Number),
-            (&["embedding_multiplier"], "embedding_scale", Kind::Number),
-            (&["residual_multiplier"], "residual_scale", Kind::Number),
-            (&["logits_scaling"], "logit_scale", Kind::Number),
-        ],
-        no_keys: &["attention.key_length", "attention.value_length"],
-        ..LLAMA
-    },
+    Family { hf: &["GraniteForCausalLM"], arch: "granite", ..GRANITE },
     Family {
         hf: &["Qwen2ForCausalLM", "Qwen2Model"],
         arch: "qwen2",
@@ -232,7 +245,7 @@ pub(super) static FAMILIES: &[Family] = &[
         ],
         no_keys: &["rope.freq_base"],
         skips: &["lm_head"],
-        norms_less_one: true,
+        map: norms_plus_one,
         spaces: Spaces::Never,
         ..PLAIN
     },
@@ -244,7 +257,7 @@ pub(super) static FAMILIES: &[Family] = &[
             "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
         names: SANDWICH,
         keys: &[WINDOW, (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number)],
-        norms_less_one: true,
+        map: norms_plus_one,
         spaces: Spaces::Never,
         ..PLAIN
     },
@@ -267,6 +280,170 @@ pub(super) static FAMILIES: &[Family] = &[
         keys: &[WINDOW, (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding)],
         ..PLAIN
     },
+    Family {
+        hf: &["OlmoForCausalLM", "OLMoForCausalLM"],
+        arch: "olmo",
+        keys: &[(&["clip_qkv"], "attention.clamp_kqv", Kind::Number)],
+        pairs: true,
+        more: |_, key| {
+            key("attention.layer_norm_epsilon", 1e-5f32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["OlmoeForCausalLM"],
+        arch: "olmoe",
+        more: |_, key| {
+            key("attention.layer_norm_rms_epsilon", 1e-5f32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["CohereForCausalLM"],
+        arch: "command-r",
+        defaults: r#"{"rope_theta": 10000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625}"#,
+        keys: &[
+            // The models were trained on more positions than this key of `KEYS` tells.
+            (&["model_max_length"], "context_length", Kind::Count),
+            (&["logit_scale"], "logit_scale", Kind::Number),
+        ],
+        more: no_scaling,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Cohere2ForCausalLM"],
+        arch: "cohere2",
+        defaults: r#"{"rope_theta": 10000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625}"#,
+        keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["logit_scale"], "logit_scale", Kind::Number), WINDOW],
+        more: |config, key| {
+            partial_rope(config, key)?;
+            no_scaling(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["Exaone4ForCausalLM"],
+        arch: "exaone4",
+        names: AFTER,
+        keys: &[
+            (&["vocab_size"], "vocab_size", Kind::Count),
+            WINDOW,
+            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+        ],
+        extra: llama3_factors,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Starcoder2ForCausalLM"],
+        arch: "starcoder2",
+        names: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
+        ..PLAIN
+    },
+    Family {
+        hf: &["StableLmForCausalLM"],
+        arch: "stablelm",
+        defaults: r#"{"use_parallel_residual": true, "partial_rotary_factor": 0.25}"#,
+        keys: &[(&["use_parallel_residual"], "use_parallel_residual", Kind::Flag)],
+        no_keys: &["rope.freq_base"],
+        more: partial_rope,
+        ..PLAIN
+    },
+    Family {
+        hf: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+        arch: "granitemoe",
+        names: &[
+            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+            ("block_sparse_moe.input_linear", "ffn_gate_exps + ffn_up_exps"),
+            ("block_sparse_moe.output_linear", "ffn_down_exps"),
+            ("shared_mlp.input_linear", "ffn_gate_shexp + ffn_up_shexp"),
+            ("shared_mlp.output_linear", "ffn_down_shexp"),
+        ],
+        ..GRANITE
+    },
+    Family {
+        hf: &["Lfm2ForCausalLM"],
+        arch: "lfm2",
+        defaults: r#"{"block_auto_adjust_ff_dim": true, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+            "conv_L_cache": 3, "norm_eps": 1e-5}"#,
+        names: &[
+            ("embedding_norm", "token_embd_norm"),
+            ("operator_norm", "attn_norm"),
+            ("ffn_norm", "ffn_norm"),
+            ("self_attn.out_proj", "attn_output"),
+            ("self_attn.q_layernorm", "attn_q_norm"),
+            ("self_attn.k_layernorm", "attn_k_norm"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.out_proj", "shortconv.out_proj"),
+            ("feed_forward.w1", "ffn_gate"),
+            ("feed_forward.w2", "ffn_down"),
+            ("feed_forward.w3", "ffn_up"),
+        ],
+        keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["conv_L_cache"], "shortconv.l_cache", Kind::Count)],
+        more: lfm2_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["MambaForCausalLM", "FalconMambaForCausalLM"],
+        arch: "mamba",
+        defaults: r#"{"state_size": 16, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}"#,
+        names: &[
+            ("embeddings", "token_embd"),
+            ("norm_f", "output_norm"),
+            ("norm", "attn_norm"),
+            ("mixer.A_log", "ssm_a"),
+            ("mixer.D", "ssm_d"),
+            ("mixer.conv1d", "ssm_conv1d"),
+            ("mixer.dt_proj", "ssm_dt"),
+            ("mixer.in_proj", "ssm_in"),
+            ("mixer.out_proj", "ssm_out"),
+            ("mixer.x_proj", "ssm_x"),
+        ],
+        keys: &[
+            (&["layer_norm_epsilon", "rms_norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+            (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
+            (&["intermediate_size"], "ssm.inner_size", Kind::Count),
+            (&["state_size"], "ssm.state_size", Kind::Count),
+            (&["time_step_rank"], "ssm.time_step_rank", Kind::Count),
+        ],
+        no_keys: &["attention.head_count_kv", "attention.layer_norm_epsilon"],
+        map: decays,
+        more: mamba_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3NextForCausalLM"],
+        arch: "qwen3next",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "partial_rotary_factor": 0.25,
+            "full_attention_interval": 4, "linear_conv_kernel_dim": 4}"#,
+        names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.in_proj_ba", "ssm_ba"),
+            ("linear_attn.in_proj_qkvz", "attn_qkv + attn_gate"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+        ],
+        keys: &[
+            EXPERT_KEYS[0],
+            EXPERT_KEYS[1],
+            (&["linear_conv_kernel_dim"], "ssm.conv_kernel", Kind::Count),
+            (&["linear_key_head_dim"], "ssm.state_size", Kind::Count),
+            (&["linear_num_key_heads"], "ssm.group_count", Kind::Count),
+            (&["linear_num_value_heads"], "ssm.time_step_rank", Kind::Count),
+            (&["full_attention_interval"], "full_attention_interval", Kind::Count),
+        ],
+        // The multi-token head.
+        skips: &["mtp."],
+        map: |name| if name.ends_with("ssm_norm.weight") { None } else { norms_plus_one(name).or(decays(name)) },
+        cut: qwen3next_cut,
+        more: qwen3next_keys,
+        ..PLAIN
+    },
 ];
 
 /// The first of `hf` that is known.
@@ -279,9 +456,95 @@ pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
     })
 }
 
+fn halves(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+    match n_rows.is_multiple_of(2) {
+        true => Ok([vec![0..n_rows / 2], vec![n_rows / 2..n_rows]]),
+        false => Err(config.refuse(format_args!("{n_rows} rows have no halves"))),
+    }
+}
+
+/// Weights of norms are stored less one.
+fn norms_plus_one(name: &str) -> Option<Map> {
+    name.ends_with("norm.weight").then_some(|x| x + 1.0)
+}
+
+/// Decays are stored as logarithms of what is negated.
+fn decays(name: &str) -> Option<Map> {
+    name.ends_with(".ssm_a").then_some(|x| -x.exp())
+}
+
 fn rope_dimensions(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     key("rope.dimension_count", config.head_dim()?.into());
     Ok(())
+}
+
+fn partial_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let share = config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0);
+    key("rope.dimension_count", ((share * config.head_dim()? as f32) as u32).into());
+    Ok(())
+}
+
+fn no_scaling(_: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("rope.scaling.type", "none".into());
+    Ok(())
+}
+
+/// Heads of keys by layer, none in convolutions, and the width that the feed-forward layers are rounded to.
+fn lfm2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let n_head_kv = config.u32("num_key_value_heads")? as i32;
+    let heads = layers.iter().map(|kind| if *kind == "conv" { 0 } else { n_head_kv }).collect();
+    key("attention.head_count_kv", Value::Array(Array::I32(heads)));
+    let n_ff =
+        config.opt_u32(&["block_ff_dim", "intermediate_size"])?.ok_or_else(|| config.missing("intermediate_size"))?;
+    let n_ff = match config.opt_bool(&["block_auto_adjust_ff_dim"])? {
+        Some(true) => {
+            let factor = config.opt_f32(&["block_ffn_dim_multiplier"])?.unwrap_or(1.0);
+            let multiple = config.u32("block_multiple_of")?.max(1);
+            let n_ff = f64::from(factor) * f64::from((2 * u64::from(n_ff) / 3) as u32);
+            (n_ff as u32).div_ceil(multiple).saturating_mul(multiple)
+        }
+        _ => n_ff,
+    };
+    key("feed_forward_length", n_ff.into());
+    Ok(())
+}
+
+/// What Mamba's files say about parts that it lacks.
+fn mamba_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("context_length", (1u32 << 20).into());
+    key("feed_forward_length", 0u32.into());
+    key("attention.head_count", 0u32.into());
+    if config.opt_u32(&["time_step_rank"])?.is_none() {
+        key("ssm.time_step_rank", config.u32("hidden_size")?.div_ceil(16).into());
+    }
+    key("ssm.dt_b_c_rms", (config.get(&["model_type"]).is_some_and(|(_, kind)| kind == "falcon_mamba")).into());
+    Ok(())
+}
+
+fn qwen3next_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let inner = config.u32("linear_value_head_dim")?.checked_mul(config.u32("linear_num_value_heads")?);
+    key("ssm.inner_size", inner.ok_or_else(|| config.refuse("linear_value_head_dim is too large"))?.into());
+    if let Some(layers) = config.opt_strs("layer_types")? {
+        let recurrent = layers.iter().map(|kind| *kind == "linear_attention").collect();
+        key("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)));
+    }
+    partial_rope(config, key)
+}
+
+/// Each key head of the checkpoint has its rows of queries, keys, values and gates; GGUF files have all queries, then all
+/// keys, then all values, and the gates for themselves.
+fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+    let number = |name: &str| config.u32(name).map(|n| n as usize);
+    let (n_head, dim_k) = (number("linear_num_key_heads")?, number("linear_key_head_dim")?);
+    let dim_v = number("linear_num_value_heads")?.checked_div(n_head).unwrap_or(0) * number("linear_value_head_dim")?;
+    let whole = 2 * (dim_k + dim_v);
+    if n_head == 0 || n_rows != n_head * whole {
+        return Err(config.refuse(format_args!("in_proj_qkvz has {n_rows} rows, and {n_head} heads of {whole}")));
+    }
+    let part = |start: usize, n: usize| (0..n_head).map(move |head| head * whole + start..head * whole + start + n);
+    let qkv = part(0, dim_k).chain(part(dim_k, dim_k)).chain(part(2 * dim_k, dim_v));
+    Ok([qkv.collect(), part(2 * dim_k + dim_v, dim_v).collect()])
 }
 
 /// Factors of Llama 3.1's rope: periods that are long against the first context are stretched, short ones are not, and in
@@ -362,6 +625,7 @@ pub(super) fn write_keys(
         let value = match kind {
             Kind::Count => config.opt_u32(names)?.map(Value::from),
             Kind::Number => config.opt_f32(names)?.map(Value::from),
+            Kind::Flag => config.opt_bool(names)?.map(Value::from),
             Kind::Sliding => {
                 let list = config.opt_strs(names[0])?;
                 list.map(|list| {

@@ -3,7 +3,7 @@
 use super::Failure;
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
-use super::family::{Family, NAMES};
+use super::family::{Family, Map, NAMES};
 use ruvllm::quant::DType;
 use std::collections::BTreeMap;
 
@@ -14,15 +14,16 @@ pub(super) struct Tensor<'a> {
     pub(super) dims: Vec<u64>,
     pub(super) from: DType,
     pub(super) to: DType,
-    pub(super) map: Option<fn(f32) -> f32>,
+    pub(super) map: Option<Map>,
     /// The pieces whose rows follow one another: the tensor, or each expert's.
     pieces: Vec<Piece<'a>>,
-    /// Rows of a piece.
-    piece_rows: usize,
+    n_rows: usize,
 }
 
 /// Some of the rows of a tensor in the checkpoint.
 struct Piece<'a> {
+    /// Its first row in the GGUF file.
+    start: usize,
     data: &'a [u8],
     row_bytes: usize,
     order: Order,
@@ -38,12 +39,13 @@ enum Order {
 
 impl<'a> Tensor<'a> {
     pub(super) fn n_rows(&self) -> usize {
-        self.pieces.len() * self.piece_rows
+        self.n_rows
     }
 
     /// The bytes of row `i`.
     pub(super) fn row(&self, i: usize) -> &'a [u8] {
-        let (piece, i) = (&self.pieces[i / self.piece_rows], i % self.piece_rows);
+        let piece = &self.pieces[self.pieces.partition_point(|piece| piece.start <= i) - 1];
+        let i = i - piece.start;
         let i = match piece.order {
             Order::From(first) => first + i,
             Order::Pairs(head) => {
@@ -88,7 +90,7 @@ fn parse(name: &str) -> Name<'_> {
                 expert = Some(number);
                 path.push("*");
             }
-            _ if layer.is_none() && matches!(part, "model" | "language_model") => {}
+            _ if layer.is_none() && matches!(part, "model" | "language_model" | "backbone") => {}
             _ => path.push(part),
         }
     }
@@ -110,7 +112,7 @@ pub(super) fn plan<'a>(
     for source in sources {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let name = parse(&source.name);
-        if skipped(OTHER_PARTS) || skipped(BUFFERS) || family.skips.contains(&name.path.as_str()) {
+        if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_left_out(family, &source.name) {
             continue;
         }
         let known = family.names.iter().chain(NAMES).find(|(from, _)| *from == name.path);
@@ -140,6 +142,12 @@ pub(super) fn plan<'a>(
         stack(family, config, name, pieces, n_vocab, outtype)
     };
     order.into_iter().map(tensor).collect()
+}
+
+/// Whether a tensor is one of [`Family::skips`].
+fn is_left_out(family: &Family, name: &str) -> bool {
+    let name = name.trim_start_matches("model.").trim_start_matches("language_model.");
+    family.skips.iter().any(|start| name.starts_with(start))
 }
 
 /// What part of a tensor's rows.
@@ -182,43 +190,51 @@ fn stack<'a>(
         return refuse(format!("its experts have the shapes {a:?} and {b:?}, or different types"));
     }
     let mut shape = if first.shape.is_empty() { vec![1] } else { first.shape.clone() };
+    // A convolution by channels has one input.
+    if let [channels, 1, taps] = shape[..] {
+        shape = vec![channels, taps];
+    }
     let pairs = family.pairs && (name.contains(".attn_q.") || name.contains(".attn_k."));
-    let (mut n, mut pieces_of) = (first.n(), Vec::new());
     // A bias has a value for each row of its matrix.
-    if pairs && shape.len() == 1 {
-        n = 1;
-    }
+    let n = if pairs && shape.len() == 1 { 1 } else { first.n() };
     let row_bytes = n * first.data.len() / shape.iter().product::<usize>();
-    let mut piece_rows = first.data.len() / row_bytes;
-    if half != Half::Both {
-        let Some(rows) = shape.iter_mut().rev().nth(1).filter(|rows| rows.is_multiple_of(2)) else {
-            return refuse(format!("the shape {:?} has no halves", first.shape));
-        };
-        (*rows, piece_rows) = (*rows / 2, *rows / 2);
-    }
+    let mut rows = first.data.len() / row_bytes;
     if name == "token_embd.weight" && shape[0] > n_vocab && family.arch == "gemma3" {
         // Rows that no token has.
-        (shape[0], piece_rows) = (n_vocab, n_vocab);
+        (shape[0], rows) = (n_vocab, n_vocab);
     }
-    for (source, half) in pieces.values() {
-        let piece = |order| Piece { data: source.data, row_bytes, order };
-        if pairs {
-            let n_head = match name.contains(".attn_k.") {
-                true => config.opt_u32(&["num_key_value_heads", "num_attention_heads"])?,
-                false => config.opt_u32(&["num_attention_heads"])?,
-            };
-            let head = n_head.and_then(|n| piece_rows.checked_div(n as usize)).unwrap_or(0);
-            if head == 0 || head % 2 != 0 || !piece_rows.is_multiple_of(head) {
-                return refuse(format!("{piece_rows} rows are not {} heads", n_head.unwrap_or(0)));
-            }
-            pieces_of.push(piece(Order::Pairs(head)));
-        } else if *half == Half::Both {
-            pieces_of.push(piece(Order::From(0)));
-        } else {
-            // Halves of each expert, where the checkpoint has stacked them.
-            let n_expert = source.data.len() / row_bytes / (2 * piece_rows);
-            let start = if *half == Half::First { 0 } else { piece_rows };
-            pieces_of.extend((0..n_expert).map(|expert| piece(Order::From(2 * expert * piece_rows + start))));
+    // Rows of a tensor that is cut, by expert where the checkpoint has stacked them.
+    let mut ranges = Vec::new();
+    if half != Half::Both {
+        let Some(cut) = shape.iter_mut().rev().nth(1) else { return refuse("it is a vector".into()) };
+        let of_expert = *cut;
+        let parts = (family.cut)(config, of_expert)?;
+        let part = &parts[usize::from(half == Half::Second)];
+        *cut = part.iter().map(ExactSizeIterator::len).sum();
+        let experts = (0..rows / of_expert).map(|expert| expert * of_expert);
+        ranges = experts.flat_map(|at| part.iter().map(move |range| (at + range.start, range.len()))).collect();
+    }
+    let mut head = 0;
+    if pairs {
+        let n_head = match name.contains(".attn_k.") {
+            true => config.opt_u32(&["num_key_value_heads", "num_attention_heads"])?,
+            false => config.opt_u32(&["num_attention_heads"])?,
+        };
+        head = n_head.and_then(|n| rows.checked_div(n as usize)).unwrap_or(0);
+        if head == 0 || head % 2 != 0 || !rows.is_multiple_of(head) {
+            return refuse(format!("{rows} rows are not {} heads", n_head.unwrap_or(0)));
+        }
+    }
+    let (mut n_rows, mut laid) = (0, Vec::new());
+    for (source, _) in pieces.values() {
+        let mut piece = |order, n: usize| {
+            laid.push(Piece { start: n_rows, data: source.data, row_bytes, order });
+            n_rows += n;
+        };
+        match half {
+            Half::Both if pairs => piece(Order::Pairs(head), rows),
+            Half::Both => piece(Order::From(0), rows),
+            _ => ranges.iter().for_each(|&(first, n)| piece(Order::From(first), n)),
         }
     }
     if stacked && shape.len() == 2 {
@@ -228,7 +244,7 @@ fn stack<'a>(
         return refuse(format!("{n_pieces} tensors of shape {:?}", first.shape));
     }
     let is_norm = name.ends_with("norm.weight");
-    let map = (family.norms_less_one && is_norm).then_some((|x| x + 1.0) as fn(f32) -> f32);
+    let map = (family.map)(&name);
     let to = if shape.len() == 1 || is_norm || !name.ends_with(".weight") || is_small(&name) {
         DType::F32
     } else if !n.is_multiple_of(outtype.block().0 as usize) {
@@ -237,7 +253,7 @@ fn stack<'a>(
         outtype
     };
     let dims = shape.iter().rev().map(|&n| n as u64).collect();
-    Ok(Tensor { name, dims, from: first.dtype, to, map, pieces: pieces_of, piece_rows })
+    Ok(Tensor { name, dims, from: first.dtype, to, map, pieces: laid, n_rows })
 }
 
 /// Matrices that stay F32: routers and convolutions.

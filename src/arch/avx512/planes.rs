@@ -10,7 +10,7 @@
 
 use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::avx2::prefetch;
-use crate::arch::avx2::unpack::odd_numbers;
+use crate::arch::avx2::unpack::{Groups, odd_numbers};
 use crate::arch::{Acts, BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;
@@ -281,37 +281,35 @@ macro_rules! coded {
 }
 coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0);
 
-/// The integers of a block, too large by the largest of them, which makes them unsigned.
+/// The integers of a block, too large by the largest of them.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn coded<B: Coded>(block: &B) -> Unpacked {
+fn coded<B: Coded + Groups>(block: &B) -> Unpacked {
     let CodedScales { d, nibbles } = block.scales();
     let scale = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(odd_numbers(nibbles)));
     let scale = _mm512_mul_ps(scale, _mm512_mul_ps(half(d), _mm512_set1_ps(B::UNIT)));
-    let w =
-        in_order([sixteens::<B, 0>(block), sixteens::<B, 1>(block), sixteens::<B, 2>(block), sixteens::<B, 3>(block)]);
-    Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
-}
-
-/// The integers of the 16 values from `64·l + 16·Q` on in each 128 bits `l`, too large by the largest of them.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn sixteens<B: Coded, const Q: usize>(block: &B) -> __m512i {
-    let grid = |l: usize, word: usize| block.grid(2 * l + Q / 2, Q % 2 * 2 + word).cast_signed();
-    let signs = |l: usize| u64::from(block.signs(2 * l + Q / 2) >> (Q % 2 * 16) & 0xFFFF) << (16 * l);
-    let negative = signs(0) | signs(1) | signs(2) | signs(3);
-    let (a, b, c, d) = (grid(0, 0), grid(0, 1), grid(1, 0), grid(1, 1));
-    let (e, f, g, h) = (grid(2, 0), grid(2, 1), grid(3, 0), grid(3, 1));
-    let grid = _mm512_set_epi64(h, g, f, e, d, c, b, a);
-    if B::EIGHTHS {
-        // The shift of words brings bits of one byte to the next.
-        let eights = _mm512_and_si512(_mm512_slli_epi16::<3>(grid), _mm512_set1_epi8(-8));
-        let (more, less) = (_mm512_set1_epi8(B::LARGEST + 1), _mm512_set1_epi8(B::LARGEST - 1));
-        _mm512_add_epi8(eights, _mm512_mask_blend_epi8(negative, more, less))
-    } else {
-        let largest = _mm512_set1_epi8(B::LARGEST);
-        _mm512_mask_sub_epi8(_mm512_add_epi8(largest, grid), negative, largest, grid)
+    let mut w = [_mm512_setzero_si512(); 4];
+    // SAFETY: this level includes AVX2.
+    unsafe {
+        w[0] = pair(block.bytes(0), block.bytes(2));
+        w[1] = pair(block.bytes(1), block.bytes(3));
+        w[2] = pair(block.bytes(4), block.bytes(6));
+        w[3] = pair(block.bytes(5), block.bytes(7));
     }
+    let w = in_order([
+        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[0], w[2]),
+        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[0], w[2]),
+        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[1], w[3]),
+        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[1], w[3]),
+    ]);
+    let excess = _mm512_set1_epi8(B::LARGEST);
+    let w = [
+        _mm512_add_epi8(w[0], excess),
+        _mm512_add_epi8(w[1], excess),
+        _mm512_add_epi8(w[2], excess),
+        _mm512_add_epi8(w[3], excess),
+    ];
+    Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
 }
 
 /// Bytes in the order of [`BlockP16`]; the 128 bits `l` of register `q` are the 16 bytes from `64·l + 16·q` on.
@@ -327,6 +325,12 @@ pub(super) fn in_order([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         join::<0b10_10_10_10>(even_23, odd_23),
         join::<0b01_01_01_01>(even_23, odd_23),
     ]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pair(low: __m256i, high: __m256i) -> __m512i {
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
 /// In each 128-bit lane a word of 64 bits of `a`, and one of `b`: the upper ones where the bits of `WHICH` are set.
