@@ -532,7 +532,7 @@ fn prompts_do_not_stop_who_decodes() {
     (0..10).for_each(|_| assert!(schedule.step()));
     assert!(drain(&mut decoding, &mut pieces).is_none());
     let prompt = tokens(&TEXTS[1].repeat(6));
-    let n_passes = prompt.len().div_ceil(8);
+    let n_passes = prompt.len().div_ceil(16);
     let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
     pieces.clear();
     for _ in 1..n_passes {
