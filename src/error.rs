@@ -1305,6 +1305,22 @@ pub enum AdapterError {
         /// Dimensions that would match.
         expected: Vec<u64>,
     },
+    /// A registry has no adapter of this name.
+    #[error("no adapter is called {name:?}")]
+    UnknownName {
+        /// The name.
+        name: String,
+    },
+    /// An adapter alone is larger than the budget of its registry.
+    #[error("the adapter {name:?} takes {bytes} bytes, the budget of all adapters is {budget}; raise it")]
+    OverBudget {
+        /// Its name.
+        name: String,
+        /// Bytes that it takes.
+        bytes: u64,
+        /// The budget.
+        budget: u64,
+    },
     /// A rank is 0 or too large.
     #[error("the rank of the change of {tensor:?} is {rank}, expected 1 to {max}")]
     Rank {

@@ -1,12 +1,16 @@
 //! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
 
-use super::model::{CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, engine, forced_level, level, open};
-use super::output::{Failure, count, note, print, size};
+use super::measured;
+use super::model::{
+    CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, demo_metadata, engine, forced_level, level, open,
+};
+use super::output::{Failure, count, note, percentiles, print, size, slashes};
+use super::speculation::SpeculationArgs;
 use clap::ValueEnum;
 use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
     FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak, first_tokens, kernels,
-    read_bandwidth, run as measure, scenario, synthetic,
+    read_bandwidth, run as measure, scenario, synthetic, synthetic_with_tokens,
 };
 use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
@@ -26,6 +30,10 @@ Examples:
   ruvllm bench -m model.gguf -p 0 -n 64 -d 0,4096         generation at two depths
   ruvllm bench -m model.gguf -p 128-1024*2 -n 0 -o csv    prompts of 128, 256, 512, 1024 tokens
   ruvllm bench -m model.gguf -p 0 -n 0 --rows 1,4,16      passes over tokens of so many sequences
+  ruvllm bench --synthetic llama-1b --replay tests/data/replay.jsonl
+                                                          what drafts gain on recorded answers
+  ruvllm bench --synthetic llama-1b --spec-synthetic 0.5,0.8 -n 256
+                                                          … and by how many of them come true
   ruvllm bench -m model.gguf --scenario chat,rag,batch    what the prefix cache saves
   ruvllm bench --kernels                                  every kernel against the machine's limits
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
@@ -34,7 +42,12 @@ Examples:
 Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. \
 `% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the \
 same run; `% peak` is the operations per second over what the level's fastest instructions for the \
-model's main type did in the same run; `noise` is the share of the machine that others used meanwhile.";
+model's main type did in the same run; `first` and `next` are the times of the prompt and between two \
+tokens of a sequence, median, 95th and 99th percentile; `noise` is the share of the machine that others used meanwhile.
+
+--replay reads JSON lines with name, prompt and answer, and samples the answer whatever the logits are; \
+--spec-synthetic drafts for -n made-up tokens behind -d others. Both run in turns with plain decoding, of \
+which `speed-up` is the ratio, and count one pass for the last token of the prompt.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -85,7 +98,7 @@ pub(super) struct Args {
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
-    repetitions: u32,
+    pub(super) repetitions: u32,
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
@@ -105,10 +118,57 @@ pub(super) struct Args {
     vs: Option<String>,
     #[command(flatten)]
     lora: LoraArgs,
-    /// An adapter of this rank on every matrix, with made-up values. With adapters each test runs in turns
-    /// with the plain model, and the ratios are printed
+    /// An adapter of this rank on every matrix, with made-up values, with --rows one for each sequence. With adapters
+    /// each test runs in turns with the plain model, and the ratios are printed
     #[arg(long, value_name = "N")]
     lora_rank: Option<usize>,
+    /// The made-up adapters change only attn_q, attn_k, attn_v and attn_output
+    #[arg(long, requires = "lora_rank")]
+    lora_attention: bool,
+    /// Recorded prompts and answers, generated again with drafts and without; shapes have the tokens of the built-in model
+    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_MEASUREMENT)]
+    pub(super) replay: Option<PathBuf>,
+    /// Drafts that come true with these probabilities
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = rate, conflicts_with_all = ONE_MEASUREMENT)]
+    spec_synthetic: Vec<f64>,
+    #[command(flatten)]
+    pub(super) speculation: SpeculationArgs,
+}
+
+/// What is not measured with drafts.
+const ONE_MEASUREMENT: [&str; 9] =
+    ["kernels", "vs", "scenario", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
+
+/// A probability.
+fn rate(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate)).ok_or_else(|| "expected a number from 0 to 1".into())
+}
+
+impl Args {
+    /// Whether drafts are measured.
+    fn with_drafts(&self) -> bool {
+        self.replay.is_some() || !self.spec_synthetic.is_empty()
+    }
+
+    /// What --spec-synthetic measures.
+    pub(super) fn synthetic_drafts(&self) -> Result<Vec<SyntheticDrafts>, Failure> {
+        let (n_gen, n_depth) = (list(&self.n_gen.join(","), "-n")?, list(&self.n_depth.join(","), "-d")?);
+        let mut all = Vec::new();
+        for &rate in &self.spec_synthetic {
+            for &n_gen in n_gen.iter().filter(|&&n| n > 0) {
+                all.extend(n_depth.iter().map(|&depth| SyntheticDrafts { rate, n_gen, depth }));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Drafts of which so many come true.
+pub(super) struct SyntheticDrafts {
+    pub(super) rate: f64,
+    pub(super) n_gen: usize,
+    /// Tokens in the context before.
+    pub(super) depth: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -156,6 +216,8 @@ impl Row {
             ("% read", percent(self.read_share)),
             ("GFLOP/s", self.flops.map_or(String::new(), |(rate, _)| format!("{:.0}", rate / 1e9))),
             ("% peak", percent(self.flops.map(|(_, share)| share))),
+            ("first ms", slashes(&percentiles(&o.first))),
+            ("next ms", slashes(&percentiles(&o.next))),
             ("noise", percent(o.noise)),
         ];
         if let Some(ratio) = self.ratio() {
@@ -181,6 +243,8 @@ impl Row {
             "stddev_ts": o.deviation(),
             "median_ts": o.median(),
             "samples_ts": o.rates,
+            "first_ms_p50_p95_p99": percentiles(&o.first),
+            "next_ms_p50_p95_p99": percentiles(&o.next),
             "bytes_per_token": o.bytes_per_token,
             "read_share": self.read_share,
             "flops_per_token": o.flops_per_token,
@@ -197,7 +261,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.kernels {
         return run_kernels(args.output);
     }
-    let tests = tests(args)?;
+    if args.speculation.is_given() && args.replay.is_none() {
+        return Err(Failure::Usage("--spec, -md and --no-spec say who drafts in --replay".into()));
+    }
+    let tests = if args.with_drafts() { Vec::new() } else { tests(args)? };
     let mut threads = list(&args.threads.join(","), "-t")?;
     if let Some(n) = threads.iter().find(|&&n| n > MAX_THREADS as usize) {
         return Err(Failure::Usage(format!("-t {n}: at most {MAX_THREADS} threads")));
@@ -213,7 +280,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         bench(args, &open(Gguf::open(path)?, &args.residence, &name)?, &name, &tests, &threads, &mut printer)?;
     }
     for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
-        let model = open(synthetic(shape, file_type)?, &args.residence, name)?;
+        let gguf = match args.with_drafts() {
+            true => synthetic_with_tokens(shape, file_type, &demo_metadata()?)?,
+            false => synthetic(shape, file_type)?,
+        };
+        let model = open(gguf, &args.residence, name)?;
         bench(args, &model, name, &tests, &threads, &mut printer)?;
     }
     printer.end()
@@ -360,14 +431,20 @@ fn bench(
     threads: &[usize],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
+    let mut options = SessionOptions { n_batch: args.ubatch_size.min(args.batch_size) as usize, ..Default::default() };
+    args.cache_type.apply(KvType::F16, &mut options);
+    if args.with_drafts() {
+        return super::replay::bench(args, model, name, threads, &options, printer);
+    }
     let mut adapters = args.lora.open(model)?;
+    let n_given = adapters.len();
     if let Some(rank) = args.lora_rank {
-        adapters.push((Arc::new(made_up_adapter(model, rank)?), 1.0));
+        let n_rows = tests.iter().map(|test| test.rows).max().unwrap_or(0);
+        for _ in 0..n_rows.max(1) {
+            adapters.push((Arc::new(made_up_adapter(model, rank, args.lora_attention)?), 1.0));
+        }
     }
     for &n_threads in threads {
-        let n_batch = args.ubatch_size.min(args.batch_size) as usize;
-        let mut options = SessionOptions { n_batch, ..Default::default() };
-        args.cache_type.apply(KvType::F16, &mut options);
         let n_threads_asked = i32::try_from(n_threads).unwrap_or(i32::MAX);
         let engine = engine(model, n_threads_asked, !adapters.is_empty(), &options, EngineOptions::default())?;
         if !args.scenario.is_empty() {
@@ -381,6 +458,9 @@ fn bench(
         let peak = arithmetic_peak(arch, element, n_threads).map_err(no_threads)? / products as f64;
         let peak_of_bytes = arithmetic_peak(arch, PanelElement::I8, n_threads).map_err(no_threads)?;
         for &test in tests {
+            // Of those that are made up a single session has one.
+            let n_used = if test.rows > 0 { adapters.len() } else { adapters.len().min(n_given + 1) };
+            let adapters = &adapters[..n_used];
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {
                 None if adapters.is_empty() => {
@@ -388,9 +468,13 @@ fn bench(
                 }
                 vs => {
                     for _ in 0..args.repetitions {
-                        let one = measure(&engine, &adapters, test, &options, 1)?;
+                        let one = measure(&engine, adapters, test, &options, 1)?;
                         match &mut outcome {
-                            Some(all) => all.rates.extend(one.rates),
+                            Some(all) => {
+                                all.rates.extend(one.rates);
+                                all.first.extend(one.first);
+                                all.next.extend(one.next);
+                            }
                             None => outcome = Some(one),
                         }
                         peer.push(match vs {
@@ -414,6 +498,9 @@ fn bench(
             let row = Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, flops, peer };
             printer.row(&row.cells(), || row.json())?;
         }
+        if !args.model.is_empty() {
+            measured::keep(&engine, name);
+        }
         if printer.format == Format::Md {
             note(format_args!(
                 "{n_threads} threads: read bandwidth {:.1} GB/s, peak of {element:?} products {:.0} GFLOP/s; weights \
@@ -430,9 +517,10 @@ fn bench(
     Ok(())
 }
 
-/// An adapter of all matrices whose changes are small, but not zero.
-fn made_up_adapter(model: &Model, rank: usize) -> Result<Adapter, Failure> {
-    let mut adapter = Adapter::zeros(model, rank, 1, |site| !site.is_embedding())?;
+/// An adapter of all matrices, or those around attention, whose changes are small, but not zero.
+fn made_up_adapter(model: &Model, rank: usize, attention: bool) -> Result<Adapter, Failure> {
+    let chosen = |part: &str| !attention || ["attn_q", "attn_k", "attn_v", "attn_output"].contains(&part);
+    let mut adapter = Adapter::zeros(model, rank, 1, |site| !site.is_embedding() && chosen(site.part()))?;
     for (_, term) in adapter.terms_mut() {
         let (_, b) = term.parts_mut();
         b.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
@@ -441,7 +529,7 @@ fn made_up_adapter(model: &Model, rank: usize) -> Result<Adapter, Failure> {
 }
 
 /// Prints rows as they come.
-struct Printer {
+pub(super) struct Printer {
     format: Format,
     n_rows: usize,
     /// Whether the next row needs the names of its columns.
@@ -458,7 +546,11 @@ impl Printer {
         self.is_first = true;
     }
 
-    fn row(&mut self, cells: &[(&'static str, String)], json: impl FnOnce() -> Value) -> Result<(), Failure> {
+    pub(super) fn row(
+        &mut self,
+        cells: &[(&'static str, String)],
+        json: impl FnOnce() -> Value,
+    ) -> Result<(), Failure> {
         let mut out = String::new();
         let first = std::mem::take(&mut self.is_first);
         if first && self.n_rows > 0 && self.format != Format::Json {
@@ -471,7 +563,8 @@ impl Printer {
             Format::Csv => {
                 // Lists have no place in a cell.
                 let json = json();
-                let fields: Vec<_> = json.as_object().into_iter().flatten().filter(|(_, v)| !v.is_array()).collect();
+                let fields = json.as_object().into_iter().flatten();
+                let fields: Vec<_> = fields.filter(|(_, v)| !v.is_array() && !v.is_object()).collect();
                 if first {
                     let _ = writeln!(out, "{}", fields.iter().map(|(key, _)| csv(key)).collect::<Vec<_>>().join(","));
                 }

@@ -129,7 +129,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages.retain(|message| message.role != "system");
         messages.insert(0, Message::system(system));
     }
-    let speculation = args.text.speculation.open(&session, &args.text.session)?;
+    let speculation = args
+        .text
+        .speculation
+        .open(session.model(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
+    if speculation.is_some() {
+        super::measured::assume(session.engine());
+    }
     let learning = args.text.learning.begin(&mut session)?;
     let recording = Recording::begin(args, &session)?;
     let cancel = session.cancel_token();
@@ -171,6 +177,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         note(paint("2", &format!("[a conversation of {n_kept} messages goes on]")));
     }
     let outcome = chat.converse(lines);
+    if chat.speculation.is_some() {
+        super::measured::keep(chat.session.engine(), &args.model.label());
+    }
     let outcome = match &chat.kept {
         Some(kept) => outcome.and(kept.save(&chat.session)),
         None => outcome,

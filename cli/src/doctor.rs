@@ -1,5 +1,6 @@
 //! `ruvllm doctor`: what this build and this machine can do.
 
+use super::measured::Entry;
 use super::memory::Report;
 use super::model::{ModelArgs, ResidenceArgs, forced_level, level};
 use super::output::{Failure, print, print_json, size};
@@ -88,6 +89,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         Some(Report::of(&args.model.open(&ResidenceArgs::default())?)?)
     };
+    let measured = super::measured::read();
+    let best = super::measured::best(measured.clone().unwrap_or_default());
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
     if args.json {
         return print_json(&json!({
@@ -105,6 +108,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             "memory_available": memory.map(|memory| memory.available),
             "memory_limit": memory.and_then(|memory| memory.limit),
             "model": model.as_ref().map(|report| json!({"label": args.model.label(), "memory": report.json()})),
+            "measured": best.iter().map(Entry::json).collect::<Vec<_>>(),
             "architectures": architectures,
         }));
     }
@@ -135,11 +139,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         line("model", args.model.label());
         report.lines().into_iter().for_each(|(label, text)| line(&format!("  {label}"), text));
     }
+    if let Err(why) = measured {
+        line("measured", why);
+    }
+    for entry in &best {
+        line("measured", entry.line());
+    }
     line("architectures", architectures.join(", "));
     print(out)
 }
 
-fn cpu_name() -> Option<String> {
+pub(super) fn cpu_name() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
     Some(line.trim_start_matches([' ', '\t', ':']).to_owned())

@@ -2,6 +2,7 @@
 
 use super::input::{file_or_pipe, on_interrupt, read_text, unescape, without_last_newline};
 use super::learning::LearningArgs;
+use super::measured;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, session};
 use super::output::{Failure, Progress, milliseconds, note, paint, print, print_json};
 use super::sampling::SamplingArgs;
@@ -133,7 +134,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
-    let speculation = args.text.speculation.open(&session, &args.text.session)?;
+    let speculation = args
+        .text
+        .speculation
+        .open(session.model(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
+    if speculation.is_some() {
+        measured::assume(session.engine());
+    }
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 
@@ -157,6 +164,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         options.n_batch,
     );
     let outcome = learning.end(&mut session, outcome);
+    if speculation.is_some() {
+        measured::keep(session.engine(), &args.model.label());
+    }
     let interrupted = matches!(outcome, Err(Failure::Interrupted));
     if outcome.is_err() && !interrupted {
         return outcome;

@@ -13,6 +13,8 @@ mod bench;
 mod calibrate;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "convert")]
+mod convert;
 mod detokenize;
 mod doctor;
 mod embed;
@@ -24,6 +26,7 @@ mod inspect;
 mod learn;
 mod learning;
 mod logits;
+mod measured;
 mod memory;
 mod merge;
 mod merge_adapters;
@@ -33,7 +36,9 @@ mod perplexity;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod replay;
 mod rerank;
+mod rows;
 mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
@@ -118,6 +123,9 @@ enum Command {
     Sona(sona::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
+    #[cfg(feature = "convert")]
+    /// Convert a folder of Hugging Face to a GGUF file
+    Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
@@ -190,6 +198,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Learn(args) => learn::run(&args),
         Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
+        #[cfg(feature = "convert")]
+        Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),

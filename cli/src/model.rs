@@ -8,7 +8,7 @@ use ruvllm::arch::Arch;
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions,
 };
-use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
+use ruvllm::gguf::{Gguf, Header, Metadata, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
 use ruvllm::tokenizer::Tokenizer;
@@ -47,6 +47,12 @@ mod demo {
     pub(super) fn bytes() -> Result<&'static [u8], Failure> {
         Err(Failure::Usage("this build has no built-in model: name one with -m FILE".into()))
     }
+}
+
+/// Metadata of the built-in model.
+pub(super) fn demo_metadata() -> Result<Metadata, Failure> {
+    let bytes = demo::bytes()?;
+    Ok(Header::parse(bytes, bytes.len() as u64)?.metadata)
 }
 
 /// Which model.
@@ -335,36 +341,35 @@ pub(super) struct LoraArgs {
 }
 
 impl LoraArgs {
-    /// Their files, in the order of [`LoraArgs::open`].
-    #[cfg(feature = "serve")]
-    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
-        let scaled = self.lora_scaled.iter().map(|text| text.rsplit_once(':').map_or(&text[..], |(path, _)| path));
-        self.lora.iter().map(PathBuf::as_path).chain(scaled.map(Path::new))
-    }
-
-    /// The adapters with their scales.
-    pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
+    /// Their files with their scales.
+    pub(super) fn files(&self) -> Result<Vec<(&Path, f32)>, Failure> {
         let scaled = self.lora_scaled.iter().map(|text| {
             let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
             parts
                 .filter(|(_, scale): &(_, f32)| scale.is_finite())
                 .ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE, a finite number")))
         });
-        let all = self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled);
-        all.map(|part| {
-            let (path, scale) = part?;
-            Ok((Arc::new(open_adapter(path, model)?), scale))
-        })
-        .collect()
+        self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled).collect()
+    }
+
+    /// The adapters with their scales.
+    pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
+        let files = self.files()?.into_iter();
+        files.map(|(path, scale)| Ok((Arc::new(open_adapter(path, model)?), scale))).collect()
     }
 }
 
 /// The adapter in a file.
 pub(super) fn open_adapter(path: &Path, model: &Model) -> Result<Adapter, Failure> {
-    Adapter::open(path, model).map_err(|error| match error {
+    Adapter::open(path, model).map_err(adapter_failure(path))
+}
+
+/// What to say of an adapter in a file.
+pub(super) fn adapter_failure(path: &Path) -> impl Fn(AdapterError) -> Failure + '_ {
+    move |error| match error {
         AdapterError::Gguf(error) => Failure::Work(error.to_string()), // names the file
         error => Failure::Work(format!("{}: {error}", path.display())),
-    })
+    }
 }
 
 impl SessionArgs {

@@ -1,17 +1,12 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
-use super::input::on_interrupt;
 use super::model::MAX_THREADS;
-use super::output::{Failure, Progress, count, note, printable, size};
-use rayon::prelude::*;
+use super::output::{Failure, count, note, printable, size};
+use super::rows::{Conversion, Rows};
+use ruvllm::GgufError;
 use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
-use ruvllm::quant::{DType, FileType, ModelShape, dequantize_row, quantize_row};
-use ruvllm::{GgufError, QuantError};
-use std::cell::{Cell, RefCell};
-use std::io::{self, Write};
+use ruvllm::quant::{DType, FileType, ModelShape};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -65,7 +60,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if gguf.tensors().is_empty() {
         return Err(Failure::Work(format!("{}: there are no tensors in it", args.input.display())));
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::try_from(args.threads).unwrap_or(0)).build()?;
 
     let shape = model_shape(&gguf);
     let mut plan = Vec::new();
@@ -77,20 +71,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         plan.push((t, to));
     }
 
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupted);
-    // Without a handler, Ctrl-C would leave half of a temporary file behind.
-    on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
-
     let total = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
-    let job = Job {
-        gguf: &gguf,
-        pool: &pool,
-        interrupted: &interrupted,
-        progress: Progress::new("quantising", total),
-        done: Cell::new(0),
-        failure: RefCell::new(None),
-    };
+    let rows = Rows::new("quantising", total, args.threads)?;
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
         writer.metadata(key, value.clone());
@@ -98,20 +80,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     writer.metadata("general.quantization_version", 2u32);
     writer.metadata("general.file_type", Value::U32(args.file_type as u32));
     for &(t, to) in &plan {
-        let job = &job;
-        writer.tensor_with(&t.name, &t.dims, to, move |out| job.convert(t, to, out));
+        let (rows, n) = (&rows, t.dims[0] as usize);
+        let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
+        let row_bytes = data.len() / n_rows;
+        let conversion = Conversion { n, from: t.dtype, to, map: None };
+        writer.tensor_with(&t.name, &t.dims, to, move |out| {
+            rows.write(&t.name, n_rows, |i| &data[i * row_bytes..(i + 1) * row_bytes], conversion, out)
+        });
     }
     if args.overwrite {
         writer.overwrite();
     }
     let written = writer.write(&args.output);
-    let failure = job.failure.take();
-    drop(job);
-    match (failure, written) {
-        _ if interrupted.load(Ordering::Relaxed) => return Err(Failure::Interrupted),
-        (Some(failure), _) => return Err(failure),
-        (None, written) => written?,
-    }
+    rows.finish(written)?;
     let (before, after) =
         (gguf.file_size(), std::fs::metadata(&args.output).map_err(Failure::file(&args.output))?.len());
     note(format!(
@@ -157,59 +138,4 @@ fn target(args: &Args, t: &TensorInfo, shape: &ModelShape) -> Result<DType, Fail
         )));
     }
     Ok(to)
-}
-
-struct Job<'a> {
-    gguf: &'a Gguf,
-    pool: &'a rayon::ThreadPool,
-    interrupted: &'a AtomicBool,
-    progress: Progress,
-    /// Elements converted.
-    done: Cell<u64>,
-    failure: RefCell<Option<Failure>>,
-}
-
-/// Elements to convert between two looks at the interrupt flag.
-const SLAB: usize = 1 << 22;
-
-impl Job<'_> {
-    /// Writes the data of `t` as `to`.
-    fn convert(&self, t: &TensorInfo, to: DType, out: &mut dyn Write) -> io::Result<()> {
-        let data = self.gguf.data(t);
-        let row = t.dims[0] as usize;
-        let bytes_of_row = |dtype: DType| row / dtype.block().0 as usize * dtype.block().1 as usize;
-        let (from_bytes, to_bytes) = (bytes_of_row(t.dtype), bytes_of_row(to));
-        let n_rows = (SLAB / row).max(1);
-        let mut converted = vec![0; if to == t.dtype { 0 } else { n_rows * to_bytes }];
-        for (slab_no, slab) in data.chunks(n_rows * from_bytes).enumerate() {
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            let n = slab.len() / from_bytes;
-            if to == t.dtype {
-                out.write_all(slab)?;
-            } else {
-                let converted = &mut converted[..n * to_bytes];
-                let outcome = self.pool.install(|| {
-                    let rows = slab.par_chunks_exact(from_bytes).zip(converted.par_chunks_exact_mut(to_bytes));
-                    rows.enumerate().try_for_each_init(
-                        || vec![0.0; row],
-                        |values, (i, (from, into))| -> Result<(), (usize, QuantError)> {
-                            dequantize_row(t.dtype, from, values)
-                                .and_then(|()| quantize_row(to, values, None, into))
-                                .map_err(|error| (slab_no * n_rows + i, error))
-                        },
-                    )
-                });
-                if let Err((i, error)) = outcome {
-                    *self.failure.borrow_mut() = Some(Failure::Work(format!("tensor {}, row {i}: {error}", t.name)));
-                    return Err(io::ErrorKind::InvalidData.into());
-                }
-                out.write_all(converted)?;
-            }
-            self.done.set(self.done.get() + (n * row) as u64);
-            self.progress.set(self.done.get());
-        }
-        Ok(())
-    }
 }

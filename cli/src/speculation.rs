@@ -1,10 +1,11 @@
 //! Flags that say who drafts, and what is told of drafts.
 
-use super::model::{ResidenceArgs, SessionArgs, open};
+use super::model::{ResidenceArgs, open};
 use super::output::{Failure, milliseconds};
 use clap::ValueEnum;
-use ruvllm::exec::{DraftStats, Generation, ModelDrafter, NgramDrafter, Session, SessionOptions, Speculation};
+use ruvllm::exec::{DraftStats, Engine, Generation, ModelDrafter, NgramDrafter, Session, SessionOptions, Speculation};
 use ruvllm::gguf::Gguf;
+use ruvllm::model::Model;
 use ruvllm::sample::Sampler;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -36,8 +37,19 @@ enum Who {
 type Borrowing<'s> = Generation<&'s mut Session, &'s mut Sampler>;
 
 impl SpeculationArgs {
-    /// Those that the flags name, drafting for `session`.
-    pub(super) fn open(&self, session: &Session, args: &SessionArgs) -> Result<Option<Speculation>, Failure> {
+    /// Whether any of the flags is given.
+    pub(super) fn is_given(&self) -> bool {
+        !self.spec.is_empty() || self.model_draft.is_some() || self.no_spec
+    }
+
+    /// Those that the flags name, drafting for sessions of `target` with a context of `n_ctx`; `engine` makes that of a
+    /// model that drafts.
+    pub(super) fn open(
+        &self,
+        target: &Model,
+        n_ctx: usize,
+        engine: impl FnOnce(&Model, &SessionOptions) -> Result<Engine, Failure>,
+    ) -> Result<Option<Speculation>, Failure> {
         let has = |who| self.spec.contains(&who) || self.spec.is_empty();
         let Some(path) = self.model_draft.as_ref().filter(|_| has(Who::Draft)) else {
             if self.spec.contains(&Who::Draft) {
@@ -47,8 +59,8 @@ impl SpeculationArgs {
         };
         let label = path.display().to_string();
         let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
-        let options = SessionOptions { n_ctx: Some(session.n_ctx()), ..SessionOptions::default() };
-        let drafter = ModelDrafter::new(&args.engine(&model, false, &options)?, session.model(), &options);
+        let options = SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() };
+        let drafter = ModelDrafter::new(&engine(&model, &options)?, target, &options);
         let drafter = drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?;
         Ok(Some(match has(Who::Ngram) {
             true => Speculation::by(NgramDrafter::default()).and(drafter),

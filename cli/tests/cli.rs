@@ -54,7 +54,7 @@ fn command(args: &[&str]) -> Command {
     for name in inherited {
         command.env_remove(name);
     }
-    command.args(args).stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null()).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -934,6 +934,109 @@ fn batched_benches() {
     assert_eq!(n_kv, [8, 17, 43, 52]);
     assert!(rows.iter().all(|row| row["speed_tg"].as_f64().unwrap() > 0.0));
     fails(&["batched-bench", "-m", &model, "-npl", "0"], 2, &["--n-sequences"]);
+    let flags = ["batched-bench", "-m", &model, "-npp", "5", "-ntg", "4", "-npl", "1,3", "--arriving", "60"];
+    let table = text(&run(&flags));
+    assert_eq!(table.lines().count(), 2 + 2, "{table}");
+    for row in text(&run(&[&flags[..], &["--output-format", "jsonl"]].concat())).lines() {
+        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        assert!(row["p99_ratio"].as_f64().unwrap() > 0.0 && row["prompt_share"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+/// Drafts that are all right, or all wrong, and recorded answers; the shipped model has their tokens.
+#[test]
+fn benches_of_drafts() {
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/replay.jsonl");
+    let flags = ["bench", "-m", demo, "-t", "1", "-r", "1", "-o", "json"];
+    let rows = |more: &[&str]| -> Vec<serde_json::Value> {
+        serde_json::from_str(&text(&run(&[&flags[..], more].concat()))).unwrap()
+    };
+    let synthetic = rows(&["--spec-synthetic", "0,1", "-n", "200", "-d", "30"]);
+    let [none, all] = &synthetic[..] else { panic!("{synthetic:?}") };
+    let count = |row: &serde_json::Value, what: &str| row["drafters"]["synthetic"][what].as_u64().unwrap();
+    assert_eq!((count(none, "accepted"), none["passes"].as_u64()), (0, Some(199)));
+    assert_eq!(count(all, "accepted"), count(all, "drafted"));
+    // Each token but the first, which comes with the prompt, and the last, which is not computed, is drafted or has a pass.
+    assert_eq!(all["passes"].as_u64().unwrap() + count(all, "accepted"), 199);
+    assert_eq!((all["n_prompt"].as_u64(), all["n_gen"].as_u64()), (Some(30), Some(200)));
+
+    let replayed = rows(&["--replay", recorded]);
+    assert_eq!(replayed.len(), 10);
+    for row in &replayed {
+        let accepted = row["drafters"]["ngram"]["accepted"].as_u64().unwrap();
+        assert_eq!(row["passes"].as_u64().unwrap() + accepted + 1, row["n_gen"].as_u64().unwrap(), "{row}");
+        assert!(row["speedup"].as_f64().unwrap() > 0.0);
+    }
+
+    let folder = Folder::new();
+    for (line, part) in [
+        ("{\"name\": \"a\", \"prompt\": \"b\"}", "line 2: answer must be a text"),
+        ("{\"name\": \"a\", \"prompt\": \"b\", \"answer\": \"\"}", "line 2: answer must be a text"),
+        ("{\"name\": \"a\", \"prompt\": \"b\", \"answer\": \"c\", \"n\": 1}", "line 2: unknown key \"n\""),
+        ("[]", "line 2"),
+    ] {
+        let file = folder.file("wrong.jsonl", format!("\n{line}\n"));
+        fails(&[&flags[..], &["--replay", &file]].concat(), 1, &[part]);
+    }
+    fails(&[&flags[..], &["--spec-synthetic", "1.5"]].concat(), 2, &["from 0 to 1"]);
+    fails(&[&flags[..], &["--replay", recorded, "-p", "5"]].concat(), 2, &["--replay"]);
+    fails(&[&flags[..], &["--no-spec"]].concat(), 2, &["--replay"]);
+}
+
+/// What a run measured is there for the next one and for `doctor`; what is damaged, foreign or old is ignored.
+#[test]
+fn measurements_are_kept_and_never_needed() {
+    let folder = Folder::new();
+    let within = |args: &[&str]| command(args).env("XDG_CACHE_HOME", &folder.0).output().unwrap();
+    let generate = ["-p", "Ownership is", "-n", "20", "--temp", "0", "-t", "1"];
+    let doctor = || -> serde_json::Value { serde_json::from_str(&text(&within(&["doctor", "--json"]))).unwrap() };
+    assert_eq!(doctor()["measured"].as_array().unwrap().len(), 0);
+    let first = within(&generate);
+    let measured = doctor()["measured"].clone();
+    assert_eq!((measured[0]["threads"].as_u64(), measured.as_array().unwrap().len()), (Some(1), 1), "{measured}");
+    assert!(measured[0]["rows_us"]["1"].as_f64().unwrap() > 0.0);
+    assert!(text(&within(&["doctor"])).contains("best with 1 threads"));
+    // Of two numbers of threads the faster one is told.
+    text(&within(&[&generate[..], &["-t", "2"]].concat()));
+    assert_eq!(doctor()["measured"].as_array().unwrap().len(), 1);
+
+    let path = folder.path("ruvllm/measured.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let changed = |from: &str, to: &str| {
+        assert!(good.contains(from), "{good}");
+        good.replacen(from, to, 1)
+    };
+    for (content, word) in [
+        ("{".to_owned(), "not JSON"),
+        ("[1]".to_owned(), "another version"),
+        ("\u{0}".repeat(300 << 10), "not a file of measurements"),
+        (changed("\"version\": \"", "\"version\": \"9"), "another version"),
+        (changed("\"threads\": 1", "\"threads\": -1"), "damaged"),
+        (changed("\"threads\": 1", "\"threads\": 99999"), "damaged"),
+        (changed("\"1\": ", "\"1\": 1e300, \"2\": "), "damaged"),
+        (changed("\"entries\"", "\"entrees\""), "without measurements"),
+    ] {
+        std::fs::write(&path, &content).unwrap();
+        assert!(text(&within(&["doctor"])).contains(word), "{word}");
+        assert_eq!(doctor()["measured"].as_array().unwrap().len(), 0);
+        let again = within(&generate);
+        assert_eq!((&again.stdout, again.status.code()), (&first.stdout, Some(0)));
+        assert!(stderr(&again).contains(word), "{}", stderr(&again));
+        assert_eq!(doctor()["measured"].as_array().unwrap().len(), 1, "it was written again");
+    }
+    // Too old, or of the future.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    for time in [0, now - 31 * 24 * 3600, now + 3600] {
+        let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
+        file["entries"].as_array_mut().unwrap().iter_mut().for_each(|entry| entry["time"] = time.into());
+        std::fs::write(&path, file.to_string()).unwrap();
+        assert_eq!(doctor()["measured"].as_array().unwrap().len(), 0);
+    }
+    // A folder that cannot be: nothing is kept, and nothing fails.
+    let file = folder.file("file", "");
+    let out = command(&generate).env("XDG_CACHE_HOME", &file).output().unwrap();
+    assert_eq!((out.stdout, out.status.code()), (first.stdout, Some(0)));
 }
 
 #[test]

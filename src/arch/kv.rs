@@ -12,7 +12,7 @@ use super::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
 use half::{bf16, f16};
 
 /// Values per scale.
-const GROUP: usize = 32;
+pub(in crate::arch) const GROUP: usize = 32;
 /// Bytes of a group's upper bits: byte `i` has value `i` in its low nibble and value `i + 16` in its high one.
 const UPPER: usize = GROUP / 2;
 /// Bytes of a scale.

@@ -7,6 +7,7 @@
 mod kernels;
 mod learning;
 mod machine;
+mod replay;
 mod scenario;
 mod synthetic;
 
@@ -14,13 +15,14 @@ use crate::error::{Error, SessionError};
 use crate::exec::{CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read};
 use crate::lora::Adapter;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use kernels::{KernelRow, attend, kernels};
 pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningReport, learning};
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
+pub use replay::{Replay, Replayed};
 pub use scenario::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
-pub use synthetic::{Shape, synthetic};
+pub use synthetic::{Shape, synthetic, synthetic_with_tokens};
 
 /// A combination of prompt, generation and depth to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,10 @@ pub struct Outcome {
     pub n_threads: usize,
     /// Tokens per second of each repetition.
     pub rates: Vec<f64>,
+    /// Time of the prompt in each repetition, if there is one: with its logits the first token can be chosen.
+    pub first: Vec<Duration>,
+    /// Times between two tokens of a sequence, of all repetitions.
+    pub next: Vec<Duration>,
     /// Bytes read per generated token: weights, and keys and values of the context; for `rows` sequences in a batch,
     /// each one's share.
     pub bytes_per_token: u64,
@@ -90,7 +96,8 @@ impl Outcome {
     }
 }
 
-/// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions` times.
+/// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions` times. Of several
+/// adapters each sequence of a test with [`Test::rows`] has one, in turns; a single session has all.
 ///
 /// # Errors
 /// If a session cannot be made or is too small for the test, or an adapter is for another model.
@@ -121,13 +128,13 @@ pub fn run(
     if !context.is_empty() {
         session.prefill(context)?;
     }
-    once(&mut session, test, &rest[..rest.len().min(8)])?;
+    once(&mut session, test, &rest[..rest.len().min(8)], &mut (vec![], vec![]))?;
     let load = Load::now();
-    let mut rates = Vec::with_capacity(repetitions);
+    let (mut rates, mut times) = (Vec::with_capacity(repetitions), (vec![], vec![]));
     for _ in 0..repetitions.max(1) {
         session.rewind(test.depth)?;
         let start = Instant::now();
-        once(&mut session, test, rest)?;
+        once(&mut session, test, rest, &mut times)?;
         rates.push((test.n_prompt + test.n_gen) as f64 / start.elapsed().as_secs_f64());
     }
     let h = model.hparams();
@@ -136,6 +143,8 @@ pub fn run(
         test,
         n_threads: session.n_threads(),
         rates,
+        first: times.0,
+        next: times.1,
         bytes_per_token: model.bytes_per_token() + kv_bytes_read(h, &options, depth),
         flops_per_token: model.flops_per_token(test.depth + test.n_prompt / 2),
         noise: Load::since(load),
@@ -156,7 +165,7 @@ fn run_rows(
     let mut sequences = Vec::with_capacity(test.rows);
     for i in 0..test.rows {
         let mut seq = engine.sequence(options)?;
-        for (adapter, scale) in adapters {
+        if let Some((adapter, scale)) = adapters.get(i % adapters.len().max(1)) {
             seq.attach(Arc::clone(adapter), *scale)?;
         }
         let context: Vec<u32> = (0..test.depth).map(|position| token(i, position)).collect();
@@ -165,25 +174,29 @@ fn run_rows(
         }
         sequences.push(seq);
     }
-    let mut generate = |n: usize| -> Result<f64, Error> {
+    let mut generate = |n: usize, next: &mut Vec<Duration>| -> Result<f64, Error> {
         let mut forks = sequences.iter().map(Sequence::fork).collect::<Result<Vec<_>, _>>()?;
         let start = Instant::now();
         for position in test.depth..test.depth + n {
             let tokens: Vec<u32> = (0..test.rows).map(|i| token(i, position)).collect();
             let slots = forks.iter_mut().zip(tokens.chunks(1));
             let mut slots: Vec<Slot<'_>> = slots.map(|(seq, t)| Slot::new(seq, t, TokenKind::Generated)).collect();
+            let pass = Instant::now();
             engine.step(&mut slots, &mut outputs, &cancel)?;
+            next.push(pass.elapsed());
         }
         Ok((n * test.rows) as f64 / start.elapsed().as_secs_f64())
     };
-    generate(test.n_gen.min(2))?;
-    let load = Load::now();
-    let rates = (0..repetitions.max(1)).map(|_| generate(test.n_gen)).collect::<Result<Vec<_>, _>>()?;
+    generate(test.n_gen.min(2), &mut vec![])?;
+    let (load, mut next) = (Load::now(), vec![]);
+    let rates = (0..repetitions.max(1)).map(|_| generate(test.n_gen, &mut next)).collect::<Result<Vec<_>, _>>()?;
     let depth = test.depth + test.n_gen / 2;
     Ok(Outcome {
         test,
         n_threads: engine.n_threads(),
         rates,
+        first: vec![],
+        next,
         bytes_per_token: model.bytes_per_pass(test.rows) / test.rows as u64 + kv_bytes_read(h, options, depth),
         // Generated tokens are computed in every layer and in the head.
         flops_per_token: model.flops_per_row(depth),
@@ -191,13 +204,23 @@ fn run_rows(
     })
 }
 
-fn once(session: &mut Session, test: Test, tokens: &[u32]) -> Result<(), SessionError> {
+/// Computes the tokens of a repetition; adds the time of the prompt and of each token behind it.
+fn once(
+    session: &mut Session,
+    test: Test,
+    tokens: &[u32],
+    (first, next): &mut (Vec<Duration>, Vec<Duration>),
+) -> Result<(), SessionError> {
     let (prompt, generated) = tokens.split_at(test.n_prompt.min(tokens.len()));
     if !prompt.is_empty() {
+        let start = Instant::now();
         session.prefill(prompt)?;
+        first.push(start.elapsed());
     }
     for &token in generated {
+        let start = Instant::now();
         session.decode(token)?;
+        next.push(start.elapsed());
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Models with the shapes of published ones and random weights, to measure without a download.
 
 use crate::error::GgufError;
-use crate::gguf::{Gguf, Writer};
+use crate::gguf::{Gguf, Metadata, Writer};
 use crate::quant::{DType, FileType, ModelShape};
 
 /// Sizes of a published model.
@@ -99,9 +99,24 @@ const ROWS: usize = 16;
 /// # Errors
 /// If the model exceeds the limits of a GGUF file, which no listed shape does.
 pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
+    build(shape, file_type, Writer::new())
+}
+
+/// [`synthetic`] with the tokenizer in `metadata`, whose vocabulary is not larger than the shape's.
+///
+/// # Errors
+/// As [`synthetic`].
+pub fn synthetic_with_tokens(shape: Shape, file_type: FileType, metadata: &Metadata) -> Result<Gguf, GgufError> {
+    let mut file = Writer::new();
+    for (key, value) in metadata.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        file.metadata(key, value.clone());
+    }
+    build(shape, file_type, file)
+}
+
+fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf, GgufError> {
     let Shape { arch, n_layer, n_embd, n_head, n_head_kv, n_ff, n_vocab, .. } = shape;
     let head_dim = n_embd / n_head;
-    let mut file = Writer::new();
     file.metadata("general.architecture", arch);
     file.metadata("general.name", shape.name);
     file.metadata("general.file_type", file_type as u32);

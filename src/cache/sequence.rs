@@ -805,7 +805,7 @@ fn write_rows(
 mod tests {
     use super::*;
     use crate::cache::layout::sparse;
-    use crate::cache::{KvPolicy, KvTiers, LayerShape};
+    use crate::cache::{CachedToken, KvPolicy, KvTiers, LayerShape, PrefixKey};
     use std::collections::HashMap;
 
     /// Pseudo-random numbers, the same in every run.
@@ -815,6 +815,11 @@ mod tests {
         fn below(&mut self, n: usize) -> usize {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             ((self.0 >> 33) as usize) % n
+        }
+
+        /// Unlike all others, but for one in 2³¹.
+        fn token(&mut self) -> CachedToken {
+            CachedToken { token: self.below(1 << 31) as u32, generated: self.below(5) == 0 }
         }
     }
 
@@ -826,6 +831,19 @@ mod tests {
     struct Pair {
         seq: SeqKv,
         plain: Vec<[Vec<Vec<f32>>; 2]>,
+        /// A token for each position. Keys and values that differ have different tokens.
+        tokens: Vec<CachedToken>,
+    }
+
+    /// A key at another position, for tests of [`SeqKv::shift`].
+    fn turn(key: &mut [f32]) {
+        key.reverse();
+        key[0] = -key[0];
+    }
+
+    fn prefix_key(policy: KvPolicy) -> PrefixKey {
+        let (device, salt) = ("scalar".into(), String::new());
+        PrefixKey { model: 1, device, arithmetic: 1, adapters: 0, policy, ropes: 2, exact: false, salt }
     }
 
     fn widths(s: LayerShape) -> [usize; 2] {
@@ -856,12 +874,17 @@ mod tests {
         fn new(pool: &KvPool, layout: &Arc<KvLayout>) -> Pair {
             let forms = |at: &LayerAt| vec![Vec::new(); layout.groups[at.group].forms.len()];
             let plain = layout.layers.iter().map(|at| [forms(at), forms(at)]).collect();
-            Pair { seq: SeqKv::new(pool.clone(), Arc::clone(layout)), plain }
+            Pair { seq: SeqKv::new(pool.clone(), Arc::clone(layout)), plain, tokens: Vec::new() }
+        }
+
+        fn fork(&self) -> Pair {
+            Pair { seq: self.seq.fork(), plain: self.plain.clone(), tokens: self.tokens.clone() }
         }
 
         fn append(&mut self, n: usize, random: &mut Random) -> Result<(), SessionError> {
             self.seq.reserve(n)?;
             let pos = self.seq.len();
+            self.tokens.extend((0..n).map(|_| random.token()));
             let layout = Arc::clone(&self.seq.layout);
             for (i, (at, plain)) in layout.layers.iter().zip(&mut self.plain).enumerate() {
                 let rows =
@@ -916,12 +939,55 @@ mod tests {
         fn truncate(&mut self, n: usize) -> usize {
             let len = self.seq.truncate(n);
             assert!(len <= n && len == self.seq.len());
+            self.cut();
+            len
+        }
+
+        /// Forgets what the sequence does not hold any more.
+        fn cut(&mut self) {
+            let len = self.seq.len();
+            self.tokens.truncate(len);
             for (at, plain) in self.seq.layout.layers.iter().zip(&mut self.plain) {
                 for (plain, width) in plain.iter_mut().zip(widths(at.shape)) {
                     plain.iter_mut().for_each(|plain| plain.truncate(len * width));
                 }
             }
-            len
+        }
+
+        /// Loads what it saves.
+        fn reload(&mut self) -> Result<(), SessionError> {
+            let loaded = self.seq.with_state(&self.seq.state())?;
+            self.seq = loaded.expect("what was saved is sound");
+            Ok(())
+        }
+
+        /// Leaves its pages to the prefix cache, and begins again with what is found there.
+        fn come_back(&mut self) {
+            let key = prefix_key(self.seq.policy());
+            let tokens = self.tokens.clone();
+            self.seq.store(key.clone(), tokens.clone());
+            let found = self.seq.reuse(&key, &tokens, 0, false);
+            assert_eq!((found.len(), &found[..]), (self.seq.len(), &tokens[..found.len()]));
+            self.cut();
+        }
+
+        /// Drops the pages `gone`.
+        fn shift(&mut self, gone: Range<usize>, random: &mut Random) -> Result<(), SessionError> {
+            self.seq.shift(&Crew::alone(), Arch::scalar(), gone.clone(), &|_, key| turn(key))?;
+            let gone = gone.start * KV_BLOCK..gone.end * KV_BLOCK;
+            self.tokens.drain(gone.clone());
+            self.tokens[gone.start..].fill_with(|| random.token());
+            let layout = Arc::clone(&self.seq.layout);
+            for (at, [keys, values]) in layout.layers.iter().zip(&mut self.plain) {
+                let ([width, width_v], dim) = (widths(at.shape), at.shape.head_dim);
+                values[0].drain(gone.start * width_v..gone.end * width_v);
+                keys[0].drain(gone.start * width..gone.end * width);
+                for key in keys[0][gone.start * width..].chunks_exact_mut(dim) {
+                    turn(key);
+                    key.copy_from_slice(&stored(&layout.groups[at.group], 0, 0, key));
+                }
+            }
+            Ok(())
         }
 
         /// What the next position sees is what was written.
@@ -965,19 +1031,12 @@ mod tests {
     /// A group that sees all, with the borders of its precisions after one page and after three.
     const NEAR: KvTiers = KvTiers { recent: 64, middle: 192 };
 
+    /// llama.cpp #12253: what moved keys and values to other places changed them.
     #[test]
     fn random_operations_against_plain_caches() {
-        let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
-        let mixed = KvPolicy { k: KvType::Q6, v: KvType::Bf16, tiers: None };
-        operate(KvType::F16.into(), 2000);
-        operate(tiered, 2000);
-        for policy in [mixed, KvType::F32.into(), KvType::Q8.into(), KvType::Q5.into(), KvType::Q4.into()] {
-            operate(policy, 300);
-        }
-    }
-
-    fn operate(policy: KvPolicy, n_steps: usize) {
-        let shapes = [
+        // In all a million.
+        let n = if std::env::var_os("RUVLLM_LONG").is_some() { 250_000 } else { 2000 };
+        let windows = [
             shape(None, 2, 8, 8),
             shape(Some(100), 2, 8, 8),
             shape(Some(100), 2, 8, 8),
@@ -985,32 +1044,48 @@ mod tests {
             shape(None, 2, 8, 8),
             shape(Some(1), 1, 3, 5),
         ];
+        let no_windows = [shape(None, 2, 8, 8), shape(None, 1, 12, 4), shape(None, 2, 8, 8)];
+        let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
+        let mixed = KvPolicy { k: KvType::Q6, v: KvType::Bf16, tiers: None };
+        operate(KvType::F16.into(), windows, n);
+        operate(tiered, windows, n);
+        operate(KvType::F16.into(), no_windows, n);
+        operate(KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None }, no_windows, n);
+        for policy in [mixed, KvType::F32.into(), KvType::Q8.into(), KvType::Q5.into(), KvType::Q4.into()] {
+            operate(policy, windows, 300);
+        }
+    }
+
+    fn operate<const N: usize>(policy: KvPolicy, shapes: [LayerShape; N], n_steps: usize) {
         let layout = Arc::new(KvLayout::new(policy, shapes));
-        assert_eq!(layout.groups.len(), 4);
+        // Keys are turned where no page is given back (`exec/shift.rs`).
+        let shifts = layout.window().is_none();
         // Some appends find the pool full.
         let pool = KvPool::new(16 * layout.groups.iter().map(|g| g.forms[0].page_bytes as u64).sum::<u64>());
         let mut random = Random(12);
         let mut pairs = vec![Pair::new(&pool, &layout)];
-        let (mut full, mut restored) = (0, 0);
+        let (mut full, mut restored, mut shifted) = (0, 0, 0);
         for step in 0..n_steps {
             let i = random.below(pairs.len());
             let len = pairs[i].seq.len();
-            match random.below(12) {
+            let mut or_full = |outcome: Result<(), SessionError>| match outcome {
+                Ok(()) => true,
+                Err(SessionError::PoolFull { need, used, budget }) => {
+                    assert!(used + need > budget);
+                    full += 1;
+                    false
+                }
+                Err(e) => panic!("{e}"),
+            };
+            match random.below(16) {
                 0..5 => {
                     let n = [1, 1, 3, 40, 150][random.below(5)];
                     if len + n <= 700 {
-                        match pairs[i].append(n, &mut random) {
-                            Ok(()) => (),
-                            Err(SessionError::PoolFull { need, used, budget }) => {
-                                assert!(used + need > budget);
-                                full += 1;
-                            }
-                            Err(e) => panic!("{e}"),
-                        }
+                        or_full(pairs[i].append(n, &mut random));
                     }
                 }
                 5 if pairs.len() < 6 => {
-                    let fork = Pair { seq: pairs[i].seq.fork(), plain: pairs[i].plain.clone() };
+                    let fork = pairs[i].fork();
                     pairs.push(fork);
                 }
                 6 | 7 => {
@@ -1024,23 +1099,41 @@ mod tests {
                 9 => pairs[i].seq.checkpoint(),
                 10 if random.below(4) == 0 => assert_eq!(pairs[i].truncate(0), 0),
                 11 if pairs.len() > 1 => drop(pairs.swap_remove(i)),
+                12 => {
+                    or_full(pairs[i].reload());
+                }
+                13 => pairs[i].come_back(),
+                14 => drop(pool.prefix_tree().evict(random.below(2) == 0)),
+                15 if shifts && len >= KV_BLOCK => {
+                    let first = random.below(len / KV_BLOCK);
+                    let n = 1 + random.below(len / KV_BLOCK - first);
+                    shifted += usize::from(or_full(pairs[i].shift(first..first + n, &mut random)));
+                }
                 _ => pairs.push(Pair::new(&pool, &layout)),
             }
             if pairs.len() > 8 {
                 pairs.truncate(6);
             }
             pairs.iter().for_each(Pair::check);
-            let stats = pool.stats();
-            assert_eq!((stats.used, stats.n_pages), held(pairs.iter().map(|p| &p.seq)), "step {step}");
+            if step % 64 == 0 {
+                pool.clear_prefixes();
+            }
+            let (stats, (bytes, n_pages)) = (pool.stats(), held(pairs.iter().map(|p| &p.seq)));
+            let cached = pool.prefixes().bytes;
+            assert!((bytes..=bytes + cached).contains(&stats.used) && stats.n_pages >= n_pages, "step {step}");
             assert!(stats.used + stats.free <= stats.budget);
             for seq in pairs.iter().map(|p| &p.seq) {
                 assert!(seq.checkpoints.is_sorted_by(|a, b| a.pos < b.pos));
                 assert!(seq.checkpoints.iter().filter(|c| c.marked).count() <= N_MARKED);
             }
         }
-        eprintln!("{policy:?}: the pool was full {full} times, {restored} checkpoints were restored");
-        assert!(n_steps < 2000 || full > 0 && restored > 0);
+        let hits = pool.prefixes().hits;
+        eprintln!(
+            "{policy:?}: pool full {full} times, {restored} checkpoints restored, {hits} prefixes, {shifted} shifts"
+        );
+        assert!(n_steps < 2000 || full > 0 && hits > 0 && (restored > 0) != shifts && (shifted > 0) == shifts);
         drop(pairs);
+        pool.clear_prefixes();
         assert_eq!((pool.stats().used, pool.stats().n_pages), (0, 0));
     }
 

@@ -250,14 +250,14 @@ impl Speculator {
         Speculator { drafters, length: speculation.length, n_pushed: 0, current: 0 }
     }
 
-    /// Drafts for the next pass of this sequence alone, at most `n`, to follow `text` and `more`.
-    pub(super) fn draft(&mut self, engine: &Engine, text: (&[u32], &[u32]), n: usize) -> Vec<u32> {
+    /// Adds drafts for the next pass of this sequence alone, at most `n`, to follow `text` and `more`.
+    pub(super) fn draft(&mut self, engine: &Engine, text: (&[u32], &[u32]), n: usize, drafts: &mut Vec<u32>) {
         self.guess(text, n, engine);
         let n = match self.length {
             Some(_) => self.probabilities().len(),
             None => best_length(&engine.times(), 1 + text.1.len(), self.probabilities().iter().copied()),
         };
-        self.take(n).collect()
+        drafts.extend(self.take(n));
     }
 
     /// Guesses at most `n` tokens that follow `text` and `more`; the text begins with what it was given before. None of

@@ -443,6 +443,18 @@ impl Engine {
         self.core.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Times of passes over so many generated rows, as measured by this engine. They say how much it pays to draft; another
+    /// process can begin with them, see [`Engine::assume_row_times`].
+    pub fn row_times(&self) -> Vec<(usize, Duration)> {
+        self.times().measured()
+    }
+
+    /// Begins with [`Engine::row_times`] that the same model took on the same machine before: what is measured from now on
+    /// takes their place. They change no text, whatever they are.
+    pub fn assume_row_times(&self, times: &[(usize, Duration)]) {
+        self.times().assume(times);
+    }
+
     /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that nothing is left of those
     /// that are rejected. A hook has to see the text's tokens and no others. And drafts share the page of the token before
     /// them: for a guess no page is taken, which another sequence, or the pool's budget, may need.

@@ -52,6 +52,8 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     n_prompt: usize,
     n_cached: CachedTokens,
     speculator: Option<Speculator>,
+    /// Drafts of the last pass.
+    drafts: Vec<u32>,
     /// Passes that computed generated tokens.
     n_passes: usize,
     timings: Timings,
@@ -114,6 +116,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             n_prompt: 0,
             n_cached: CachedTokens::default(),
             speculator: None,
+            drafts: Vec::new(),
             n_passes: 0,
             timings: Timings::default(),
         }
@@ -290,7 +293,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// of `forced`, without text.
     fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
         let timer = Timer::start();
-        let Generation { parts: Some((session, sampler)), writer, speculator, .. } = self else {
+        let Generation { parts: Some((session, sampler)), writer, speculator, drafts, .. } = self else {
             return Ok(Vec::new());
         };
         let (session, sampler): (&mut Session, &mut Sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
@@ -307,19 +310,17 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let forced = &forced[n..];
         if session.is_ahead() || !forced.is_empty() {
             session.drop_drafts();
-            let mut drafts = match speculator {
-                Some(speculator) => {
-                    let room = session.n_draftable(forced.len());
-                    let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
-                    speculator.draft(session.engine(), (session.tokens(), forced), n)
-                }
-                None => Vec::new(),
-            };
+            drafts.clear();
+            if let Some(speculator) = speculator {
+                let room = session.n_draftable(forced.len());
+                let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
+                speculator.draft(session.engine(), (session.tokens(), forced), n, drafts);
+            }
             loop {
                 let mut next = pieces[n..].iter_mut();
                 let mut tell =
                     |logits: &[f32]| next.next().into_iter().for_each(|piece| writer.tell(piece, sampler, logits));
-                match session.catch_up_with(forced, &drafts, writer.logprobs.is_some(), &mut tell) {
+                match session.catch_up_with(forced, drafts, writer.logprobs.is_some(), &mut tell) {
                     // What cannot be computed may be a draft.
                     Err(error) if !drafts.is_empty() && !matches!(error, SessionError::Cancelled) => drafts.clear(),
                     outcome => break outcome?,

@@ -275,7 +275,7 @@ impl Terms {
         }
         self.engine.check(&self.empty, &tokens)?;
         self.sequence(&adapters, salt.as_deref())?;
-        let (need, budget) = (self.bytes(tokens.len()), self.engine.pool().stats().budget);
+        let (need, budget) = (self.layout.bytes_read(tokens.len()), self.engine.pool().stats().budget);
         if need > budget {
             return Err(ScheduleError::PoolTooSmall { need, budget });
         }
@@ -327,6 +327,8 @@ impl Terms {
         let attached =
             |seq: &Sequence| seq.adapters().map(|(_, a, scale)| (Arc::as_ptr(a), scale.to_bits())).eq(wanted());
         let mut known = self.adapted.lock().unwrap_or_else(PoisonError::into_inner);
+        // What nobody else holds, nobody can ask for again.
+        known.retain(|seq| seq.adapters().all(|(_, adapter, _)| Arc::strong_count(adapter) > 1));
         let seq = match known.iter().position(attached) {
             Some(i) => known.remove(i),
             None => {
@@ -636,6 +638,9 @@ pub struct Schedule {
     outputs: Outputs,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
+    /// Memory for [`Schedule::draft`]: how probable each guess is, and its request; drafts for each request.
+    chances: Vec<(f64, usize)>,
+    lengths: Vec<usize>,
 }
 
 impl std::fmt::Debug for Schedule {
@@ -676,6 +681,8 @@ impl Schedule {
             pace: Pace::default(),
             outputs: Outputs::default(),
             slots: Vec::new(),
+            chances: Vec::new(),
+            lengths: Vec::new(),
         }
     }
 
@@ -856,7 +863,11 @@ impl Schedule {
             return;
         }
         let engine = &self.terms.engine;
-        let (mut n_rows, mut chances, mut lengths) = (0, Vec::new(), vec![0; self.running.len()]);
+        let (chances, lengths) = (&mut self.chances, &mut self.lengths);
+        chances.clear();
+        lengths.clear();
+        lengths.resize(self.running.len(), 0);
+        let mut n_rows = 0;
         for (i, live) in self.running.iter_mut().enumerate().filter(|(_, live)| !live.is_paused()) {
             n_rows += live.next_rows(0).n;
             let is_fixed = live.speculator.as_ref().is_some_and(Speculator::is_fixed);
@@ -868,11 +879,11 @@ impl Schedule {
                 chances.extend(probabilities.iter().map(|&p| (p, i)));
             }
         }
-        // Stable, so that no guess comes before those that it follows.
-        chances.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        // Those of a sequence descend: how many are among the first, not which, is what counts.
+        chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
         let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
         chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
-        self.running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(n));
+        self.running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
     }
 
     /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
@@ -887,25 +898,24 @@ impl Schedule {
                 i += 1;
                 continue;
             }
-            let Some((at, is_reserved)) = self.reserve(i, rows.n, n_decode + n_prompt > 0) else { continue };
+            let Some((at, rows)) = self.reserve(i, rows, n_decode + n_prompt > 0) else { continue };
             i = at + 1;
-            if is_reserved {
-                self.running[at].rows = rows;
-                let n = if rows.is_decoding { &mut n_decode } else { &mut n_prompt };
-                *n += rows.n;
-                chunk -= if rows.is_decoding { 0 } else { rows.n };
-            }
+            self.running[at].rows = rows;
+            let n = if rows.is_decoding { &mut n_decode } else { &mut n_prompt };
+            *n += rows.n;
+            chunk -= if rows.is_decoding { 0 } else { rows.n };
         }
         (n_decode, n_prompt)
     }
 
-    /// Takes the pages of a running request for `n` rows, possibly those of requests after it. Returns its new index,
-    /// and whether it has the pages: if `may_wait`, it can wait until others are done. `None` if it has ended.
-    fn reserve(&mut self, mut i: usize, n: usize, may_wait: bool) -> Option<(usize, bool)> {
+    /// Takes the pages of a running request for its rows, possibly those of requests after it. Returns its new index and
+    /// the rows that have pages: none if it waits until others are done, which it can if `may_wait`; fewer of a prompt if
+    /// windows give back pages between passes. `None` if it has ended.
+    fn reserve(&mut self, mut i: usize, mut rows: RequestRows, may_wait: bool) -> Option<(usize, RequestRows)> {
         loop {
             let seq = self.running[i].seq.as_mut().expect("who runs has a sequence");
-            let error = match seq.kv.reserve(n) {
-                Ok(()) => return Some((i, true)),
+            let error = match seq.kv.reserve(rows.n) {
+                Ok(()) => return Some((i, rows)),
                 Err(error) => error,
             };
             let is_full = matches!(error, SessionError::PoolFull { .. });
@@ -915,7 +925,8 @@ impl Schedule {
                     self.preempt(victim);
                     i -= usize::from(victim < i);
                 }
-                None if is_full && may_wait => return Some((i, false)),
+                None if is_full && may_wait => return Some((i, RequestRows::default())),
+                None if is_full && !rows.is_decoding && rows.n > 1 => rows = self.running[i].next_rows(rows.n / 2),
                 None => {
                     let live = self.running.remove(i);
                     self.end(live, Err(error.into()));

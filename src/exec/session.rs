@@ -54,6 +54,8 @@ pub struct Session {
     pub(super) ahead: bool,
     /// How many tokens at the end of the sequence are drafts that were computed and are no part of the text yet.
     drafts: usize,
+    /// Memory for the tokens of a pass with drafts.
+    pass: Vec<u32>,
     n_batch: usize,
     /// Of the last prompt.
     pub(super) cached: CachedTokens,
@@ -80,6 +82,7 @@ impl Session {
             saved: Saved::default(),
             ahead: false,
             drafts: 0,
+            pass: Vec::new(),
             cached: CachedTokens::default(),
             cancel: CancelToken::default(),
         })
@@ -238,7 +241,9 @@ impl Session {
             return self.catch_up();
         }
         self.drop_drafts();
-        let tokens = [forced, drafts].concat();
+        let mut tokens = std::mem::take(&mut self.pass);
+        tokens.clear();
+        tokens.extend(forced.iter().chain(drafts));
         self.engine.check(&self.seq, &tokens)?;
         if all && !self.ahead {
             each(self.logits());
@@ -246,7 +251,9 @@ impl Session {
         let waiting = self.ahead.then(|| self.seq.pop()).flatten();
         self.ahead = false;
         let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
-        let tokens: Vec<u32> = waiting.into_iter().chain(tokens).collect();
+        if let Some(token) = waiting {
+            tokens.insert(0, token);
+        }
         // A hook sees every token.
         let first = if all || self.seq.hook.is_some() { 0 } else { (tokens.len() - drafts.len()).saturating_sub(1) };
         if !drafts.is_empty() {
@@ -257,6 +264,7 @@ impl Session {
                 rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
             }
         });
+        self.pass = tokens;
         match (&outcome, waiting) {
             (Ok(()), _) => self.drafts = drafts.len(),
             (Err(_), Some(token)) if self.position() == begin => self.push_ahead(token)?,
@@ -412,6 +420,7 @@ impl Session {
             saved: Saved::default(),
             ahead: self.ahead,
             drafts: 0,
+            pass: Vec::new(),
             n_batch: self.n_batch,
             cached: self.cached,
             cancel: self.cancel.clone(),

@@ -404,6 +404,30 @@ fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
 }
 
 /// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might block.
+/// A file of another format, mapped as [`Gguf::open`] maps its own: read-only, its bytes read from disk when they are
+/// touched. The same holds for [files that change](self#files-that-change-while-they-are-open).
+pub struct MappedFile(Bytes);
+
+impl MappedFile {
+    /// Maps the file.
+    ///
+    /// # Errors
+    /// [`GgufError::Io`] if it is no regular file or cannot be mapped.
+    pub fn open(path: impl AsRef<Path>) -> Result<MappedFile, GgufError> {
+        let path = path.as_ref();
+        let (file, _) = open_file(path)?;
+        Bytes::map(&file).map(MappedFile).map_err(io_error(path))
+    }
+}
+
+impl std::ops::Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
     let metadata = std::fs::metadata(path).map_err(io_error(path))?;
     if !metadata.is_file() {

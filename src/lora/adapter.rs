@@ -171,6 +171,11 @@ impl Adapter {
         self.terms().map(|(_, t)| t.a.len() + t.b.len()).sum()
     }
 
+    /// Bytes of the values of all terms.
+    pub fn bytes(&self) -> u64 {
+        (self.n_params() * size_of::<f32>()) as u64
+    }
+
     /// The largest rank of a term.
     pub fn max_rank(&self) -> usize {
         self.terms().map(|(_, t)| t.rank).max().unwrap_or(0)

@@ -29,6 +29,7 @@ mod gradients;
 mod merge;
 mod merge_adapters;
 mod optimiser;
+mod registry;
 mod svd;
 
 pub(crate) use adapter::Attached;
@@ -37,6 +38,7 @@ pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
+pub use registry::AdapterRegistry;
 
 #[cfg(doc)]
 use crate::model::Model;

@@ -579,14 +579,20 @@ impl Case {
         let (out, case) = self.compute_stored(arch, kinds, 0..n_q);
         let fits = |dim: usize| dim.is_multiple_of(16) && dim <= 256;
         let rounds = takes_rows_together(arch, true) && fits(self.p.head_dim) && fits(dim);
-        let loss = if rounds { Loss::Words } else { Loss::Nothing };
+        let in_groups = kinds.iter().all(|kind| kind.is_quantized()) && (self.p.head_dim | dim).is_multiple_of(32);
+        let loss = match self.p.exact {
+            false if rounds => Loss::Words,
+            true if rounds && in_groups => Loss::Bytes,
+            _ => Loss::Nothing,
+        };
         for i in 0..n_q {
             for (y, (truth, bound)) in out[i * dim..][..dim].iter().zip(case.truth(i, loss)) {
                 assert_close(arch, &format!("attention row {i} of {kinds:?}"), *y, truth, bound);
             }
         }
-        // Few rows do not depend on each other.
-        for i in (0..n_q).take(if n_q < 32 { n_q } else { 0 }) {
+        // Few rows, and all that are exact, do not depend on each other.
+        let n_apart = if n_q < 32 || self.p.exact { n_q } else { 0 };
+        for i in (0..n_apart).step_by(1 + n_q / 32) {
             let (alone, _) = self.compute_stored(arch, kinds, i..i + 1);
             assert!(alone.iter().zip(&out[i * dim..]).all(|(a, b)| same(*a, *b)), "{arch:?} row {i} of {kinds:?}");
         }
@@ -654,7 +660,10 @@ impl Case {
                 for block in (keys.start / 64 * 64..keys.end).step_by(64) {
                     let seen = block.max(keys.start)..keys.end.min(block + 64);
                     let weights = &weights[seen.start - keys.start..seen.end - keys.start];
-                    bound += loss.of_block(weights, seen.map(value)) / sum;
+                    let group = c / 32 * 32..head_dim_v.min(c / 32 * 32 + 32);
+                    let in_group = seen.clone().flat_map(|j| &self.v[j * head_dim_v..][group.clone()]);
+                    let largest = in_group.fold(0.0, |a: f64, v| a.max(f64::from(*v).abs()));
+                    bound += loss.of_block(weights, seen.map(value), largest) / sum;
                 }
                 (terms().sum(), bound)
             })
@@ -674,7 +683,14 @@ enum Loss {
     /// Vectors are rounded to integers, after their 2-norm was made `NORM`: each value is off by half an integer
     /// at most, so by `|vector|/(2·NORM)`.
     Words,
+    /// A query is rounded to integers up to `MAX_QUERY`, and so are the weights of a block, each times the scale of
+    /// 32 values, up to `MAX_WEIGHT`.
+    Bytes,
 }
+
+/// The largest integers of [`Loss::Bytes`].
+const MAX_QUERY: f64 = 32512.0;
+const MAX_WEIGHT: f64 = 65535.0;
 
 /// The 2-norm of vectors of integers.
 const NORM: f64 = 32700.0;
@@ -694,6 +710,7 @@ impl Loss {
     fn of_norms(self, head_dim: usize) -> f64 {
         match self {
             Loss::Words => (head_dim as f64).sqrt() / NORM,
+            Loss::Bytes => (head_dim as f64).sqrt() / (2.0 * MAX_QUERY),
             _ => 0.0,
         }
     }
@@ -714,11 +731,19 @@ impl Loss {
     ///
     /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts are far above that
     /// or nothing. An instruction adds two products to a number, each of which may vanish; four do so for a product.
-    fn of_block(self, weights: &[f64], values: impl Iterator<Item = f64> + Clone) -> f64 {
+    ///
+    /// Bytes: a weight times a scale is off by half an integer, of which the largest product of a weight and a scale is
+    /// at most `MAX_WEIGHT`, and a value is at most 128 scales. The `largest` value of the group is at least 120 scales of
+    /// `q4_0`, whose codes stand for the middle of 16; its scale may have been rounded up by 2⁻⁷.
+    fn of_block(self, weights: &[f64], values: impl Iterator<Item = f64> + Clone, largest: f64) -> f64 {
         match self {
             Loss::Nothing => 0.0,
             Loss::Tiles { .. } => {
                 values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>() * f64::from(f32::MIN_POSITIVE)
+            }
+            Loss::Bytes => {
+                let max = weights.iter().copied().fold(0.0, f64::max);
+                weights.len() as f64 * max * 1.1 * largest / (2.0 * MAX_WEIGHT)
             }
             Loss::Words => {
                 let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
@@ -794,9 +819,11 @@ proptest! {
         n_kv in prop_oneof![4 => 1usize..300, 1 => KV_SPAN - 100..KV_SPAN + 100],
         n_q in prop_oneof![3 => 1usize..9, 1 => 9usize..70],
         softcap in prop_oneof![3 => Just(0f32), 1 => Just(5f32)],
+        exact: bool,
         seed: u64,
     ) {
-        let case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), softcap, seed);
+        let mut case = Case::new(dims, n_kv, ranges(n_kv, n_q, seed), softcap, seed);
+        case.p.exact = exact;
         for arch in Arch::available() {
             case.check_stored(arch, [kinds.0, kinds.1]);
         }

@@ -2,13 +2,17 @@
 //! what they left, the bits are those of a sequence that never was anywhere else.
 
 use crate::invariance::{Shape, model};
-use crate::run::{Pass, engine};
+use crate::run::{Pass, engine, open};
+use crate::speculate::{Oracle, Scatter};
 use crate::tiny::N_VOCAB;
-use ruvllm::exec::{CacheMode, SessionOptions, TokenKind};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, Request, Schedule, ScheduleOptions, SessionOptions, Speculation, TokenKind,
+};
+use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
-use ruvllm::{Error, Session, SessionError};
+use ruvllm::{Error, Sampler, Session, SessionError};
 use std::sync::Arc;
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -147,6 +151,79 @@ fn rejected_rows_leave_nothing() {
             plain.decode(token).unwrap();
             assert!(first == plain.logits(), "{shape:?} {i}");
         }
+    }
+}
+
+/// The same file with a token for each row of its embedding table.
+fn with_tokens(model: &Model) -> Model {
+    let gguf = model.gguf();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter() {
+        writer.metadata(key, value.clone());
+    }
+    let letters = (b'!'..).take(N_VOCAB - 3).map(|letter| char::from(letter).to_string());
+    let tokens = ["<unk>", "<s>", "</s>"].into_iter().map(str::to_owned).chain(letters);
+    writer.metadata("tokenizer.ggml.model", "llama");
+    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.collect()));
+    writer.metadata("tokenizer.ggml.scores", vec![0.0f32; N_VOCAB]);
+    let kinds = (0..N_VOCAB).map(|i| [2, 3, 3, 1][i.min(3)]).collect::<Vec<i32>>();
+    writer.metadata("tokenizer.ggml.token_type", kinds);
+    for tensor in gguf.tensors() {
+        writer.tensor(&*tensor.name, &tensor.dims, tensor.dtype, gguf.data(tensor));
+    }
+    open(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
+}
+
+/// Right and wrong drafts change no token, of a session alone and of requests side by side, on a pool with room for all
+/// and on one where some lose their pages.
+#[test]
+fn drafts_change_no_text() {
+    for shape in Shape::RECURRENT {
+        let model = with_tokens(&model(shape, DType::Q8_0));
+        let prompts: Vec<Vec<u32>> = (0..4).map(|i| tokens(3 + 37 * i, i)).collect();
+        let sampler = |i: usize| Sampler::builder().temperature(0.8).seed(i as u64).build().unwrap();
+        let n = 90;
+        let alone = |i: usize, speculation: Option<Speculation>| {
+            let mut generation = session(&model).into_generation_from(&prompts[i], sampler(i)).max_tokens(n);
+            if let Some(speculation) = speculation {
+                generation = generation.speculate(speculation);
+            }
+            generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+            (generation.tokens().to_vec(), generation.finish().unwrap().drafts)
+        };
+        let texts: Vec<Vec<u32>> = (0..prompts.len()).map(|i| alone(i, None).0).collect();
+        let speculation = |i: usize| {
+            let text = [&prompts[i][..], &texts[i]].concat();
+            match i % 3 {
+                0 => Speculation::by(Oracle::new(text, 300)).fixed_length(15),
+                1 => Speculation::default().fixed_length(4),
+                _ => Speculation::by(Oracle::new(text, 100)).and(Scatter(3)),
+            }
+        };
+        for i in 0..prompts.len() {
+            let (text, drafts) = alone(i, Some(speculation(i)));
+            assert_eq!(text, texts[i], "{shape:?} {i}");
+            assert!(i % 3 != 0 || drafts.n_accepted > 0 && drafts.n_accepted < drafts.n_drafted, "{drafts:?}");
+        }
+        let side_by_side = |kv_budget: Option<u64>| {
+            let engine = Engine::new(&model, &EngineOptions { kv_budget, ..Default::default() }).unwrap();
+            let options = ScheduleOptions { session: options(), n_pieces: 1000, ..Default::default() };
+            let mut schedule = Schedule::new(&engine, &options).unwrap();
+            let request = |i: usize| Request::new(prompts[i].clone(), sampler(i)).max_tokens(n);
+            let streams = (0..prompts.len()).map(|i| schedule.submit(request(i).speculate(speculation(i))).unwrap());
+            let streams: Vec<_> = streams.collect();
+            let mut most = 0;
+            while schedule.step() {
+                most = most.max(engine.pool().stats().used);
+            }
+            for (i, stream) in streams.into_iter().enumerate() {
+                let tokens: Vec<u32> = stream.map(|piece| piece.unwrap().token).collect();
+                assert_eq!(tokens, texts[i], "{shape:?} {i} {kv_budget:?}");
+            }
+            most
+        };
+        let most = side_by_side(None);
+        side_by_side(Some(most * 2 / 3));
     }
 }
 

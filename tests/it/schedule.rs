@@ -1,14 +1,14 @@
 //! Many requests on one engine: every answer is that of a session alone, and every request ends.
 
 use crate::run::{level, open};
-use crate::speculate::{Oracle, Scatter};
+use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions,
     Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
-use ruvllm::lora::Adapter;
-use ruvllm::{Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
+use ruvllm::lora::{Adapter, AdapterRegistry};
+use ruvllm::{AdapterError, Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -221,6 +221,7 @@ fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
     }
 }
 
+/// llama.cpp #22756: a request got the keys and values of another's sequence.
 #[test]
 fn answers_are_those_of_sessions_alone() {
     let n = 32;
@@ -377,6 +378,125 @@ fn drafting_requests_can_be_cancelled() {
         other.poll_next(&mut Context::from_waker(Waker::noop())).is_pending();
     }
     assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
+}
+
+/// Windows give pages back: a prompt longer than the pool is read in chunks for which there is room, alone and beside
+/// others, with drafts and without.
+#[test]
+fn prompts_longer_than_the_pool_of_a_windowed_model() {
+    let options = session_options(2000, 512);
+    let n_page = {
+        let mut session = crate::run::session_on(&WINDOWED, 1, &options);
+        session.prefill(&[1]).unwrap();
+        session.engine().pool().stats().used
+    };
+    let prompts = [tokens(&TEXTS[1].repeat(20)), tokens(TEXTS[3]), tokens(&TEXTS[4].repeat(15))];
+    assert!(prompts[0].len() > 64 * 8);
+    let alone: Vec<Vec<u32>> = prompts
+        .iter()
+        .enumerate()
+        .map(|(i, prompt)| {
+            let session = crate::run::session_on(&WINDOWED, 1, &options);
+            let mut generation = session.into_generation_from(prompt, sampled(i as u64)).max_tokens(70);
+            generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+            generation.tokens().to_vec()
+        })
+        .collect();
+    for n_pages in [4, 8] {
+        for drafts in [false, true] {
+            let budget = Some(n_pages * n_page);
+            let engine = Engine::new(&WINDOWED, &EngineOptions { kv_budget: budget, ..Default::default() }).unwrap();
+            let options = ScheduleOptions { session: options.clone(), n_pieces: 1000, ..Default::default() };
+            let mut schedule = Schedule::new(&engine, &options).unwrap();
+            let mut streams = Vec::new();
+            for (i, prompt) in prompts.iter().enumerate() {
+                let mut request = Request::new(prompt.clone(), sampled(i as u64)).max_tokens(70);
+                if drafts {
+                    let text = [&prompt[..], &alone[i]].concat();
+                    request = request.speculate(Speculation::by(Oracle::new(text, 300)).fixed_length(7));
+                }
+                streams.push(schedule.submit(request).unwrap());
+            }
+            while schedule.step() {}
+            for (i, stream) in streams.into_iter().enumerate() {
+                let tokens: Vec<u32> = stream.map(|piece| piece.unwrap().token).collect();
+                assert_eq!(tokens, alone[i], "{i}, {n_pages} pages, {drafts}");
+            }
+        }
+    }
+    let engine = Engine::new(&WINDOWED, &EngineOptions { kv_budget: Some(n_page), ..Default::default() }).unwrap();
+    let mut schedule = Schedule::new(&engine, &ScheduleOptions { session: options, ..Default::default() }).unwrap();
+    let refused = schedule.submit(Request::new(prompts[0].clone(), greedy())).unwrap_err();
+    assert!(matches!(refused, ScheduleError::PoolTooSmall { need, .. } if need <= 3 * n_page), "{refused}");
+}
+
+/// A registry's adapters leave memory and change their files while requests run: each is computed with what it began with.
+#[test]
+fn adapters_change_while_requests_run() {
+    let folder = std::env::temp_dir().join(format!("ruvllm-registry-test-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = |name: &str, salt: usize| {
+        let mut adapter = Adapter::zeros(&MODEL, 2, 1, |site| site.part() == "ffn_down").unwrap();
+        for (_, term) in adapter.terms_mut() {
+            let b = term.parts_mut().1;
+            b.iter_mut().enumerate().for_each(|(i, b)| *b = ((i * i + 7 * salt * i) % 31) as f32 * 0.02 - 0.3);
+        }
+        let path = folder.join(name);
+        adapter.save(&path).unwrap();
+        (path, adapter)
+    };
+    let files = [file("a.gguf", 1), file("b.gguf", 2), file("c.gguf", 3)];
+    let one = files[0].1.bytes();
+    let registry = AdapterRegistry::new(&MODEL, 2 * one);
+    files.iter().enumerate().for_each(|(i, (path, _))| registry.set(format!("{i}"), path));
+    let options = session_options(300, 128);
+    let alone = |adapter: &Arc<Adapter>| {
+        let mut session = engine(1, None).session_with(&options).unwrap();
+        session.attach(Arc::clone(adapter), 1.0).unwrap();
+        let mut generation = session.into_generation_from(&tokens(TEXTS[0]), greedy()).max_tokens(40);
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        generation.tokens().to_vec()
+    };
+    let expected = files.each_ref().map(|(_, adapter)| alone(&Arc::new(adapter.clone())));
+    assert!(expected[0] != expected[1] && expected[1] != expected[2]);
+
+    let mut schedule =
+        Schedule::new(&engine(1, None), &ScheduleOptions { session: options.clone(), ..Default::default() }).unwrap();
+    let ask = |schedule: &mut Schedule, name: &str| {
+        let request = Request::new(tokens(TEXTS[0]), greedy()).max_tokens(40);
+        schedule.submit(request.adapter(registry.get(name).unwrap(), 1.0)).unwrap()
+    };
+    let mut streams = Vec::new();
+    for i in 0..3 {
+        streams.push((i, ask(&mut schedule, &i.to_string())));
+        assert!(registry.bytes() <= 2 * one);
+        steps(&mut schedule, 5);
+    }
+    // The name of one that runs gets another file, and one that runs is forgotten.
+    registry.set("0", &files[2].0);
+    assert!(registry.remove("1") && !registry.remove("1"));
+    streams.push((2, ask(&mut schedule, "0")));
+    while schedule.step() {}
+    for (i, stream) in streams {
+        let tokens: Vec<u32> = stream.map(|piece| piece.unwrap().token).collect();
+        assert_eq!(tokens, expected[i], "{i}");
+    }
+
+    // The least recently used goes; who is there is not read again.
+    registry.set("1", &files[1].0);
+    let first = registry.get("0").unwrap();
+    registry.get("1").unwrap();
+    assert!(Arc::ptr_eq(&first, &registry.get("0").unwrap()));
+    registry.get("2").unwrap();
+    assert!(Arc::ptr_eq(&first, &registry.get("0").unwrap()) && registry.bytes() == 2 * one);
+    std::fs::remove_file(&files[1].0).unwrap();
+    assert!(matches!(registry.get("1"), Err(AdapterError::Gguf(_))), "it had to go, and its file is gone");
+    assert!(matches!(registry.get("4"), Err(AdapterError::UnknownName { name }) if name == "4"));
+    let small = AdapterRegistry::new(&MODEL, one - 1);
+    small.set("0", &files[0].0);
+    assert!(matches!(small.get("0"), Err(AdapterError::OverBudget { bytes, .. }) if bytes == one));
+    assert_eq!(small.bytes(), 0);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Cached prompts are found by who has the same salt.
@@ -650,8 +770,8 @@ impl Random {
     }
 }
 
-/// Requests of random length, priority, deadline and patience on a pool of a few pages, from several threads: all of
-/// them end or are refused with a type, in order, and nothing is left.
+/// llama.cpp #25566: a full cache ended all generations. Requests of random length, priority, deadline and patience on a
+/// pool of a few pages, from several threads: all of them end or are refused with a type, in order, and nothing is left.
 #[test]
 fn random_requests_on_a_tiny_pool_all_end() {
     let n = if std::env::var_os("RUVLLM_LONG").is_some() { 10_000 } else { 160 };

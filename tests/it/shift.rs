@@ -165,6 +165,7 @@ fn nothing_of_it_is_kept() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// llama.cpp #5652, #9743: a shift of keys of four bits ended the program, when the context was full.
 #[test]
 fn refused_by_name() {
     let llama = Tiny::Llama.model(DType::Q8_0);

@@ -16,7 +16,7 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q
 static MODEL: LazyLock<Model> = LazyLock::new(|| open(Gguf::open(PATH).unwrap()).unwrap());
 
 /// The same weights with a window, which the family has not.
-static WINDOWED: LazyLock<Model> = LazyLock::new(|| {
+pub(crate) static WINDOWED: LazyLock<Model> = LazyLock::new(|| {
     let gguf = Gguf::open(PATH).unwrap();
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {

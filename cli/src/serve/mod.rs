@@ -26,7 +26,8 @@ mod witness;
 
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
-use super::model::{ModelArgs, ResidenceArgs, SessionArgs};
+use super::memory::parse_size;
+use super::model::{ModelArgs, ResidenceArgs, SessionArgs, adapter_failure};
 use super::output::{Failure, note, unix_time};
 use super::sampling::SamplingArgs;
 use super::sona::SonaArgs;
@@ -49,7 +50,7 @@ use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler};
 use ruvllm::grammar::TokenTrie;
-use ruvllm::lora::Adapter;
+use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model};
@@ -115,6 +116,10 @@ pub(super) struct Args {
     /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     max_itl_ms: Option<u64>,
+    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again when they are asked for
+    /// [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    lora_budget: Option<u64>,
     /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i64).range(-1..))]
@@ -171,7 +176,8 @@ struct App {
     mask: Option<Box<dyn TokenMask>>,
     seed: Option<u64>,
     max_tokens: Option<usize>,
-    adapters: Vec<LoadedAdapter>,
+    adapters: Vec<ServedAdapter>,
+    registry: AdapterRegistry,
     /// By key; empty if nothing is learnt.
     learners: Vec<Arc<Learner>>,
     /// Whether the template knows the role `developer`.
@@ -179,22 +185,22 @@ struct App {
 }
 
 /// An adapter that requests may ask for.
-struct LoadedAdapter {
+struct ServedAdapter {
     /// Its file's, without the ending.
     name: String,
     path: PathBuf,
-    adapter: Arc<Adapter>,
     /// What it is multiplied by if a request says nothing.
     scale: f32,
 }
 
-impl App {
-    /// The name of one of its adapters.
-    fn adapter_name(&self, adapter: &Arc<Adapter>) -> String {
-        let known = self.adapters.iter().find(|known| Arc::ptr_eq(&known.adapter, adapter));
-        known.map(|known| known.name.clone()).unwrap_or_default()
+impl ServedAdapter {
+    /// Its name in the registry: files may have one name, in several folders.
+    fn key(&self) -> String {
+        self.path.display().to_string()
     }
+}
 
+impl App {
     /// The seed of a request that has none.
     fn seed(&self) -> u64 {
         // 32 bits are easier to type again.
@@ -281,14 +287,16 @@ fn load(args: &Args, keys: &[String]) -> Result<App, Failure> {
     };
     let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
     options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
-    let lora = &args.session.lora;
-    let adapters = lora.paths().zip(lora.open(&model)?).map(|(path, (adapter, scale))| LoadedAdapter {
-        name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
-        path: path.to_owned(),
-        adapter,
-        scale,
-    });
-    let adapters: Vec<_> = adapters.collect();
+    let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
+    let mut adapters = Vec::new();
+    for (path, scale) in args.session.lora.files()? {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let adapter = ServedAdapter { name, path: path.to_owned(), scale };
+        registry.set(adapter.key(), path);
+        // A damaged file is better found now.
+        registry.get(&adapter.key()).map_err(adapter_failure(path))?;
+        adapters.push(adapter);
+    }
     let engine = args.session.engine(&model, !adapters.is_empty() || args.sona.sona.is_some(), &options)?;
     let metrics = Metrics::new(&engine);
     let watchdog = Watchdog::new(Duration::from_secs_f64(args.watchdog_seconds));
@@ -330,6 +338,7 @@ fn load(args: &Args, keys: &[String]) -> Result<App, Failure> {
         watchdog,
         stop,
         adapters,
+        registry,
     })
 }
 

@@ -1,8 +1,8 @@
 //! What the APIs have in common: how tokens are chosen, how an answer ends and is told.
 
-use super::App;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::{App, ServedAdapter};
 use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
@@ -26,7 +26,7 @@ pub(super) struct Params {
     /// Whether a stream ends with the numbers of tokens.
     pub(super) include_usage: bool,
     pub(super) priority: i32,
-    pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
+    pub(super) adapters: Vec<ChosenAdapter>,
     /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
     pub(super) user: Option<String>,
 }
@@ -36,6 +36,13 @@ macro_rules! set {
     ($fields:ident, $builder:ident, $($name:literal => $method:ident),+ $(,)?) => {
         $(if let Some(value) = $fields.take($name)? { $builder = $builder.$method(value); })+
     };
+}
+
+/// An adapter of a request.
+pub(super) struct ChosenAdapter {
+    pub(super) name: String,
+    pub(super) adapter: Arc<Adapter>,
+    pub(super) scale: f32,
 }
 
 impl Params {
@@ -148,23 +155,28 @@ impl Params {
 /// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists, or the one behind the
 /// colon of `model`, or all with the scales that they were loaded with. Other names are of models: there is one, and the
 /// answer says which.
-fn adapters(app: &App, model: Option<&str>, lora: Option<Vec<Value>>) -> Result<Vec<(Arc<Adapter>, f32)>, ApiError> {
+fn adapters(app: &App, model: Option<&str>, lora: Option<Vec<Value>>) -> Result<Vec<ChosenAdapter>, ApiError> {
+    let chosen = |of: &ServedAdapter, scale| {
+        let adapter = app.registry.get(&of.key()).map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(ChosenAdapter { name: of.name.clone(), adapter, scale })
+    };
     if let Some(list) = lora {
         let of = |entry: &Value| {
             let found = app.adapters.get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
             let scale = entry["scale"].as_f64().map(|scale| scale as f32).filter(|scale| scale.is_finite())?;
-            Some((Arc::clone(&found.adapter), scale))
+            Some((found, scale))
         };
         let wrong = |entry: &Value| {
             let n = app.adapters.len();
             ApiError::field("lora", format!("expected an id below {n} and a scale, found {entry}"))
         };
-        return list.iter().map(|entry| of(entry).ok_or_else(|| wrong(entry))).collect();
+        let of = |entry| of(entry).ok_or_else(|| wrong(entry)).and_then(|(found, scale)| chosen(found, scale));
+        return list.iter().map(of).collect();
     }
     let name = model.and_then(|model| Some(model.rsplit_once(':')?.1));
     let named = app.adapters.iter().find(|adapter| name == Some(&adapter.name));
-    let chosen = named.map_or(&app.adapters[..], std::slice::from_ref);
-    Ok(chosen.iter().map(|adapter| (Arc::clone(&adapter.adapter), adapter.scale)).collect())
+    let asked = named.map_or(&app.adapters[..], std::slice::from_ref);
+    asked.iter().map(|adapter| chosen(adapter, adapter.scale)).collect()
 }
 
 /// Most tokens of an answer, under any of its names; -1 is as many as fit.

@@ -4,7 +4,7 @@ use super::answer::Answer;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::learning::Recorder;
-use super::params::{Format, Params, mask};
+use super::params::{ChosenAdapter, Format, Params, mask};
 use super::{App, Caller, blocking};
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::exec::{Request, Stream};
@@ -36,7 +36,7 @@ impl Job {
         if let Some(n) = self.logprobs {
             request = request.logprobs(n);
         }
-        for (adapter, scale) in &self.params.adapters {
+        for ChosenAdapter { adapter, scale, .. } in &self.params.adapters {
             request = request.adapter(Arc::clone(adapter), *scale);
         }
         if let Some(learner) = self.app.learner(&self.caller)
@@ -58,8 +58,7 @@ impl Job {
         let Job { app, caller, params, .. } = self;
         let stream = app.scheduler.submit(request)?;
         if let Some(witness) = &app.witness {
-            let adapters: Map<_, _> =
-                params.adapters.iter().map(|(of, scale)| (app.adapter_name(of), json!(scale))).collect();
+            let adapters: Map<_, _> = params.adapters.iter().map(|of| (of.name.clone(), json!(of.scale))).collect();
             let mut asked = json!({"adapters": adapters, "seed": params.seed});
             if witness.with_prompts {
                 asked["prompt"] = app.tokenizer.decode_lossy(tokens, true).unwrap_or_default().into();

@@ -19,10 +19,10 @@
 //!
 //! A row's result depends on its position and the keys that it sees, not on the other rows.
 
-use super::attention;
 use super::elementwise::{F32x16, zero};
 use super::gemm::transpose;
 use super::kv::load_kv;
+use super::{attention, attention_i8};
 use crate::arch::gemm::Aligned;
 use crate::arch::lanes::attention::{BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted};
 use crate::arch::lanes::{Lanes, exp, tanh};
@@ -115,6 +115,9 @@ pub(in crate::arch) fn attention_stored(
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
+    if p.exact && attention_i8::fits(&stored, p) {
+        return attention_i8::attention_stored(to, q, stored, ranges, p);
+    }
     if is_shared(p) {
         return attention::attention_stored(to, q, stored, ranges, p);
     }

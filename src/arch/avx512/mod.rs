@@ -2,6 +2,7 @@
 
 pub(super) mod attention;
 mod attention_i16;
+mod attention_i8;
 pub(super) mod elementwise;
 pub(super) mod gemm;
 mod kv;

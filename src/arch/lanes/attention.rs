@@ -153,7 +153,7 @@ pub(in crate::arch) struct SoftmaxRows<'a> {
 
 /// Part of `block` that a row sees, relative to the block's start.
 #[inline(always)]
-pub(super) fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
+pub(in crate::arch) fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
     let start = (range.0 as usize).clamp(block.start, block.end);
     let end = (range.1 as usize).clamp(start, block.end);
     start - block.start..end - block.start
@@ -161,7 +161,7 @@ pub(super) fn visible(range: (u32, u32), block: &Range<usize>) -> Range<usize> {
 
 /// Splits `n` rows in tiles of 4, 2 and 1.
 #[inline(always)]
-pub(super) fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
+pub(in crate::arch) fn tiles(n: usize) -> impl Iterator<Item = Range<usize>> {
     let mut next = 0;
     std::iter::from_fn(move || {
         let start = next;

@@ -40,6 +40,20 @@ impl RowTimes {
         }
     }
 
+    /// What was measured, by number of rows.
+    pub(in crate::exec) fn measured(&self) -> Vec<(usize, Duration)> {
+        (1..=MAX_ROWS).filter_map(|n| Some((n, Duration::from_secs_f64(self.get(n)?)))).collect()
+    }
+
+    /// Begins with what was measured before, as far as nothing was measured since.
+    pub(in crate::exec) fn assume(&mut self, measured: &[(usize, Duration)]) {
+        for &(n, time) in measured {
+            if self.get(n).is_none() {
+                self.note(n, time);
+            }
+        }
+    }
+
     /// What was measured, unless that is too old; nothing without a clock.
     fn get(&self, n: usize) -> Option<f64> {
         let &(time, pass) = self.rows.get(n.checked_sub(1)?)?;
@@ -110,6 +124,19 @@ mod tests {
         close(times.estimate(4), 0.009);
         (0..OLD).for_each(|_| times.note(1, MS(1)));
         close(times.estimate(4), 0.001 + 3.0 * 0.00005);
+    }
+
+    #[test]
+    fn what_was_measured_before_is_a_beginning() {
+        let (mut times, mut later) = (RowTimes::default(), RowTimes::default());
+        times.note(1, MS(10));
+        times.note(4, MS(16));
+        assert_eq!(times.measured(), [(1, MS(10)), (4, MS(16))]);
+        later.note(4, MS(20));
+        later.assume(&[times.measured(), vec![(0, MS(1)), (MAX_ROWS + 1, MS(1)), (2, Duration::ZERO)]].concat());
+        close(later.estimate(1), 0.01);
+        close(later.estimate(4), 0.02);
+        close(later.estimate(2), 0.01 + 0.01 / 3.0);
     }
 
     #[test]

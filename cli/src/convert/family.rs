@@ -1,0 +1,671 @@
+//! The families: how each one's configuration and tensors are called at Hugging Face and in GGUF files.
+//!
+//! Names and values of the GGUF side are those that llama.cpp's `convert_hf_to_gguf.py` writes; `tests/convert.rs` compares
+//! with it.
+
+use super::Failure;
+use super::config::Config;
+use ruvllm::gguf::{Array, Value};
+use std::ops::Range;
+
+/// A family of models.
+pub(super) struct Family {
+    /// What `architectures` of `config.json` says.
+    pub(super) hf: &'static [&'static str],
+    /// What `general.architecture` says.
+    pub(super) arch: &'static str,
+    /// Keys that `config.json` may leave out, as JSON: what transformers' configuration class takes instead.
+    pub(super) defaults: &'static str,
+    /// Tensors beside those of [`NAMES`], or called differently.
+    pub(super) names: &'static [(&'static str, &'static str)],
+    /// Keys beside those of [`KEYS`].
+    pub(super) keys: &'static [Key],
+    /// Keys of [`KEYS`] and of the rope that its files do not have.
+    pub(super) no_keys: &'static [&'static str],
+    /// Tensors that are not written.
+    pub(super) skips: &'static [&'static str],
+    /// Whether rows of queries and keys are reordered: Hugging Face rotates value `i` of a head with value `i + n/2`, GGUF
+    /// files of this family have them side by side.
+    pub(super) pairs: bool,
+    /// What happens to the values of a tensor, by its name in the GGUF file.
+    pub(super) map: fn(&str) -> Option<Map>,
+    /// The rows of both parts of a tensor that is cut in two; an expert's, if there are several.
+    pub(super) cut: fn(&Config, usize) -> Result<[Vec<Range<usize>>; 2], Failure>,
+    /// Whether the head's width is written even if the file does not say it.
+    pub(super) head_dim: bool,
+    /// What the files say about a space before a text.
+    pub(super) spaces: Spaces,
+    /// Keys that are more than a copied value.
+    pub(super) more: fn(&Config, Put<'_>) -> Result<(), Failure>,
+    /// Tensors made from the configuration, such as factors of the rope.
+    pub(super) extra: fn(&Config) -> Result<Vec<Extra>, Failure>,
+}
+
+/// Of a value.
+pub(super) type Map = fn(f32) -> f32;
+/// Writes a key behind the architecture.
+type Put<'a> = &'a mut dyn FnMut(&str, Value);
+/// A vector by its name in the GGUF file.
+type Extra = (&'static str, Vec<f32>);
+
+/// What `tokenizer.ggml.add_space_prefix` says.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Spaces {
+    /// The key is not there.
+    Unsaid,
+    /// What `add_prefix_space` of `tokenizer_config.json` says, if it is there.
+    Setting,
+    /// That texts get none.
+    Never,
+}
+
+/// How a value of `config.json` becomes one of the GGUF file: its names, of which the first counts that is there, the key
+/// behind the architecture, and the type.
+pub(super) type Key = (&'static [&'static str], &'static str, Kind);
+
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Count,
+    Number,
+    Flag,
+    /// A list with a text per layer: whether it is `sliding_attention`.
+    Sliding,
+}
+
+/// Keys of most families.
+#[rustfmt::skip]
+pub(super) const KEYS: &[Key] = &[
+    (&["max_position_embeddings", "n_ctx", "n_positions", "max_length", "max_sequence_length", "model_max_length"],
+     "context_length", Kind::Count),
+    (&["hidden_size", "n_embd", "dim"], "embedding_length", Kind::Count),
+    (&["intermediate_size", "n_inner", "hidden_dim"], "feed_forward_length", Kind::Count),
+    (&["num_attention_heads", "n_head", "n_heads"], "attention.head_count", Kind::Count),
+    (&["num_key_value_heads", "n_kv_heads"], "attention.head_count_kv", Kind::Count),
+    (&["head_dim"], "attention.key_length", Kind::Count),
+    (&["head_dim"], "attention.value_length", Kind::Count),
+    (&["rms_norm_eps", "norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+    (&["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"], "attention.layer_norm_epsilon", Kind::Number),
+    (&["num_local_experts", "num_experts", "n_routed_experts"], "expert_count", Kind::Count),
+    (&["num_experts_per_tok", "num_experts_per_token"], "expert_used_count", Kind::Count),
+    (&["n_group"], "expert_group_count", Kind::Count),
+    (&["topk_group"], "expert_group_used_count", Kind::Count),
+];
+
+/// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*` stands for the number of
+/// an expert. What is called `a + b` in the GGUF file is cut
+/// in two.
+pub(super) const NAMES: &[(&str, &str)] = &[
+    ("embed_tokens", "token_embd"),
+    ("norm", "output_norm"),
+    ("lm_head", "output"),
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.*.up_proj", "ffn_up_exps"),
+    ("mlp.experts.*.down_proj", "ffn_down_exps"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight + ffn_up_exps.weight"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+
+/// Norms before and after each part.
+const SANDWICH: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// Norms after each part alone.
+const AFTER: &[(&str, &str)] =
+    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+
+/// A family whose tensors and keys are the usual ones.
+const PLAIN: Family = Family {
+    hf: &[],
+    arch: "",
+    defaults: "{}",
+    names: &[],
+    keys: &[],
+    no_keys: &[],
+    skips: &[],
+    pairs: false,
+    map: |_| None,
+    cut: halves,
+    head_dim: false,
+    spaces: Spaces::Unsaid,
+    more: |_, _| Ok(()),
+    extra: |_| Ok(Vec::new()),
+};
+
+const LLAMA: Family = Family {
+    defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+    keys: &[(&["vocab_size"], "vocab_size", Kind::Count)],
+    pairs: true,
+    spaces: Spaces::Setting,
+    more: rope_dimensions,
+    extra: llama3_factors,
+    ..PLAIN
+};
+
+const GRANITE: Family = Family {
+    keys: &[
+        (&["vocab_size"], "vocab_size", Kind::Count),
+        (&["attention_multiplier"], "attention.scale", Kind::Number),
+        (&["embedding_multiplier"], "embedding_scale", Kind::Number),
+        (&["residual_multiplier"], "residual_scale", Kind::Number),
+        (&["logits_scaling"], "logit_scale", Kind::Number),
+        (&["shared_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+    ],
+    no_keys: &["attention.key_length", "attention.value_length"],
+    ..LLAMA
+};
+
+/// Keys that name the widths of experts.
+const EXPERT_KEYS: &[Key] = &[
+    (&["moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
+    (&["shared_expert_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+];
+
+const WINDOW: Key = (&["sliding_window"], "attention.sliding_window", Kind::Count);
+
+/// Every family that can be converted.
+pub(super) static FAMILIES: &[Family] = &[
+    Family { hf: &["LlamaForCausalLM"], arch: "llama", head_dim: true, ..LLAMA },
+    Family { hf: &["MistralForCausalLM"], arch: "llama", head_dim: true, ..LLAMA },
+    Family {
+        hf: &["MixtralForCausalLM"],
+        arch: "llama",
+        names: &[
+            ("block_sparse_moe.gate", "ffn_gate_inp"),
+            ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
+            ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
+            ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
+        ],
+        ..LLAMA
+    },
+    Family { hf: &["SmolLM3ForCausalLM"], arch: "smollm3", ..LLAMA },
+    Family { hf: &["ArceeForCausalLM"], arch: "arcee", head_dim: true, ..LLAMA },
+    Family { hf: &["GraniteForCausalLM"], arch: "granite", ..GRANITE },
+    Family {
+        hf: &["Qwen2ForCausalLM", "Qwen2Model"],
+        arch: "qwen2",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen2MoeForCausalLM"],
+        arch: "qwen2moe",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+        keys: EXPERT_KEYS,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3ForCausalLM", "Qwen3Model"],
+        arch: "qwen3",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128}"#,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3MoeForCausalLM"],
+        arch: "qwen3moe",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+        keys: EXPERT_KEYS,
+        ..PLAIN
+    },
+    Family {
+        hf: &["SeedOssForCausalLM"],
+        arch: "seed_oss",
+        names: &[("post_attention_layernorm", "post_attention_norm")],
+        ..PLAIN
+    },
+    Family {
+        hf: &["Gemma2ForCausalLM"],
+        arch: "gemma2",
+        defaults: r#"{"rms_norm_eps": 1e-6, "head_dim": 256, "sliding_window": 4096}"#,
+        names: SANDWICH,
+        keys: &[
+            WINDOW,
+            (&["attn_logit_softcapping"], "attn_logit_softcapping", Kind::Number),
+            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+        ],
+        no_keys: &["rope.freq_base"],
+        skips: &["lm_head"],
+        map: norms_plus_one,
+        spaces: Spaces::Never,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        arch: "gemma3",
+        defaults: r#"{"vocab_size": 262208, "max_position_embeddings": 131072, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+            "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
+        names: SANDWICH,
+        keys: &[WINDOW, (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number)],
+        map: norms_plus_one,
+        spaces: Spaces::Never,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Phi3ForCausalLM"],
+        arch: "phi3",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096,
+            "sliding_window": 0}"#,
+        keys: &[WINDOW],
+        no_keys: &["rope.scaling.type", "attention.key_length", "attention.value_length"],
+        more: phi3_rope,
+        extra: phi3_factors,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],
+        arch: "olmo2",
+        defaults: r#"{"rms_norm_eps": 1e-5}"#,
+        names: &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
+        keys: &[WINDOW, (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding)],
+        ..PLAIN
+    },
+    Family {
+        hf: &["OlmoForCausalLM", "OLMoForCausalLM"],
+        arch: "olmo",
+        keys: &[(&["clip_qkv"], "attention.clamp_kqv", Kind::Number)],
+        pairs: true,
+        more: |_, key| {
+            key("attention.layer_norm_epsilon", 1e-5f32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["OlmoeForCausalLM"],
+        arch: "olmoe",
+        more: |_, key| {
+            key("attention.layer_norm_rms_epsilon", 1e-5f32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["CohereForCausalLM"],
+        arch: "command-r",
+        defaults: r#"{"rope_theta": 10000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625}"#,
+        keys: &[
+            // The models were trained on more positions than this key of `KEYS` tells.
+            (&["model_max_length"], "context_length", Kind::Count),
+            (&["logit_scale"], "logit_scale", Kind::Number),
+        ],
+        more: no_scaling,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Cohere2ForCausalLM"],
+        arch: "cohere2",
+        defaults: r#"{"rope_theta": 10000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625}"#,
+        keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["logit_scale"], "logit_scale", Kind::Number), WINDOW],
+        more: |config, key| {
+            partial_rope(config, key)?;
+            no_scaling(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["Exaone4ForCausalLM"],
+        arch: "exaone4",
+        names: AFTER,
+        keys: &[
+            (&["vocab_size"], "vocab_size", Kind::Count),
+            WINDOW,
+            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+        ],
+        extra: llama3_factors,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Starcoder2ForCausalLM"],
+        arch: "starcoder2",
+        names: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
+        ..PLAIN
+    },
+    Family {
+        hf: &["StableLmForCausalLM"],
+        arch: "stablelm",
+        defaults: r#"{"use_parallel_residual": true, "partial_rotary_factor": 0.25}"#,
+        keys: &[(&["use_parallel_residual"], "use_parallel_residual", Kind::Flag)],
+        no_keys: &["rope.freq_base"],
+        more: partial_rope,
+        ..PLAIN
+    },
+    Family {
+        hf: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+        arch: "granitemoe",
+        names: &[
+            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+            ("block_sparse_moe.input_linear", "ffn_gate_exps + ffn_up_exps"),
+            ("block_sparse_moe.output_linear", "ffn_down_exps"),
+            ("shared_mlp.input_linear", "ffn_gate_shexp + ffn_up_shexp"),
+            ("shared_mlp.output_linear", "ffn_down_shexp"),
+        ],
+        ..GRANITE
+    },
+    Family {
+        hf: &["Lfm2ForCausalLM"],
+        arch: "lfm2",
+        defaults: r#"{"block_auto_adjust_ff_dim": true, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+            "conv_L_cache": 3, "norm_eps": 1e-5}"#,
+        names: &[
+            ("embedding_norm", "token_embd_norm"),
+            ("operator_norm", "attn_norm"),
+            ("ffn_norm", "ffn_norm"),
+            ("self_attn.out_proj", "attn_output"),
+            ("self_attn.q_layernorm", "attn_q_norm"),
+            ("self_attn.k_layernorm", "attn_k_norm"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.out_proj", "shortconv.out_proj"),
+            ("feed_forward.w1", "ffn_gate"),
+            ("feed_forward.w2", "ffn_down"),
+            ("feed_forward.w3", "ffn_up"),
+        ],
+        keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["conv_L_cache"], "shortconv.l_cache", Kind::Count)],
+        more: lfm2_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["MambaForCausalLM", "FalconMambaForCausalLM"],
+        arch: "mamba",
+        defaults: r#"{"state_size": 16, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}"#,
+        names: &[
+            ("embeddings", "token_embd"),
+            ("norm_f", "output_norm"),
+            ("norm", "attn_norm"),
+            ("mixer.A_log", "ssm_a"),
+            ("mixer.D", "ssm_d"),
+            ("mixer.conv1d", "ssm_conv1d"),
+            ("mixer.dt_proj", "ssm_dt"),
+            ("mixer.in_proj", "ssm_in"),
+            ("mixer.out_proj", "ssm_out"),
+            ("mixer.x_proj", "ssm_x"),
+        ],
+        keys: &[
+            (&["layer_norm_epsilon", "rms_norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+            (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
+            (&["intermediate_size"], "ssm.inner_size", Kind::Count),
+            (&["state_size"], "ssm.state_size", Kind::Count),
+            (&["time_step_rank"], "ssm.time_step_rank", Kind::Count),
+        ],
+        no_keys: &["attention.head_count_kv", "attention.layer_norm_epsilon"],
+        map: decays,
+        more: mamba_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3NextForCausalLM"],
+        arch: "qwen3next",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "partial_rotary_factor": 0.25,
+            "full_attention_interval": 4, "linear_conv_kernel_dim": 4}"#,
+        names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.in_proj_ba", "ssm_ba"),
+            ("linear_attn.in_proj_qkvz", "attn_qkv + attn_gate"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+        ],
+        keys: &[
+            EXPERT_KEYS[0],
+            EXPERT_KEYS[1],
+            (&["linear_conv_kernel_dim"], "ssm.conv_kernel", Kind::Count),
+            (&["linear_key_head_dim"], "ssm.state_size", Kind::Count),
+            (&["linear_num_key_heads"], "ssm.group_count", Kind::Count),
+            (&["linear_num_value_heads"], "ssm.time_step_rank", Kind::Count),
+            (&["full_attention_interval"], "full_attention_interval", Kind::Count),
+        ],
+        // The multi-token head.
+        skips: &["mtp."],
+        map: |name| if name.ends_with("ssm_norm.weight") { None } else { norms_plus_one(name).or(decays(name)) },
+        cut: qwen3next_cut,
+        more: qwen3next_keys,
+        ..PLAIN
+    },
+];
+
+/// The first of `hf` that is known.
+pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
+    let names = config.opt_strs("architectures")?.unwrap_or_default();
+    let family = names.iter().find_map(|name| FAMILIES.iter().find(|family| family.hf.contains(name)));
+    family.ok_or_else(|| {
+        let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.hf).copied().collect();
+        config.refuse(format_args!("architectures is {names:?}, and there are {}", known.join(", ")))
+    })
+}
+
+fn halves(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+    match n_rows.is_multiple_of(2) {
+        true => Ok([vec![0..n_rows / 2], vec![n_rows / 2..n_rows]]),
+        false => Err(config.refuse(format_args!("{n_rows} rows have no halves"))),
+    }
+}
+
+/// Weights of norms are stored less one.
+fn norms_plus_one(name: &str) -> Option<Map> {
+    name.ends_with("norm.weight").then_some(|x| x + 1.0)
+}
+
+/// Decays are stored as logarithms of what is negated.
+fn decays(name: &str) -> Option<Map> {
+    name.ends_with(".ssm_a").then_some(|x| -x.exp())
+}
+
+fn rope_dimensions(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("rope.dimension_count", config.head_dim()?.into());
+    Ok(())
+}
+
+fn partial_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let share = config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0);
+    key("rope.dimension_count", ((share * config.head_dim()? as f32) as u32).into());
+    Ok(())
+}
+
+fn no_scaling(_: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("rope.scaling.type", "none".into());
+    Ok(())
+}
+
+/// Heads of keys by layer, none in convolutions, and the width that the feed-forward layers are rounded to.
+fn lfm2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let n_head_kv = config.u32("num_key_value_heads")? as i32;
+    let heads = layers.iter().map(|kind| if *kind == "conv" { 0 } else { n_head_kv }).collect();
+    key("attention.head_count_kv", Value::Array(Array::I32(heads)));
+    let n_ff =
+        config.opt_u32(&["block_ff_dim", "intermediate_size"])?.ok_or_else(|| config.missing("intermediate_size"))?;
+    let n_ff = match config.opt_bool(&["block_auto_adjust_ff_dim"])? {
+        Some(true) => {
+            let factor = config.opt_f32(&["block_ffn_dim_multiplier"])?.unwrap_or(1.0);
+            let multiple = config.u32("block_multiple_of")?.max(1);
+            let n_ff = f64::from(factor) * f64::from((2 * u64::from(n_ff) / 3) as u32);
+            (n_ff as u32).div_ceil(multiple).saturating_mul(multiple)
+        }
+        _ => n_ff,
+    };
+    key("feed_forward_length", n_ff.into());
+    Ok(())
+}
+
+/// What Mamba's files say about parts that it lacks.
+fn mamba_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("context_length", (1u32 << 20).into());
+    key("feed_forward_length", 0u32.into());
+    key("attention.head_count", 0u32.into());
+    if config.opt_u32(&["time_step_rank"])?.is_none() {
+        key("ssm.time_step_rank", config.u32("hidden_size")?.div_ceil(16).into());
+    }
+    key("ssm.dt_b_c_rms", (config.get(&["model_type"]).is_some_and(|(_, kind)| kind == "falcon_mamba")).into());
+    Ok(())
+}
+
+fn qwen3next_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let inner = config.u32("linear_value_head_dim")?.checked_mul(config.u32("linear_num_value_heads")?);
+    key("ssm.inner_size", inner.ok_or_else(|| config.refuse("linear_value_head_dim is too large"))?.into());
+    if let Some(layers) = config.opt_strs("layer_types")? {
+        let recurrent = layers.iter().map(|kind| *kind == "linear_attention").collect();
+        key("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)));
+    }
+    partial_rope(config, key)
+}
+
+/// Each key head of the checkpoint has its rows of queries, keys, values and gates; GGUF files have all queries, then all
+/// keys, then all values, and the gates for themselves.
+fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+    let number = |name: &str| config.u32(name).map(|n| n as usize);
+    let (n_head, dim_k) = (number("linear_num_key_heads")?, number("linear_key_head_dim")?);
+    let dim_v = number("linear_num_value_heads")?.checked_div(n_head).unwrap_or(0) * number("linear_value_head_dim")?;
+    let whole = 2 * (dim_k + dim_v);
+    if n_head == 0 || n_rows != n_head * whole {
+        return Err(config.refuse(format_args!("in_proj_qkvz has {n_rows} rows, and {n_head} heads of {whole}")));
+    }
+    let part = |start: usize, n: usize| (0..n_head).map(move |head| head * whole + start..head * whole + start + n);
+    let qkv = part(0, dim_k).chain(part(dim_k, dim_k)).chain(part(2 * dim_k, dim_v));
+    Ok([qkv.collect(), part(2 * dim_k + dim_v, dim_v).collect()])
+}
+
+/// Factors of Llama 3.1's rope: periods that are long against the first context are stretched, short ones are not, and in
+/// between there is a passage (transformers' `_compute_llama3_parameters`).
+fn llama3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
+    if config.rope_type() != Some("llama3") {
+        return Ok(Vec::new());
+    }
+    let number = |name: &str, default: f32| Ok::<_, Failure>(config.rope_f32(name)?.unwrap_or(default));
+    let (theta, factor) = (number("rope_theta", 10000.0)?, number("factor", 8.0)?);
+    let (low, high) = (number("low_freq_factor", 1.0)?, number("high_freq_factor", 4.0)?);
+    let n_ctx = number("original_max_position_embeddings", 8192.0)?;
+    let n = config.head_dim()?;
+    let factors = (0..n).step_by(2).map(|i| {
+        let frequency = 1.0 / theta.powf(i as f32 / n as f32);
+        let period = 2.0 * std::f32::consts::PI / frequency;
+        if period < n_ctx / high {
+            1.0
+        } else if period > n_ctx / low {
+            factor
+        } else {
+            let smooth = (n_ctx / period - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    });
+    Ok(vec![("rope_freqs.weight", factors.collect())])
+}
+
+/// The part of a head that Phi 3 rotates.
+fn phi3_dimensions(config: &Config) -> Result<u32, Failure> {
+    let share = config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0);
+    let heads = config.u32("num_attention_heads")?.max(1);
+    Ok((f64::from(share) * f64::from(config.u32("hidden_size")?)) as u32 / heads)
+}
+
+fn phi3_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let first = config.rope_f32("original_max_position_embeddings")?.unwrap_or_default();
+    key("rope.scaling.original_context_length", (first as u32).into());
+    key("rope.dimension_count", phi3_dimensions(config)?.into());
+    if config.rope_factors("long_factor")?.is_some() {
+        let scale = f64::from(config.u32("max_position_embeddings")?) / f64::from(first);
+        let attention = match config.rope_type() {
+            _ if scale <= 1.0 => 1.0,
+            Some("su" | "longrope") => (1.0 + scale.ln() / f64::from(first).ln()).sqrt(),
+            Some("yarn") => 0.1 * scale.ln() + 1.0,
+            other => return Err(config.refuse(format_args!("rope type {other:?} is not known"))),
+        };
+        key("rope.scaling.attn_factor", (attention as f32).into());
+    }
+    Ok(())
+}
+
+fn phi3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
+    let (long, short) = (config.rope_factors("long_factor")?, config.rope_factors("short_factor")?);
+    let (Some(long), Some(short)) = (long, short) else { return Ok(Vec::new()) };
+    let n = phi3_dimensions(config)? as usize / 2;
+    if long.len() != n || short.len() != n {
+        let found = (long.len(), short.len());
+        return Err(config.refuse(format_args!("long_factor and short_factor have {found:?} numbers, not {n}")));
+    }
+    Ok(vec![("rope_factors_long.weight", long), ("rope_factors_short.weight", short)])
+}
+
+/// Writes the keys of `family`, in the order of the tables.
+pub(super) fn write_keys(
+    family: &Family,
+    config: &Config,
+    n_layer: u32,
+    write: &mut dyn FnMut(String, Value),
+) -> Result<(), Failure> {
+    let mut key = |name: &str, value: Value| {
+        if !family.no_keys.contains(&name) {
+            write(format!("{}.{name}", family.arch), value);
+        }
+    };
+    key("block_count", n_layer.into());
+    for (names, name, kind) in KEYS.iter().chain(family.keys) {
+        let value = match kind {
+            Kind::Count => config.opt_u32(names)?.map(Value::from),
+            Kind::Number => config.opt_f32(names)?.map(Value::from),
+            Kind::Flag => config.opt_bool(names)?.map(Value::from),
+            Kind::Sliding => {
+                let list = config.opt_strs(names[0])?;
+                list.map(|list| {
+                    Value::Array(Array::Bool(list.iter().map(|kind| *kind == "sliding_attention").collect()))
+                })
+            }
+        };
+        if let Some(value) = value {
+            key(name, value);
+        }
+    }
+    if let Some(theta) = config.rope_f32("rope_theta")? {
+        key("rope.freq_base", theta.into());
+    }
+    if let Some(theta) = config.rope_theta_swa()? {
+        key("rope.freq_base_swa", theta.into());
+    }
+    match config.rope_type() {
+        // The factors of these are tensors.
+        None | Some("llama3") => {}
+        Some("su" | "longrope") => key("rope.scaling.type", "longrope".into()),
+        Some(kind @ ("linear" | "yarn")) => {
+            key("rope.scaling.type", kind.into());
+            let numbers: [(&str, &str); 5] = [
+                ("factor", "factor"),
+                ("extrapolation_factor", "yarn_ext_factor"),
+                ("attention_factor", "yarn_attn_factor"),
+                ("beta_fast", "yarn_beta_fast"),
+                ("beta_slow", "yarn_beta_slow"),
+            ];
+            for (from, to) in numbers {
+                if let Some(number) = config.rope_f32(from)? {
+                    key(&format!("rope.scaling.{to}"), number.into());
+                }
+            }
+            if let Some(n) = config.rope_f32("original_max_position_embeddings")? {
+                key("rope.scaling.original_context_length", (n as u32).into());
+            }
+        }
+        Some(kind) => return Err(config.refuse(format_args!("rope type {kind} is not known"))),
+    }
+    (family.more)(config, &mut key)
+}

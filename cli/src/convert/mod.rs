@@ -1,0 +1,231 @@
+//! `ruvllm convert`: a GGUF file from a folder of Hugging Face.
+//!
+//! `config.rs` reads the configuration, `family.rs` is the table of families, `tensors.rs` lays the tensors out,
+//! `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's `convert_hf_to_gguf.py` writes, but for what
+//! `docs/convert.md` lists.
+
+mod checkpoint;
+mod config;
+mod family;
+mod sentencepiece;
+mod tensors;
+mod tokenizer;
+
+use super::model::MAX_THREADS;
+use super::output::{Failure, count, note, printable, size};
+use super::rows::{Conversion, Rows};
+use checkpoint::{Checkpoint, Source};
+use config::{Config, read_json};
+use ruvllm::GgufError;
+use ruvllm::gguf::{Value, Writer};
+use ruvllm::model::Model;
+use ruvllm::quant::{DType, FileType};
+use serde_json::Value as Json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tokenizer::Tokenizer;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm convert Qwen3-0.6B                       writes Qwen3-0.6B-BF16.gguf beside the folder
+  ruvllm convert Qwen3-0.6B -o model.gguf --outtype q8_0
+  ruvllm quantize model.gguf small.gguf Q4_K_M    goes on from there";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Folder with config.json, model*.safetensors and the tokenizer's files
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// GGUF file to write; without it, the folder's name and the type
+    #[arg(short, long, value_name = "FILE")]
+    outfile: Option<PathBuf>,
+    /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16 otherwise
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    outtype: OutType,
+    /// Replace the output if it exists
+    #[arg(long, alias = "force")]
+    overwrite: bool,
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
+    threads: i32,
+    /// Tell the type of each tensor
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum OutType {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    Auto,
+}
+
+impl OutType {
+    fn file_type(self, sources: &[Source<'_>]) -> FileType {
+        match self {
+            OutType::F32 => FileType::F32,
+            OutType::F16 => FileType::F16,
+            OutType::Bf16 => FileType::BF16,
+            OutType::Q8_0 => FileType::Q8_0,
+            OutType::Auto => {
+                let types = sources.iter().filter(|source| source.shape.len() > 1).map(|source| source.dtype);
+                match types.into_iter().find(|dtype| *dtype != DType::F32) {
+                    Some(DType::BF16) => FileType::BF16,
+                    _ => FileType::F16,
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut config = Config::open(&args.folder)?;
+    let family = family::by_name(&config)?;
+    config.add_defaults(family.defaults);
+    if family.head_dim {
+        config.set("head_dim", config.head_dim()?);
+    }
+    if let Some((_, how)) = config.get(&["quantization_config"]) {
+        let method = how.get("quant_method").and_then(Json::as_str).unwrap_or("unknown");
+        let what = format!("the checkpoint is quantised ({method}): {}", checkpoint::QUANTISED);
+        return Err(config.refuse(what));
+    }
+    let n_layer = config.u32("num_hidden_layers")?;
+    let checkpoint = Checkpoint::open(&args.folder)?;
+    let sources = checkpoint.tensors()?;
+    let tokenizer = Tokenizer::open(&args.folder, &config)?;
+    let file_type = args.outtype.file_type(&sources);
+    let tensors = tensors::plan(family, &config, &sources, n_layer, tokenizer.len(), file_type.base())?;
+    let extra = (family.extra)(&config)?;
+
+    let name = folder_name(&args.folder)?;
+    let output = args.outfile.clone().unwrap_or_else(|| {
+        // Beside the folder, whatever its path looks like.
+        args.folder.join("..").join(format!("{name}-{file_type}.gguf"))
+    });
+    if output.exists() && !args.overwrite {
+        let exists = GgufError::Exists { path: output };
+        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
+    }
+    let total: u64 = tensors.iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum();
+
+    let rows = Rows::new("converting", total, args.threads)?;
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", family.arch);
+    writer.metadata("general.type", "model");
+    write_sampling(&args.folder, &mut writer)?;
+    writer.metadata("general.name", title(&name));
+    let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts"])?;
+    writer.metadata("general.size_label", size_label(total, &tensors, n_expert));
+    family::write_keys(family, &config, n_layer, &mut |key, value| {
+        writer.metadata(key, value);
+    })?;
+    writer.metadata("general.file_type", Value::U32(file_type as u32));
+    writer.metadata("general.quantization_version", 2u32);
+    tokenizer.write(&config, family.spaces, &mut |key, value| {
+        writer.metadata(key, value);
+    })?;
+
+    for (name, values) in &extra {
+        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        writer.tensor(*name, &[values.len() as u64], DType::F32, data);
+    }
+    for tensor in &tensors {
+        if args.verbose {
+            note(format!("{:<40} {:>8} -> {}", printable(&tensor.name), tensor.from.to_string(), tensor.to));
+        }
+        let (rows, n_rows) = (&rows, tensor.n_rows());
+        let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
+        let conversion = Conversion { n, from: tensor.from, to: tensor.to, map: tensor.map };
+        writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
+            rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
+        });
+    }
+    if args.overwrite {
+        writer.overwrite();
+    }
+    let written = writer.write(&output);
+    rows.finish(written)?;
+    // A tensor may be missing, or have a shape that the configuration does not tell.
+    if let Err(error) = Model::open(&output) {
+        let _ = std::fs::remove_file(&output);
+        return Err(Failure::Work(format!("{}: what is in it makes no model: {error}", args.folder.display())));
+    }
+    let bytes = std::fs::metadata(&output).map_err(Failure::file(&output))?.len();
+    let seconds = start.elapsed().as_secs_f64();
+    let path = output.display();
+    note(format!("{path}: {}, {} parameters, {}, {file_type}, {seconds:.1} s", family.arch, count(total), size(bytes)));
+    Ok(())
+}
+
+/// The name of a folder, also of `.`.
+fn folder_name(folder: &Path) -> Result<String, Failure> {
+    let path = std::fs::canonicalize(folder).map_err(Failure::file(folder))?;
+    Ok(path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()))
+}
+
+/// A name for people: `qwen3-0.6b` becomes `Qwen3 0.6b`.
+fn title(name: &str) -> String {
+    let word = |word: &str| {
+        let mut chars = word.chars();
+        let is_version = word.starts_with(|c: char| c.is_ascii_digit());
+        match chars.next() {
+            Some(first) if !is_version && !word.contains(char::is_uppercase) => {
+                first.to_uppercase().chain(chars).collect()
+            }
+            _ => word.to_owned(),
+        }
+    };
+    name.split(['-', ' ']).filter(|part| !part.is_empty()).map(word).collect::<Vec<String>>().join(" ")
+}
+
+/// What `generation_config.json` recommends.
+fn write_sampling(folder: &Path, writer: &mut Writer<'_>) -> Result<(), Failure> {
+    let Some(config) = read_json(&folder.join("generation_config.json"))? else { return Ok(()) };
+    let number = |name: &str| config.get(name).and_then(Json::as_f64).map(|x| x as f32);
+    if let Some(top_k) = config.get("top_k").and_then(Json::as_i64).and_then(|k| i32::try_from(k).ok()) {
+        writer.metadata("general.sampling.top_k", top_k);
+    }
+    let numbers =
+        [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp"), ("repetition_penalty", "penalty_repeat")];
+    for (from, to) in numbers {
+        if let Some(number) = number(from) {
+            writer.metadata(format!("general.sampling.{to}"), number);
+        }
+    }
+    Ok(())
+}
+
+/// The size as names of models have it: `0.6B`, or `128x30B`-like for mixtures, where the second is all of one expert's
+/// weights and those that all share.
+fn size_label(total: u64, tensors: &[tensors::Tensor<'_>], n_expert: Option<u32>) -> String {
+    let Some(n_expert) = n_expert.filter(|n| *n > 0) else { return rounded(total) };
+    let is_expert = |tensor: &&tensors::Tensor<'_>| tensor.name.contains("_exps.");
+    let experts: u64 = tensors.iter().filter(is_expert).map(|tensor| tensor.dims.iter().product::<u64>()).sum();
+    format!("{n_expert}x{}", rounded(total - experts + experts / u64::from(n_expert)))
+}
+
+/// A number with two digits at least.
+fn rounded(n: u64) -> String {
+    let (scaled, unit) = match n as f64 {
+        n if n > 1e12 => (n * 1e-12, 'T'),
+        n if n > 1e9 => (n * 1e-9, 'B'),
+        n if n > 1e6 => (n * 1e-6, 'M'),
+        n => (n * 1e-3, 'K'),
+    };
+    let whole = scaled.round_ties_even();
+    let digits = if whole >= 10.0 {
+        0
+    } else if whole >= 1.0 {
+        1
+    } else {
+        2
+    };
+    format!("{scaled:.digits$}{unit}")
+}

@@ -1,0 +1,103 @@
+//! Rows of tensors on their way from one type to another: what `quantize` and `convert` share.
+
+use super::input::on_interrupt;
+use super::output::{Failure, Progress};
+use rayon::prelude::*;
+use ruvllm::quant::{DType, dequantize_row, quantize_row};
+use ruvllm::{GgufError, QuantError};
+use std::cell::{Cell, RefCell};
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Elements to convert between two looks at the interrupt flag.
+const SLAB: usize = 1 << 22;
+
+/// Converts rows, with a bar and an eye on Ctrl-C.
+pub(super) struct Rows {
+    pool: rayon::ThreadPool,
+    interrupted: Arc<AtomicBool>,
+    progress: Progress,
+    /// Elements converted.
+    done: Cell<u64>,
+    failure: RefCell<Option<Failure>>,
+}
+
+/// What happens to the values of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Conversion {
+    /// Values of a row.
+    pub(super) n: usize,
+    pub(super) from: DType,
+    pub(super) to: DType,
+    /// Applied to each value.
+    pub(super) map: Option<fn(f32) -> f32>,
+}
+
+impl Rows {
+    /// For `total` elements in all, on `threads` threads; 0 or less is as many as this process may use.
+    pub(super) fn new(what: &'static str, total: u64, threads: i32) -> Result<Rows, Failure> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::try_from(threads).unwrap_or(0)).build()?;
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&interrupted);
+        // Without a handler, Ctrl-C would leave half of a temporary file behind.
+        on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
+        let progress = Progress::new(what, total);
+        Ok(Rows { pool, interrupted, progress, done: Cell::new(0), failure: RefCell::new(None) })
+    }
+
+    /// Writes `n_rows` rows of the tensor `name`, of which `row` gives the bytes.
+    pub(super) fn write<'a>(
+        &self,
+        name: &str,
+        n_rows: usize,
+        row: impl Fn(usize) -> &'a [u8] + Sync,
+        conversion: Conversion,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let Conversion { n, from, to, map } = conversion;
+        let copy = from == to && map.is_none();
+        let to_bytes = n / to.block().0 as usize * to.block().1 as usize;
+        let slab_rows = (SLAB / n).clamp(1, n_rows.max(1));
+        let mut converted = vec![0; if copy { 0 } else { slab_rows * to_bytes }];
+        for first in (0..n_rows).step_by(slab_rows) {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let slab = first..n_rows.min(first + slab_rows);
+            if copy {
+                slab.clone().try_for_each(|i| out.write_all(row(i)))?;
+            } else {
+                let converted = &mut converted[..slab.len() * to_bytes];
+                let outcome = self.pool.install(|| {
+                    slab.clone().into_par_iter().zip(converted.par_chunks_exact_mut(to_bytes)).try_for_each_init(
+                        || vec![0.0; n],
+                        |values, (i, into)| -> Result<(), (usize, QuantError)> {
+                            let failed = |error| (i, error);
+                            dequantize_row(from, row(i), values).map_err(failed)?;
+                            values.iter_mut().for_each(|x| *x = map.map_or(*x, |map| map(*x)));
+                            quantize_row(to, values, None, into).map_err(failed)
+                        },
+                    )
+                });
+                if let Err((i, error)) = outcome {
+                    *self.failure.borrow_mut() = Some(Failure::Work(format!("tensor {name}, row {i}: {error}")));
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                out.write_all(converted)?;
+            }
+            self.done.set(self.done.get() + (slab.len() * n) as u64);
+            self.progress.set(self.done.get());
+        }
+        Ok(())
+    }
+
+    /// What became of the file.
+    pub(super) fn finish(self, written: Result<(), GgufError>) -> Result<(), Failure> {
+        match (self.failure.take(), written) {
+            _ if self.interrupted.load(Ordering::Relaxed) => Err(Failure::Interrupted),
+            (Some(failure), _) => Err(failure),
+            (None, written) => Ok(written?),
+        }
+    }
+}

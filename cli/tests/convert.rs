@@ -1,0 +1,329 @@
+//! `ruvllm convert` against llama.cpp's converter: `tests/data/convert.json`, which `tests/reference_convert.py` makes.
+#![cfg(feature = "convert")]
+
+use ruvllm::gguf::{Array, Gguf, Value};
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A folder that is gone afterwards, with a folder `tiny-model` in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("ruvllm-convert-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = Folder(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(folder.model()).unwrap();
+        folder
+    }
+
+    fn model(&self) -> PathBuf {
+        self.0.join("tiny-model")
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        std::fs::write(self.model().join(name), bytes).unwrap();
+    }
+
+    fn convert(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+        command.arg("convert").arg(self.model()).args(["-t", "1"]).args(args).output().unwrap()
+    }
+
+    /// What the program says when it refuses the folder.
+    fn refusal(&self) -> String {
+        let output = self.convert(&[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(std::fs::read_dir(&self.0).unwrap().count(), 1, "something was left behind");
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The values of a tensor, as `values` in the script.
+fn values(name: &str, n: usize) -> impl Iterator<Item = f32> {
+    let seed = fnv(name.bytes());
+    (0..n as u64).map(move |i| {
+        let x = i.wrapping_add(seed).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 57) as f32 / 64.0 - 1.0
+    })
+}
+
+/// A safetensors file of tensors with names and shapes, of a type of PyTorch's.
+fn safetensors(tensors: &[(String, Vec<usize>)], dtype: &str) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape) in tensors {
+        let start = data.len();
+        for x in values(name, shape.iter().product()) {
+            match dtype {
+                "bfloat16" => data.extend(&x.to_le_bytes()[2..]),
+                "float16" => data.extend(half(x).to_le_bytes()),
+                _ => data.extend(x.to_le_bytes()),
+            }
+        }
+        let dtype = json!({"bfloat16": "BF16", "float16": "F16", "float32": "F32"})[dtype].clone();
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
+    }
+    with_header(&Json::Object(header).to_string(), &data)
+}
+
+fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
+
+/// A multiple of 1/64 below 1, in half precision.
+fn half(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x == 0.0 { 0 } else { (bits >> 16 & 0x8000 | ((bits >> 23 & 255) - 112) << 10 | bits >> 13 & 0x3ff) as u16 }
+}
+
+/// The first line has the tokenizers' files, the others a model each.
+fn fixture() -> (Json, Vec<Json>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/convert.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines = text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    (lines.next().unwrap()["tokenizers"].take(), lines.collect())
+}
+
+/// Writes the folder of a model.
+fn write_folder(folder: &Folder, tokenizers: &Json, model: &Json) {
+    folder.write("config.json", model["config"].to_string());
+    folder.write("generation_config.json", r#"{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": true}"#);
+    for (name, content) in tokenizers[model["tokenizer"].as_str().unwrap()].as_object().unwrap() {
+        match content.as_str() {
+            Some(hex) => {
+                let byte = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
+                folder.write(name, (0..hex.len()).step_by(2).map(byte).collect::<Vec<u8>>());
+            }
+            None => folder.write(name, content.to_string()),
+        }
+    }
+    folder.write("model.safetensors", safetensors(&checkpoint(model), model["dtype"].as_str().unwrap()));
+}
+
+fn checkpoint(model: &Json) -> Vec<(String, Vec<usize>)> {
+    serde_json::from_value(model["checkpoint"].clone()).unwrap()
+}
+
+/// A value of the metadata as the script describes it.
+fn describe(value: &Value) -> Json {
+    let array = |kind: &str, texts: Vec<String>, values: Vec<Json>| match texts.len() {
+        0..=16 => json!([format!("ARRAY {kind}"), values]),
+        len => {
+            let hash = format!("{:016x}", fnv(texts.join("\n").into_bytes()));
+            json!([format!("ARRAY {kind}"), {"len": len, "hash": hash}])
+        }
+    };
+    // Python writes 1.0 for what is whole.
+    let float = |x: f32| format!("{:?}", f64::from(x));
+    match value {
+        Value::U32(x) => json!(["UINT32", x]),
+        Value::I32(x) => json!(["INT32", x]),
+        Value::F32(x) => json!(["FLOAT32", f64::from(*x)]),
+        Value::Bool(x) => json!(["BOOL", x]),
+        Value::String(x) => json!(["STRING", x]),
+        Value::Array(Array::I32(x)) => {
+            array("INT32", x.iter().map(i32::to_string).collect(), x.iter().map(|&x| x.into()).collect())
+        }
+        Value::Array(Array::F32(x)) => {
+            array("FLOAT32", x.iter().map(|&x| float(x)).collect(), x.iter().map(|&x| f64::from(x).into()).collect())
+        }
+        Value::Array(Array::Bool(x)) => {
+            array("BOOL", x.iter().map(bool::to_string).collect(), x.iter().map(|&x| x.into()).collect())
+        }
+        Value::Array(Array::Strings(x)) => {
+            let texts: Vec<String> = (0..x.len()).map(|i| x.str(i).unwrap().to_owned()).collect();
+            array("STRING", texts.clone(), texts.into_iter().map(Json::from).collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn equals_llama_cpp() {
+    let (tokenizers, models) = fixture();
+    for model in &models {
+        let name = model["name"].as_str().unwrap();
+        let folder = Folder::new();
+        write_folder(&folder, &tokenizers, model);
+        let out = folder.0.join("out.gguf");
+        let output = folder.convert(&["-o", out.to_str().unwrap(), "--outtype", model["outtype"].as_str().unwrap()]);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+
+        let gguf = Gguf::open(&out).unwrap();
+        let found: serde_json::Map<_, _> =
+            gguf.metadata().iter().map(|(key, value)| (key.to_owned(), describe(value))).collect();
+        let expected = model["metadata"].as_object().unwrap();
+        for (key, value) in expected {
+            assert_eq!(found.get(key), Some(value), "{name}: {key}");
+        }
+        assert_eq!(found.keys().find(|key| !expected.contains_key(*key)), None, "{name}");
+
+        let tensors = model["tensors"].as_object().unwrap();
+        for tensor in gguf.tensors() {
+            let (key, data) = (&tensor.name, gguf.data(tensor));
+            let expected = tensors.get(key).unwrap_or_else(|| panic!("{name}: {key} is too much"));
+            assert_eq!(
+                json!([tensor.dims, tensor.dtype.to_string()]),
+                json!([expected[0], expected[1]]),
+                "{name}: {key}"
+            );
+            // Of Q8_0 the scales: llama.cpp rounds with the scale before it is stored, we with the one that is.
+            let bytes = if tensor.dtype == DType::Q8_0 { 2 } else { 34 };
+            let data: Vec<u8> = data.chunks(34).flat_map(|block| &block[..bytes.min(block.len())]).copied().collect();
+            match expected[2].as_array() {
+                None => assert_eq!(format!("{:016x}", fnv(data.iter().copied())), expected[2], "{name}: {key}"),
+                // Powers and quotients of different libraries: two units in the last place.
+                Some(expected) => {
+                    for (found, expected) in data.chunks(4).zip(expected) {
+                        let (found, expected) =
+                            (f32::from_le_bytes(found.try_into().unwrap()), expected.as_f64().unwrap());
+                        let bound = 2.0 * f64::from(f32::EPSILON) * expected.abs();
+                        assert!((f64::from(found) - expected).abs() <= bound, "{name}: {key}: {found} {expected}");
+                    }
+                }
+            }
+        }
+        assert_eq!(gguf.tensors().len(), tensors.len(), "{name}");
+
+        // The file runs.
+        let model = Model::open(&out).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut session = model.session().unwrap();
+        session.prefill(&model.tokenizer().unwrap().encode_prompt("the thin the")).unwrap();
+        assert!(session.logits().iter().all(|x| x.is_finite()), "{name}");
+    }
+}
+
+/// A folder that can be converted: the model of the fixture with this name.
+fn good(name: &str) -> (Folder, Json) {
+    let (tokenizers, models) = fixture();
+    let model = models.into_iter().find(|model| model["name"] == name).unwrap();
+    let folder = Folder::new();
+    write_folder(&folder, &tokenizers, &model);
+    (folder, model)
+}
+
+#[test]
+fn splits_and_default_name() {
+    let (folder, model) = good("llama");
+    let out = folder.0.join("whole.gguf");
+    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    // The same tensors in two files.
+    let tensors = checkpoint(&model);
+    let (first, second) = tensors.split_at(7);
+    std::fs::remove_file(folder.model().join("model.safetensors")).unwrap();
+    let mut map = serde_json::Map::new();
+    for (name, part) in [("model-00001-of-00002.safetensors", first), ("model-00002-of-00002.safetensors", second)] {
+        folder.write(name, safetensors(part, "bfloat16"));
+        map.extend(part.iter().map(|(tensor, _)| (tensor.clone(), name.into())));
+    }
+    folder.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
+    let output = folder.convert(&[]);
+    assert!(output.status.success(), "{output:?}");
+    let beside = folder.0.join("tiny-model-BF16.gguf");
+    assert_eq!(std::fs::read(&beside).unwrap(), std::fs::read(&out).unwrap());
+    // It is not replaced unasked.
+    let output = folder.convert(&[]);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--overwrite"));
+    assert!(folder.convert(&["--overwrite"]).status.success());
+}
+
+#[test]
+fn refusals_say_what_is_wrong() {
+    let tensors = |change: &dyn Fn(&mut Vec<(String, Vec<usize>)>)| {
+        let (folder, model) = good("mixtral");
+        let mut tensors = checkpoint(&model);
+        change(&mut tensors);
+        folder.write("model.safetensors", safetensors(&tensors, "bfloat16"));
+        folder.refusal()
+    };
+    let says = |text: String, part: &str| assert!(text.contains(part), "{text:?} lacks {part:?}");
+    says(tensors(&|t| t.push(("model.layers.0.self_attn.rotor.weight".into(), vec![4, 4]))), "self_attn.rotor");
+    says(tensors(&|t| t.push(("model.layers.7.input_layernorm.weight".into(), vec![64]))), "layers.7");
+    says(tensors(&|t| t.push(("model.layers.0.self_attn.q_proj.qweight".into(), vec![4, 4]))), "quantised");
+    says(tensors(&|t| t.push(("embed_tokens.weight".into(), vec![288, 64]))), "the same tensor");
+    says(tensors(&|t| t.push(("lm_head.bias".into(), vec![]))), "output.bias");
+    says(tensors(&|t| t.retain(|(name, _)| !name.contains("experts.2.w1"))), "experts");
+    says(tensors(&|t| t.retain(|(name, _)| !name.contains("layers.1.self_attn.v_proj"))), "blk.1.attn_v");
+    says(
+        tensors(&|t| t.iter_mut().filter(|(name, _)| name.contains("experts.3.w2")).for_each(|t| t.1 = vec![96, 64])),
+        "shapes",
+    );
+    says(
+        tensors(&|t| t.iter_mut().filter(|(name, _)| name.ends_with("q_proj.weight")).for_each(|t| t.1[0] = 62)),
+        "heads",
+    );
+    says(
+        tensors(&|t| t.iter_mut().filter(|(name, _)| name.contains("q_proj")).for_each(|t| t.1 = vec![0, 64])),
+        "empty",
+    );
+
+    let config = |change: &dyn Fn(&mut Json)| {
+        let (folder, mut model) = good("llama");
+        change(&mut model["config"]);
+        folder.write("config.json", model["config"].to_string());
+        folder.refusal()
+    };
+    says(config(&|c| c["architectures"] = json!(["TeapotForCausalLM"])), "TeapotForCausalLM");
+    says(config(&|c| c["architectures"] = json!(1)), "architectures");
+    says(config(&|c| c["quantization_config"] = json!({"quant_method": "gptq"})), "gptq");
+    says(config(&|c| c["num_hidden_layers"] = json!("two")), "num_hidden_layers");
+    says(config(&|c| c["num_hidden_layers"] = json!(u64::MAX)), "num_hidden_layers");
+    says(config(&|c| c["num_hidden_layers"] = json!(null)), "num_hidden_layers");
+    says(config(&|c| c["num_attention_heads"] = json!(0)), "heads");
+    says(config(&|c| c["vocab_size"] = json!(u32::MAX)), "vocab_size");
+    says(config(&|c| c["vocab_size"] = json!(100)), "vocab_size");
+    says(config(&|c| c["rms_norm_eps"] = json!("1e-5")), "rms_norm_eps");
+    says(config(&|c| c["head_dim"] = json!(u32::MAX)), "head_dim");
+    says(config(&|c| c["rope_parameters"]["rope_type"] = json!("spiral")), "spiral");
+    says(config(&|c| *c = json!([])), "not a JSON object");
+
+    let file = |name: &str, bytes: &[u8]| {
+        let (folder, _) = good("llama");
+        folder.write(name, bytes);
+        folder.refusal()
+    };
+    says(file("config.json", b"{"), "config.json");
+    says(file("tokenizer.json", b"{}"), "BPE");
+    says(file("tokenizer.json", br#"{"model": {"type": "Unigram"}}"#), "Unigram");
+    says(file("tokenizer.json", br#"{"model": {"type": "BPE", "vocab": {"a": -1}}}"#), "token");
+    says(file("tokenizer.json", br#"{"model": {"type": "BPE", "vocab": {"a": 9e15}}}"#), "token");
+    says(file("tokenizer.model", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "SentencePiece");
+    says(file("tokenizer.model", b"\x0a\xff\xff\xff\xff\x0f"), "SentencePiece");
+    says(file("model.safetensors", b""), "model.safetensors");
+    says(file("model.safetensors", &with_header("{", b"")), "model.safetensors");
+    says(file("model.safetensors", &u64::MAX.to_le_bytes()), "model.safetensors");
+    let header = |dtype: &str, shape: Json, end: u64| {
+        let header = json!({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).to_string();
+        file("model.safetensors", &with_header(&header, &[0; 16]))
+    };
+    says(header("F8_E4M3", json!([16]), 16), "quantised");
+    says(header("F32", json!([4]), 32), "model.safetensors");
+    says(header("F32", json!([1u64 << 62, 1u64 << 62]), 16), "model.safetensors");
+    says(file("model.safetensors.index.json", br#"{"weight_map": {"a": "../secret.safetensors"}}"#), "weight_map");
+    says(file("model.safetensors.index.json", br#"{"weight_map": {"a": "absent.safetensors"}}"#), "absent.safetensors");
+
+    let (folder, _) = good("llama");
+    std::fs::remove_file(folder.model().join("model.safetensors")).unwrap();
+    says(folder.refusal(), "safetensors");
+    std::fs::remove_file(folder.model().join("config.json")).unwrap();
+    says(folder.refusal(), "config.json");
+}

@@ -1,0 +1,633 @@
+//! Attention of generated tokens over quantised keys and values, in integers.
+//!
+//! Codes stay bytes: `vpdpbusd` does 64 multiply-adds, where an `f32` instruction does 16 and needs each code widened. A
+//! query, and a row's weights times the scales of the values, are rounded to 16 bits, two planes of bytes; scores are as
+//! good as those of `f32`, as sums of integers are exact. Both products keep lanes apart until a block ends: a lane has a
+//! key in scores, and a column in outputs. For this, codes are transposed while they are still packed, four bytes of a key
+//! to a lane for scores, a byte of four keys to a lane for values, and unpacked once for all rows.
+//!
+//! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4 starts one multiplication
+//! per cycle: 256 `vpdpbusd`, 100 for weights, 80 for outputs, 100 for the softmax; once for all queries, transposing and
+//! unpacking 360 (`q4_0`) to 620 (`q8_0`). `docs/memory.md` has the measured times.
+//!
+//! A row's result depends on the row and on the keys that it sees alone.
+
+#![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
+
+use super::elementwise::zero;
+use crate::arch::kv::GROUP;
+use crate::arch::lanes::Lanes;
+use crate::arch::lanes::attention::{BLOCK, ROWS, STRIDE, SoftmaxRows, tiles};
+use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+const LANES: usize = 16;
+/// Vectors of keys, one in each lane, of a block.
+const N_VECTORS: usize = BLOCK / LANES;
+/// Widest head that this kernel takes, in groups of values with one scale.
+const MAX_GROUPS: usize = 8;
+/// Vectors of codes of a group and 16 keys.
+const CODES: usize = GROUP / 4;
+/// Rows whose weights are rounded before their values are added: the steps of each depend on one another.
+const TILE: usize = 4;
+/// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most 127, and the lower
+/// one at least −128.
+const MAX_QUERY: f32 = 32512.0;
+const MAX_WEIGHT: f32 = 65535.0;
+/// Queries, and weights relative to the running maximum, whose magnitudes are all smaller count as zero.
+const TINY: f32 = 1e-30;
+/// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th of what is stored as
+/// zero.
+const TINY_SCALE: f32 = 1e-33;
+
+/// A query in 16 bits.
+#[repr(C, align(64))]
+struct Query {
+    /// `[group][upper or lower bytes][four values]`
+    words: [[[i32; CODES]; 2]; MAX_GROUPS],
+    /// `−128·Σ` of each group: codes are unsigned.
+    start: [i32; MAX_GROUPS],
+    /// Half a step of a code times `Σ` of each group: codes stand for the middle of their step.
+    middle: [f32; MAX_GROUPS],
+    /// What an integer stands for.
+    scale: f32,
+}
+
+/// A row's weights times the scales of the values, in 16 bits.
+#[repr(C, align(64))]
+struct Weights {
+    /// `[group][upper or lower bytes]`: lane `m` of 128 bits has in word `t` the keys `16t + 4m ..` of the block.
+    planes: [[__m512i; 2]; MAX_GROUPS],
+    /// What an integer stands for.
+    unit: [f32; MAX_GROUPS],
+    /// Half a step of a code times their sum.
+    middle: [f32; MAX_GROUPS],
+}
+
+/// Working memory of a task.
+#[repr(C, align(64))]
+struct Room {
+    /// Of keys `[16 keys][group][k, half]`: lane `i` has the values `16·half + 4k ..` of key `i`. Of values
+    /// `[group][16 keys][k, half]`: word `i` of lane `m` of 128 bits has the column `16·half + 4k + i` of the keys `4m ..`,
+    /// minus 128.
+    codes: [__m512i; N_VECTORS * MAX_GROUPS * CODES],
+    /// `[group][key]`
+    scales: [f32; MAX_GROUPS * BLOCK],
+    /// The same, divided by the group's largest; 0 for keys that are not seen.
+    relative: [f32; MAX_GROUPS * BLOCK],
+    queries: [Query; ROWS],
+    weights: [Weights; TILE],
+    scores: [f32; ROWS * STRIDE],
+    out: [f32; ROWS * MAX_GROUPS * GROUP],
+}
+
+/// Whether this kernel takes such heads.
+pub(super) fn fits(stored: &KvStored<'_>, p: &AttnParams) -> bool {
+    let fits = |kind: KvType, dim: usize| {
+        kind.is_quantized() && dim.is_multiple_of(GROUP) && dim <= MAX_GROUPS * GROUP && dim > 0
+    };
+    fits(stored.k, p.head_dim) && fits(stored.v, p.head_dim_v) && p.slope == 0.0
+}
+
+/// See [`crate::arch::Arch::attention_stored`]; the heads must fit.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) fn attention_stored(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    stored: KvStored<'_>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    let (span, k_steps, v_steps) = (stored.span, step(stored.k), step(stored.v));
+    let mut room = MaybeUninit::<Room>::uninit();
+    let room = room.as_mut_ptr();
+    for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
+        let seen = span.seen(ranges);
+        if seen.is_empty() {
+            continue;
+        }
+        // SAFETY: addresses of parts of the room.
+        let (queries, scores, out): (*mut Query, *mut f32, *mut f32) = unsafe {
+            ((&raw mut (*room).queries).cast(), (&raw mut (*room).scores).cast(), (&raw mut (*room).out).cast())
+        };
+        for (r, q) in q.chunks_exact(p.head_dim).enumerate() {
+            // SAFETY: there is room for `ROWS` queries.
+            unsafe { queries.add(r).write(round_query(q, k_steps)) };
+        }
+        // SAFETY: there is room for that many rows, and only this pass uses it.
+        let mut pass = unsafe { SoftmaxRows::new(p, q, out, ranges, scores) };
+        for block in seen.clone() {
+            let mut ahead = Ahead::default();
+            if block + 1 < seen.end {
+                let n_points = N_VECTORS * p.head_dim / GROUP * tiles(ranges.len()).count()
+                    + N_VECTORS * p.head_dim_v / GROUP * ranges.len();
+                ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
+            }
+            let first = span.first + block * BLOCK;
+            let spans = |row: usize| visible(ranges[row], first);
+            let block = span.blocks[block];
+            // SAFETY: the blocks are whole, the queries rounded, and the room is ours.
+            unsafe {
+                unpack(stored.k, block.k, p.head_dim, true, room);
+                add_scores(room, ranges.len(), p.head_dim / GROUP, &mut ahead);
+                (0..ranges.len()).filter(|&r| !spans(r).is_empty()).for_each(|r| pass.weigh(zero(), r, spans(r)));
+                unpack(stored.v, block.v, p.head_dim_v, false, room);
+                add_values(room, ranges.len(), spans, (p.head_dim_v / GROUP, v_steps), pass.out_mut(), &mut ahead);
+            }
+        }
+        pass.merge(zero(), &mut to.rows(i * ROWS, ROWS, p.head_dim_v));
+    }
+}
+
+/// Part of the block at position `first` that a row sees, relative to `first`.
+fn visible(range: (u32, u32), first: usize) -> Range<usize> {
+    crate::arch::lanes::attention::visible(range, &(first..first + BLOCK))
+}
+
+/// Difference of two codes of a precision, in codes of eight bits.
+fn step(kind: KvType) -> f32 {
+    (1 << (8 - kind.bits())) as f32
+}
+
+/// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
+/// system takes only so many requests at a time.
+#[derive(Default)]
+struct Ahead<'a> {
+    parts: [&'a [u8]; 2],
+    /// Bytes prefetched.
+    done: usize,
+    /// Cache lines per point.
+    lines: usize,
+}
+
+impl<'a> Ahead<'a> {
+    fn new(parts: [&'a [u8]; 2], n_points: usize) -> Ahead<'a> {
+        Ahead { parts, done: 0, lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    fn point(&mut self) {
+        for _ in 0..self.lines {
+            let [k, v] = self.parts;
+            let p = match self.done.checked_sub(k.len()) {
+                None => k.as_ptr().wrapping_add(self.done),
+                Some(at) => v.as_ptr().wrapping_add(at),
+            };
+            zero().prefetch(p);
+            self.done += 64;
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn round_query(q: &[f32], step: f32) -> Query {
+    let mut to =
+        Query { words: [[[0; CODES]; 2]; MAX_GROUPS], start: [0; MAX_GROUPS], middle: [0.0; MAX_GROUPS], scale: 0.0 };
+    let (mut largest, mut finite) = (0.0f32, true);
+    for x in q {
+        largest = largest.max(x.abs());
+        finite &= x.is_finite();
+    }
+    let inverse = if largest >= TINY { MAX_QUERY / largest } else { 0.0 };
+    to.scale = if finite { largest / MAX_QUERY } else { f32::NAN };
+    for (g, q) in q.chunks_exact(GROUP).enumerate() {
+        let (mut planes, mut sum) = ([[0u8; GROUP]; 2], 0);
+        for (i, q) in q.iter().enumerate() {
+            let at = i / 4 % 4 * 8 + i / 16 * 4 + i % 4;
+            let x = (q * inverse).round_ties_even() as i32;
+            let lower = x as i8;
+            planes[0][at] = ((x - i32::from(lower)) >> 8) as u8;
+            planes[1][at] = lower as u8;
+            sum += x;
+        }
+        for (words, plane) in to.words[g].iter_mut().zip(&planes) {
+            for (word, bytes) in words.iter_mut().zip(plane.as_chunks::<4>().0) {
+                *word = i32::from_le_bytes(*bytes);
+            }
+        }
+        to.start[g] = -128 * sum;
+        to.middle[g] = step / 2.0 * sum as f32;
+    }
+    to
+}
+
+/// A plane of a block, and the bytes of its rows.
+#[derive(Clone, Copy)]
+struct Plane {
+    first: *const u8,
+    row: usize,
+}
+
+/// Unpacks a block of keys, or of values, to codes and scales in the room.
+///
+/// # Safety
+/// The block must be whole, and the dimension one of [`fits`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut Room) {
+    let [upper, lower, scales] = kind.row_bytes(dim);
+    let from = |at: usize, row: usize| Plane { first: block[at..].as_ptr(), row };
+    let n_groups = dim / GROUP;
+    // SAFETY: an address of a part of the room.
+    let to: *mut __m512i = unsafe { (&raw mut (*room).codes).cast() };
+    let planes = [from(0, upper), from(BLOCK * upper, lower)];
+    // SAFETY: the planes have rows of that many groups, and there is room for their codes.
+    unsafe {
+        match kind {
+            KvType::Q8 => unpack_codes::<4>(planes, n_groups, keys, to),
+            KvType::Q6 => unpack_codes::<2>(planes, n_groups, keys, to),
+            KvType::Q5 => unpack_codes::<1>(planes, n_groups, keys, to),
+            _ => unpack_codes::<0>(planes, n_groups, keys, to),
+        }
+        unpack_scales(from(BLOCK * (upper + lower), scales), n_groups, (&raw mut (*room).scales).cast());
+    }
+}
+
+/// [`unpack`] for codes with so many `LOWER` bits.
+///
+/// # Safety
+/// The planes must be those of a block, and there must be room for its codes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack_codes<const LOWER: usize>([upper, lower]: [Plane; 2], n_groups: usize, keys: bool, to: *mut __m512i) {
+    for t in 0..N_VECTORS {
+        for g in 0..n_groups {
+            let at = |plane: Plane, bytes: usize| plane.first.wrapping_add(t * LANES * plane.row + g * bytes);
+            // SAFETY: 16 rows of the planes, and a group of each.
+            let (upper, lower) = unsafe {
+                let upper_rows = rows(at(upper, GROUP / 2), upper.row, GROUP / 2);
+                (upper_rows, if LOWER == 0 { upper_rows } else { rows(at(lower, 4 * LOWER), lower.row, 4 * LOWER) })
+            };
+            let (codes, i) = if keys {
+                (codes::<LOWER>(by_word(upper), by_word(lower)), t * n_groups + g)
+            } else {
+                // Flips the upper bit of both codes of a byte: 128 less, as signed bytes.
+                let upper = upper.map(|x| _mm512_xor_si512(x, _mm512_set1_epi8(0x88u8 as i8)));
+                (codes::<LOWER>(by_byte(upper), by_byte(lower)), g * N_VECTORS + t)
+            };
+            for (j, codes) in codes.into_iter().enumerate() {
+                // SAFETY: there is room for all codes of the block.
+                unsafe { _mm512_store_si512(to.add(i * CODES + j), codes) };
+            }
+        }
+    }
+}
+
+/// The first `n` bytes, at most 16, of 16 rows: of row `4m + k` in lane `m` of 128 bits of vector `k`, then zeros.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn rows(first: *const u8, stride: usize, n: usize) -> [__m512i; 4] {
+    let mut all = [_mm512_setzero_si512(); 4];
+    for (k, to) in all.iter_mut().enumerate() {
+        // SAFETY: the caller's promise; bytes that are masked are not read.
+        let row = |m: usize| unsafe {
+            let p = first.add((4 * m + k) * stride);
+            if n == 16 { _mm_loadu_si128(p.cast()) } else { _mm_maskz_loadu_epi8((1 << n) - 1, p.cast()) }
+        };
+        *to = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(0)), row(1));
+        *to = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(*to, row(2)), row(3));
+    }
+    all
+}
+
+/// Of [`rows`]: vector `t` has word `t` of row `i` in lane `i`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn by_word([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (low, low2) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (high, high2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(low, low2),
+        _mm512_unpackhi_epi64(low, low2),
+        _mm512_unpacklo_epi64(high, high2),
+        _mm512_unpackhi_epi64(high, high2),
+    ]
+}
+
+/// Of [`rows`]: word `i` in lane `m` of vector `t` has byte `4t + i` of the rows `4m ..`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn by_byte([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (low, low2) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+    let (high, high2) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+    [
+        _mm512_unpacklo_epi16(low, low2),
+        _mm512_unpackhi_epi16(low, low2),
+        _mm512_unpacklo_epi16(high, high2),
+        _mm512_unpackhi_epi16(high, high2),
+    ]
+}
+
+/// Codes of eight bits from their four upper ones and so many `LOWER` ones below these (`kv.rs` has their places): first
+/// those in low halves of bytes of `upper[0]`, then those in high ones, and so on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4]) -> [__m512i; CODES] {
+    let high = _mm512_set1_epi8(0xf0u8 as i8);
+    // The places of lower bits in a code.
+    let low = _mm512_set1_epi8(0xf - (0xf >> LOWER));
+    // Words of a key's lower bits, and bits of each code.
+    let words = LOWER.max(1);
+    let mut all = [_mm512_setzero_si512(); CODES];
+    for k in 0..4 {
+        for half in 0..2 {
+            let upper = if half == 0 { _mm512_slli_epi16::<4>(upper[k]) } else { upper[k] };
+            all[2 * k + half] = if LOWER == 0 {
+                _mm512_and_si512(upper, high)
+            } else {
+                // Place of the lower bits in their byte, and in a code.
+                let (from, to) = (4 * half + k - k % words, 4 - LOWER);
+                let lower = lower[k % words];
+                let count = |n: usize| _mm_cvtsi32_si128(n as i32);
+                let lower = if from > to {
+                    _mm512_srl_epi16(lower, count(from - to))
+                } else {
+                    _mm512_sll_epi16(lower, count(to - from))
+                };
+                // The first where `high` is set, else the second.
+                _mm512_ternarylogic_epi32::<0xca>(high, upper, _mm512_and_si512(lower, low))
+            };
+        }
+    }
+    all
+}
+
+/// Scales of a block, `[group][key]`.
+///
+/// # Safety
+/// The plane must have 64 rows of as many scales, and `to` room for them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack_scales(plane: Plane, n_groups: usize, to: *mut f32) {
+    for t in 0..N_VECTORS {
+        let first = plane.first.wrapping_add(t * LANES * plane.row);
+        // SAFETY: 16 rows of the plane.
+        let pairs = unsafe {
+            if n_groups == 2 {
+                [_mm512_loadu_si512(first.cast()); 4]
+            } else {
+                by_word(rows(first, plane.row, plane.row))
+            }
+        };
+        for g in 0..n_groups {
+            let pair = pairs[g / 2];
+            let scales = match g % 2 {
+                0 => _mm512_slli_epi32::<16>(pair),
+                _ => _mm512_and_si512(pair, _mm512_set1_epi32(!0xffff)),
+            };
+            // SAFETY: there is room for 64 scales of each group.
+            unsafe { _mm512_storeu_ps(to.add(g * BLOCK + t * LANES), _mm512_castsi512_ps(scales)) };
+        }
+    }
+}
+
+/// Products of the `n` queries with the unpacked keys.
+///
+/// # Safety
+/// The room must have the queries, and codes and scales of a block of keys.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_scores(room: *mut Room, n: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
+    for tile in tiles(n) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match tile.len() {
+                4 => dots::<4>(room, tile.start, n_groups, ahead),
+                2 => dots::<2>(room, tile.start, n_groups, ahead),
+                _ => dots::<1>(room, tile.start, n_groups, ahead),
+            }
+        }
+    }
+}
+
+/// [`add_scores`] for `R` rows from `row` on.
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
+    // SAFETY: addresses of parts of the room, which are initialised by the caller's promise.
+    let (q, codes, scales, scores): (&[Query; R], *const __m512i, *const f32, *mut f32) = unsafe {
+        (
+            &*(&raw const (*room).queries[row]).cast(),
+            (&raw const (*room).codes).cast(),
+            (&raw const (*room).scales).cast(),
+            (&raw mut (*room).scores[row * STRIDE]).cast(),
+        )
+    };
+    for t in 0..N_VECTORS {
+        let mut sums = [_mm512_setzero_ps(); R];
+        for g in 0..n_groups {
+            ahead.point();
+            let mut upper = [_mm512_setzero_si512(); R];
+            let mut lower: [__m512i; R] = std::array::from_fn(|r| _mm512_set1_epi32(q[r].start[g]));
+            for i in 0..CODES {
+                // SAFETY: codes of the block.
+                let code = unsafe { _mm512_load_si512(codes.add((t * n_groups + g) * CODES + i)) };
+                for r in 0..R {
+                    // A sum of 32 products of a code and a byte is below 2²⁰: times 256 it fits.
+                    upper[r] = _mm512_dpbusd_epi32(upper[r], code, _mm512_set1_epi32(q[r].words[g][0][i]));
+                    lower[r] = _mm512_dpbusd_epi32(lower[r], code, _mm512_set1_epi32(q[r].words[g][1][i]));
+                }
+            }
+            // SAFETY: scales of the block.
+            let scale = unsafe { _mm512_loadu_ps(scales.add(g * BLOCK + t * LANES)) };
+            for r in 0..R {
+                let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(upper[r]), lower[r]));
+                let sum = _mm512_add_ps(sum, _mm512_set1_ps(q[r].middle[g]));
+                sums[r] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(q[r].scale)), sums[r]);
+            }
+        }
+        for (r, sum) in sums.into_iter().enumerate() {
+            // SAFETY: there is room for the scores of each row.
+            unsafe { _mm512_storeu_ps(scores.add(r * STRIDE + t * LANES), sum) };
+        }
+    }
+}
+
+/// Adds the unpacked values, by weight, to `n` rows of outputs, of `n_groups`; row `r` sees the keys `spans(r)`.
+///
+/// # Safety
+/// The room must have the rows' weights of the keys that they see, and codes and scales of a block of values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_values(
+    room: *mut Room,
+    n: usize,
+    spans: impl Fn(usize) -> Range<usize>,
+    (n_groups, step): (usize, f32),
+    out: *mut f32,
+    ahead: &mut Ahead<'_>,
+) {
+    let (mut last, mut largest) = (0..0, [0.0; MAX_GROUPS]);
+    for first in (0..n).step_by(TILE) {
+        let tile = first..n.min(first + TILE);
+        for r in tile.clone().filter(|&r| !spans(r).is_empty()) {
+            if spans(r) != last {
+                last = spans(r);
+                // SAFETY: the room has scales.
+                largest = unsafe { relative_scales(room, &last, n_groups) };
+            }
+            // SAFETY: the room has the row's weights, and room for a tile of them.
+            unsafe {
+                let to = (&raw mut (*room).weights).cast::<Weights>().add(r - first);
+                round_weights(room, r, &last, (&largest[..n_groups], step), to);
+            }
+        }
+        for r in tile.filter(|&r| !spans(r).is_empty()) {
+            // SAFETY: the weights have just been rounded; there is a row of outputs for each row.
+            unsafe {
+                let weights = (&raw const (*room).weights).cast::<Weights>().add(r - first);
+                let codes = (&raw const (*room).codes).cast();
+                add_weighted(codes, &*weights, n_groups, out.add(r * n_groups * GROUP), ahead);
+            }
+        }
+    }
+}
+
+/// The keys of a span that are in vector `t`, one bit each.
+#[inline]
+fn mask(span: &Range<usize>, t: usize) -> u16 {
+    let at = |x: usize| x.clamp(t * LANES, (t + 1) * LANES) - t * LANES;
+    ((1u32 << at(span.end)) - (1 << at(span.start))) as u16
+}
+
+/// Divides the scales of the keys in `span` by the largest of each group, which it returns.
+///
+/// # Safety
+/// The room must have scales of so many groups.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) -> [f32; MAX_GROUPS] {
+    let mut all = [0.0; MAX_GROUPS];
+    for (g, all) in all[..n_groups].iter_mut().enumerate() {
+        let (mut scales, mut top) = ([_mm512_setzero_ps(); N_VECTORS], _mm512_set1_ps(TINY_SCALE));
+        for (t, scales) in scales.iter_mut().enumerate() {
+            // SAFETY: scales of the block.
+            *scales = unsafe {
+                _mm512_maskz_loadu_ps(
+                    mask(span, t),
+                    (&raw const (*room).scales).cast::<f32>().add(g * BLOCK + t * LANES),
+                )
+            };
+            // The second operand where one is NaN: such a scale stays NaN, and makes the outputs so.
+            top = _mm512_max_ps(*scales, top);
+        }
+        *all = _mm512_reduce_max_ps(top);
+        let inverse = _mm512_set1_ps(1.0 / *all);
+        for (t, scales) in scales.into_iter().enumerate() {
+            // SAFETY: there is room for them.
+            unsafe {
+                let to = (&raw mut (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES);
+                _mm512_storeu_ps(to, _mm512_mul_ps(scales, inverse));
+            }
+        }
+    }
+    all
+}
+
+/// Rounds the weights of row `r`, which sees the keys of `span`; `largest` are the largest scales of the groups.
+///
+/// # Safety
+/// The room must have the row's weights for the span, and its relative scales; `to` must be writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn round_weights(
+    room: *const Room,
+    r: usize,
+    span: &Range<usize>,
+    (largest, step): (&[f32], f32),
+    to: *mut Weights,
+) {
+    let (mut weights, mut top) = ([_mm512_setzero_ps(); N_VECTORS], _mm512_set1_ps(TINY));
+    for (t, weights) in weights.iter_mut().enumerate() {
+        // SAFETY: the row's weights for the span.
+        *weights = unsafe {
+            _mm512_maskz_loadu_ps(mask(span, t), (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
+        };
+        top = _mm512_max_ps(*weights, top);
+    }
+    let top = _mm512_reduce_max_ps(top);
+    let inverse = _mm512_set1_ps(MAX_WEIGHT / top);
+    weights.iter_mut().for_each(|w| *w = _mm512_mul_ps(*w, inverse));
+    for (g, largest) in largest.iter().enumerate() {
+        let (mut words, mut sum) = ([_mm512_setzero_si512(); N_VECTORS], _mm512_setzero_ps());
+        for t in 0..N_VECTORS {
+            // SAFETY: relative scales of the span.
+            let scale =
+                unsafe { _mm512_loadu_ps((&raw const (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES)) };
+            let x = _mm512_mul_ps(weights[t], scale);
+            sum = _mm512_add_ps(sum, x);
+            words[t] = _mm512_cvtps_epu32(x);
+        }
+        let [a, b, c, d] = words;
+        let (a, b) = (_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+        let byte = _mm512_set1_epi16(255);
+        let upper = _mm512_packus_epi16(_mm512_srli_epi16::<8>(a), _mm512_srli_epi16::<8>(b));
+        let lower = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
+        let unit = top / MAX_WEIGHT * largest;
+        // SAFETY: the caller's promise.
+        unsafe {
+            (*to).planes[g] = [upper, lower];
+            (*to).unit[g] = unit;
+            (*to).middle[g] = step / 2.0 * unit * _mm512_reduce_add_ps(sum);
+        }
+    }
+}
+
+/// Adds values by weight to a row of outputs.
+///
+/// # Safety
+/// `codes` must be those of a block of values with as many groups, `out` a row of them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_weighted(codes: *const __m512i, w: &Weights, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
+    for g in 0..n_groups {
+        let [upper, lower] = w.planes[g].map(|plane| {
+            [
+                _mm512_shuffle_epi32::<0x00>(plane),
+                _mm512_shuffle_epi32::<0x55>(plane),
+                _mm512_shuffle_epi32::<0xaa>(plane),
+                _mm512_shuffle_epi32::<0xff>(plane),
+            ]
+        });
+        let mut sums = [[_mm512_setzero_si512(); CODES]; 2];
+        for t in 0..N_VECTORS {
+            ahead.point();
+            for i in 0..CODES {
+                // SAFETY: codes of the block.
+                let code = unsafe { _mm512_load_si512(codes.add((g * N_VECTORS + t) * CODES + i)) };
+                // A sum of 16 products of two bytes is below 2¹⁹: four of them, times 256, fit.
+                sums[0][i] = _mm512_dpbusd_epi32(sums[0][i], upper[t], code);
+                sums[1][i] = _mm512_dpbusd_epi32(sums[1][i], lower[t], code);
+            }
+        }
+        let (unit, middle) = (_mm512_set1_ps(w.unit[g]), _mm512_set1_ps(w.middle[g]));
+        for half in 0..2 {
+            let sum = std::array::from_fn(|k| {
+                let i = 2 * k + half;
+                _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0][i]), sums[1][i])
+            });
+            let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(fold(sum)), unit, middle);
+            // SAFETY: 16 columns of the row.
+            unsafe {
+                let to = out.add(g * GROUP + half * LANES);
+                _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum));
+            }
+        }
+    }
+}
+
+/// Sums over the lanes of 128 bits of four vectors: that of vector `k` in lane `k`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn fold([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let pair = |a, b| _mm512_add_epi32(_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xee>(a, b));
+    let (a, b) = (pair(a, b), pair(c, d));
+    _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b))
+}

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Makes tests/data/convert.json: for tiny models of each family, what a folder of Hugging Face has, and what llama.cpp's
+convert_hf_to_gguf.py makes of it.
+
+    pip install torch transformers safetensors sentencepiece numpy
+    python tests/reference_convert.py LLAMA_CPP
+
+LLAMA_CPP is a checkout of llama.cpp. Names and shapes of the tensors are those of transformers' own models; the values are
+a hash of name and index (`values`), so that no file has to hold them. A tensor of the GGUF file is kept as its dimensions,
+its type and a hash of its bytes, an array of metadata as its length and a hash.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+LLAMA_CPP = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(LLAMA_CPP))
+sys.path.insert(1, str(LLAMA_CPP / "gguf-py"))
+import gguf  # noqa: E402
+from conversion import ModelBase, get_model_class, get_model_architecture  # noqa: E402
+from conversion.base import ModelType, TextModel  # noqa: E402
+
+OUT = pathlib.Path(__file__).parent / "data" / "convert.json"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+
+
+def fnv(data):
+    h = 0xCBF29CE484222325
+    for byte in bytes(data):
+        h = ((h ^ byte) * 0x100000001B3) % (1 << 64)
+    return f"{h:016x}"
+
+
+def values(name, shape):
+    """Between -1 and 1, with few enough bits to be exact in every type."""
+    seed = int(fnv(name.encode()), 16)
+    x = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(31))) >> np.uint64(57)
+    return torch.from_numpy((x.astype(np.float32) / np.float32(64) - np.float32(1)).reshape(shape))
+
+
+def byte_letters():
+    """GPT-2's letters for the 256 bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(rest))]
+
+
+def bpe(pattern, ignore_merges=False, template=True, special=("<|begin|>", "<|end|>"), digits=False):
+    """tokenizer.json of a byte-level BPE with a few merges."""
+    vocab = {letter: i for i, letter in enumerate(byte_letters())}
+    merges = [["t", "h"], ["th", "e"], ["Ġ", "the"], ["i", "n"], ["Ġ", "in"]]
+    for a, b in merges:
+        vocab[a + b] = len(vocab)
+    added = [(text, True) for text in special] + [("<think>", False)]
+    added = [
+        {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": s}
+        for i, (text, s) in enumerate(added)
+    ]
+    steps = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}] if pattern else []
+    steps += [{"type": "Digits", "individual_digits": True}] if digits else []
+    steps += [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    begin = {"SpecialToken": {"id": special[0], "type_id": 0}}
+    a = {"Sequence": {"id": "A", "type_id": 0}}
+    b = {"Sequence": {"id": "B", "type_id": 1}}
+    ids = {special[0]: {"id": special[0], "ids": [added[0]["id"]], "tokens": [special[0]]}}
+    processing = {"type": "TemplateProcessing", "single": [begin, a], "pair": [begin, a, begin, b], "special_tokens": ids}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": {"type": "Sequence", "processors": [byte_level, processing]} if template else byte_level,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "fuse_unk": False, "byte_fallback": False, "ignore_merges": ignore_merges, "vocab": vocab, "merges": merges,
+        },
+    }
+
+
+def sentencepiece():
+    """tokenizer.model: unknown, two controls, a user's token, the bytes and some texts."""
+    from sentencepiece import sentencepiece_model_pb2 as pb
+
+    model = pb.ModelProto()
+    texts = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("<pad>", 0, 4)]
+    texts += [(f"<0x{b:02X}>", 0, 6) for b in range(256)]
+    texts += [(text, -float(i), 1) for i, text in enumerate(["▁", "t", "h", "e", "▁t", "he", "▁the", "i", "n", "▁in"])]
+    for text, score, kind in texts:
+        model.pieces.add(piece=text, score=score, type=kind)
+    model.trainer_spec.model_type = 2
+    model.trainer_spec.byte_fallback = True
+    return model.SerializeToString()
+
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+BEGIN_END = {"bos_token": "<|begin|>", "eos_token": {"__type": "AddedToken", "content": "<|end|>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}, "chat_template": TEMPLATE}
+SP_SETTINGS = {
+    "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+    "tokenizer_class": "LlamaTokenizer",
+    "added_tokens_decoder": {"0": {"content": "<unk>", "special": True}, "1": {"content": "<s>", "special": True},
+                             "2": {"content": "</s>", "special": True}, "270": {"content": "<think>", "special": False}},
+}
+# Files of each kind of tokenizer; `pre` is the name that llama.cpp would find by the hash of a known vocabulary.
+TOKENIZERS = {
+    "llama3": {"tokenizer.json": bpe(LLAMA3, True), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "llama-bpe"},
+    "qwen": {
+        "tokenizer.json": bpe(QWEN2, template=False, special=("<|endoftext|>", "<|im_end|>")),
+        "tokenizer_config.json": {"add_bos_token": False, "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+                                  "tokenizer_class": "PreTrainedTokenizerFast",
+                                  "chat_template": [{"name": "default", "template": TEMPLATE}, {"name": "tool-use", "template": "x"}]},
+        "pre": "qwen2",
+    },
+    "digits": {"tokenizer.json": bpe(None, digits=True, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "smollm"},
+    "dbrx": {"tokenizer.json": bpe(LLAMA3, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "dbrx"},
+    "spm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": SP_SETTINGS, "pre": None},
+}
+
+BASE = {
+    "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+# Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
+MODELS = [
+    ("llama", "Llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}, "llama3", "bfloat16", "auto"),
+    ("llama-spm", "Llama", {"attention_bias": True, "tie_word_embeddings": True}, "spm", "float16", "q8_0"),
+    ("mistral", "Mistral", {"head_dim": 32, "sliding_window": None, "rope_theta": 1000000.0}, "spm", "bfloat16", "f16"),
+    ("mixtral", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, "spm", "bfloat16", "bf16"),
+    ("smollm3", "SmolLM3", {"tie_word_embeddings": True, "pad_token_id": 0}, "llama3", "bfloat16", "auto"),
+    ("arcee", "Arcee", {}, "llama3", "bfloat16", "auto"),
+    ("granite", "Granite", {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 8.0},
+     "digits", "bfloat16", "auto"),
+    ("qwen2", "Qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000000.0, "original_max_position_embeddings": 64}},
+     "qwen", "bfloat16", "f32"),
+    ("qwen2moe", "Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 48}, "qwen", "bfloat16", "auto"),
+    ("qwen3", "Qwen3", {"head_dim": 32, "rope_theta": 1000000.0, "tie_word_embeddings": True}, "qwen", "bfloat16", "q8_0"),
+    ("qwen3moe", "Qwen3Moe", {**MOE, "head_dim": 32}, "qwen", "bfloat16", "auto"),
+    ("seed_oss", "SeedOss", {"head_dim": 16, "attention_out_bias": False}, "qwen", "bfloat16", "auto"),
+    ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 32}, "spm", "bfloat16", "auto"),
+    ("gemma3", "Gemma3Text", {"head_dim": 32, "sliding_window": 32, "vocab_size": 288}, "spm", "bfloat16", "auto"),
+    ("phi3", "Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "sliding_window": 128,
+                      "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [1.0 + i for i in range(8)],
+                                          "short_factor": [1.0 + i / 8 for i in range(8)], "original_max_position_embeddings": 64}},
+     "spm", "bfloat16", "auto"),
+    ("olmo2", "Olmo2", {}, "dbrx", "float32", "f16"),
+    ("olmo", "Olmo", {"clip_qkv": 8.0}, "dbrx", "bfloat16", "auto"),
+    ("olmoe", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "dbrx", "bfloat16", "auto"),
+    ("command-r", "Cohere", {"use_qk_norm": False, "logit_scale": 0.0625}, "digits", "bfloat16", "auto"),
+    ("cohere2", "Cohere2", {"head_dim": 16, "sliding_window": 32, "logit_scale": 0.25, "num_hidden_layers": 4, "rotary_pct": 1.0}, "digits", "bfloat16", "auto"),
+    ("exaone4", "Exaone4", {"sliding_window": 32, "num_hidden_layers": 4, "sliding_window_pattern": 4}, "dbrx", "bfloat16", "auto"),
+    ("starcoder2", "Starcoder2", {}, "digits", "bfloat16", "auto"),
+    ("stablelm", "StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.25}, "dbrx", "bfloat16", "auto"),
+    ("granitemoe", "GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2}, "digits", "bfloat16", "auto"),
+    ("granitemoeshared", "GraniteMoeShared", {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "digits", "bfloat16", "auto"),
+    ("lfm2", "Lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 3}, "llama3", "bfloat16", "auto"),
+    ("mamba", "Mamba", {"state_size": 8, "intermediate_size": 128}, "dbrx", "float32", "f16"),
+    ("qwen3next", "Qwen3Next", {**MOE, "head_dim": 32, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                                "linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+     "qwen", "bfloat16", "auto"),
+]
+CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
+
+
+def write_folder(folder, cls, options, kind, dtype):
+    """The files of a model; the names, shapes and types of its tensors."""
+    config = getattr(transformers, cls + "Config")(**{**BASE, **options})
+    model_class = getattr(transformers, CLASSES.get(cls, cls + "ForCausalLM"))
+    config.architectures = [model_class.__name__]
+    torch.manual_seed(0)
+    model = model_class(config).to(getattr(torch, dtype))
+    # transformers' own writer undoes what it fuses or renames while loading.
+    model.save_pretrained(folder)
+    os.remove(folder / "generation_config.json")
+    from safetensors import safe_open
+
+    tensors = {}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for name in file.keys():
+            tensors[name] = values(name, file.get_slice(name).get_shape()).to(getattr(torch, dtype))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, content in TOKENIZERS[kind].items():
+        if name != "pre":
+            (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True}))
+    return [[name, list(tensor.shape)] for name, tensor in tensors.items()]
+
+
+def convert(folder, kind, outtype):
+    types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "auto": "GUESSED"}
+    hparams = ModelBase.load_hparams(folder, False)
+    cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZERS[kind]["pre"]
+    cls.no_mtp = True
+    out = folder / "out.gguf"
+    with torch.inference_mode():
+        cls(folder, gguf.LlamaFileType[types[outtype]], out).write()
+    return out
+
+
+def describe(path):
+    reader = gguf.GGUFReader(path)
+    metadata = {}
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF."):
+            continue
+        value = field.contents()
+        types = [t.name for t in field.types]
+        if isinstance(value, list) and len(value) > 16:
+            text = "\n".join(v if isinstance(v, str) else repr(float(v)) if "FLOAT" in types[1] else str(v) for v in value)
+            value = {"len": len(value), "hash": fnv(text.encode())}
+        metadata[key] = [types[-1] if len(types) == 1 else "ARRAY " + types[-1], value]
+    tensors = {}
+    for t in reader.tensors:
+        data = t.data.tobytes()
+        # Factors of ropes and decays come from functions that may differ in the last bit.
+        entry = [[int(n) for n in t.shape], t.tensor_type.name, fnv(data)]
+        if entry[1] == "Q8_0":
+            # Of the blocks the scales: ruvllm rounds with the scale as it is stored, llama.cpp with the one before.
+            entry[2] = fnv(np.frombuffer(data, np.uint8).reshape(-1, 34)[:, :2].tobytes())
+        if t.name.startswith("rope_") or t.name.endswith("ssm_a"):
+            entry[2] = [float(x) for x in t.data.flatten()[:16]]
+        tensors[t.name] = entry
+    return metadata, tensors
+
+
+def main():
+    models = []
+    only = sys.argv[2:]
+    for name, cls, options, kind, dtype, outtype in MODELS:
+        if only and name not in only:
+            continue
+        with tempfile.TemporaryDirectory() as parent:
+            folder = pathlib.Path(parent) / "tiny-model"
+            folder.mkdir()
+            tensors = write_folder(folder, cls, options, kind, dtype)
+            metadata, converted = describe(convert(folder, kind, outtype))
+            config = json.loads((folder / "config.json").read_text())
+            models.append({"name": name, "tokenizer": kind, "dtype": dtype, "outtype": outtype, "config": config, "checkpoint": tensors,
+                           "metadata": metadata, "tensors": converted})
+            print(name, len(tensors), "->", len(converted), file=sys.stderr)
+    tokenizers = {}
+    for kind, files in TOKENIZERS.items():
+        tokenizers[kind] = {name: content.hex() if isinstance(content, bytes) else content for name, content in files.items() if name != "pre"}
+    lines = [json.dumps(line, separators=(",", ":")) for line in [{"tokenizers": tokenizers}, *models]]
+    OUT.write_text("\n".join(lines) + "\n")
+
+
+main()
