@@ -447,6 +447,8 @@ fn streams_in_turns() {
     use std::sync::Arc;
     const BLOCK: usize = 2000;
     const REQUEST: usize = 128;
+    /// Tokens of each stream.
+    const STREAM: usize = 8000;
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
@@ -463,8 +465,8 @@ fn streams_in_turns() {
     for visit in 0.. {
         let before = requests.len();
         for (i, stream) in streams.iter().enumerate() {
-            let end = (visit * BLOCK + BLOCK).min(stream.len());
-            let block = stream.get(visit * BLOCK..end).unwrap_or(&[]);
+            let end = (visit * BLOCK + BLOCK).min(stream.len()).min(STREAM);
+            let block = stream.get(visit * BLOCK..end.max(visit * BLOCK)).unwrap_or(&[]);
             requests.extend(block.chunks(REQUEST).filter(|request| request.len() > 1).map(|r| (i, visit == 0, r)));
         }
         if requests.len() == before {
