@@ -123,7 +123,10 @@ fn write_folder(folder: &Folder, tokenizers: &Json, model: &Json) {
     folder.write("model.safetensors", safetensors(&checkpoint(model), model["dtype"].as_str().unwrap()));
 }
 
-fn checkpoint(model: &Json) -> Vec<(String, Vec<usize>)> {
+/// Names and shapes.
+type Tensors = Vec<(String, Vec<usize>)>;
+
+fn checkpoint(model: &Json) -> Tensors {
     serde_json::from_value(model["checkpoint"].clone()).unwrap()
 }
 
@@ -257,7 +260,7 @@ fn splits_and_default_name() {
 
 #[test]
 fn refusals_say_what_is_wrong() {
-    let tensors = |change: &dyn Fn(&mut Vec<(String, Vec<usize>)>)| {
+    let tensors = |change: &dyn Fn(&mut Tensors)| {
         let (folder, model) = good("mixtral");
         let mut tensors = checkpoint(&model);
         change(&mut tensors);

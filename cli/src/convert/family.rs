@@ -6,7 +6,6 @@
 use super::Failure;
 use super::config::Config;
 use ruvllm::gguf::{Array, Value};
-use std::ops::Range;
 
 /// A family of models.
 pub(super) struct Family {
@@ -29,8 +28,8 @@ pub(super) struct Family {
     pub(super) pairs: bool,
     /// What happens to the values of a tensor, by its name in the GGUF file.
     pub(super) map: fn(&str) -> Option<Map>,
-    /// The rows of both parts of a tensor that is cut in two; an expert's, if there are several.
-    pub(super) cut: fn(&Config, usize) -> Result<[Vec<Range<usize>>; 2], Failure>,
+    /// The parts of a tensor that is cut in two, from its number of rows; an expert's, if there are several.
+    pub(super) cut: fn(&Config, usize) -> Result<Parts, Failure>,
     /// Whether the head's width is written even if the file does not say it.
     pub(super) head_dim: bool,
     /// What the files say about a space before a text.
@@ -41,6 +40,8 @@ pub(super) struct Family {
     pub(super) extra: fn(&Config) -> Result<Vec<Extra>, Failure>,
 }
 
+/// Two lists of rows: a first row, and how many.
+pub(super) type Parts = [Vec<(usize, usize)>; 2];
 /// Of a value.
 pub(super) type Map = fn(f32) -> f32;
 /// Writes a key behind the architecture.
@@ -456,9 +457,9 @@ pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
     })
 }
 
-fn halves(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+fn halves(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
     match n_rows.is_multiple_of(2) {
-        true => Ok([vec![0..n_rows / 2], vec![n_rows / 2..n_rows]]),
+        true => Ok([vec![(0, n_rows / 2)], vec![(n_rows / 2, n_rows / 2)]]),
         false => Err(config.refuse(format_args!("{n_rows} rows have no halves"))),
     }
 }
@@ -534,7 +535,7 @@ fn qwen3next_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 
 /// Each key head of the checkpoint has its rows of queries, keys, values and gates; GGUF files have all queries, then all
 /// keys, then all values, and the gates for themselves.
-fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2], Failure> {
+fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
     let number = |name: &str| config.u32(name).map(|n| n as usize);
     let (n_head, dim_k) = (number("linear_num_key_heads")?, number("linear_key_head_dim")?);
     let dim_v = number("linear_num_value_heads")?.checked_div(n_head).unwrap_or(0) * number("linear_value_head_dim")?;
@@ -542,7 +543,7 @@ fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<[Vec<Range<usize>>; 2
     if n_head == 0 || n_rows != n_head * whole {
         return Err(config.refuse(format_args!("in_proj_qkvz has {n_rows} rows, and {n_head} heads of {whole}")));
     }
-    let part = |start: usize, n: usize| (0..n_head).map(move |head| head * whole + start..head * whole + start + n);
+    let part = |start: usize, n: usize| (0..n_head).map(move |head| (head * whole + start, n));
     let qkv = part(0, dim_k).chain(part(dim_k, dim_k)).chain(part(2 * dim_k, dim_v));
     Ok([qkv.collect(), part(2 * dim_k + dim_v, dim_v).collect()])
 }

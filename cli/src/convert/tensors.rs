@@ -1,9 +1,9 @@
 //! From the tensors of a checkpoint to those of a GGUF file: names, shapes, types, and which row comes from where.
 
-use super::Failure;
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
 use super::family::{Family, Map, NAMES};
+use super::{Failure, note};
 use ruvllm::quant::DType;
 use std::collections::BTreeMap;
 
@@ -107,12 +107,13 @@ pub(super) fn plan<'a>(
     outtype: DType,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
     // Pieces by the number of the expert, in the order of the checkpoint.
-    let mut order = Vec::new();
+    let (mut order, mut n_left_out) = (Vec::new(), 0);
     let mut parts: BTreeMap<String, BTreeMap<u32, (&Source<'a>, Half)>> = BTreeMap::new();
     for source in sources {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let name = parse(&source.name);
         if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_left_out(family, &source.name) {
+            n_left_out += 1;
             continue;
         }
         let known = family.names.iter().chain(NAMES).find(|(from, _)| *from == name.path);
@@ -136,6 +137,9 @@ pub(super) fn plan<'a>(
                 return Err(config.refuse(format_args!("{} and {} are the same tensor", twin.name, source.name)));
             }
         }
+    }
+    if n_left_out > 0 {
+        note(format!("{n_left_out} tensors are left out: other parts of the model, or buffers"));
     }
     let tensor = |name: String| {
         let pieces = parts.remove(&name).unwrap_or_default();
@@ -210,9 +214,9 @@ fn stack<'a>(
         let of_expert = *cut;
         let parts = (family.cut)(config, of_expert)?;
         let part = &parts[usize::from(half == Half::Second)];
-        *cut = part.iter().map(ExactSizeIterator::len).sum();
+        *cut = part.iter().map(|(_, n)| n).sum();
         let experts = (0..rows / of_expert).map(|expert| expert * of_expert);
-        ranges = experts.flat_map(|at| part.iter().map(move |range| (at + range.start, range.len()))).collect();
+        ranges = experts.flat_map(|at| part.iter().map(move |&(first, n)| (at + first, n))).collect();
     }
     let mut head = 0;
     if pairs {
