@@ -436,8 +436,8 @@ fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
     println!("{name}: {:+.1} % ({:+.1} to {:+.1})", percent[0], percent[1], percent[2]);
 }
 
-/// What `docs/learning.md` says of learning by itself, and of consolidating adapters: three streams take turns in blocks of
-/// 2,000 tokens, as requests of 128 tokens; second and later visits count.
+/// What learning by itself gains, and consolidating adapters would: three streams take turns in blocks of 2,000 tokens, as
+/// requests of 128 tokens; second and later visits count.
 #[test]
 #[ignore = "measures"]
 fn streams_in_turns() {
