@@ -70,8 +70,8 @@ fn decoding_allocates_nothing() {
     }
 }
 
-/// The text of each token is a string of its own. Besides those, passes allocate only when a list grows, which doubles: a
-/// thousand tokens, fewer than a hundred times.
+/// The text of each token is a string of its own. Besides those, passes allocate only when a list grows, which doubles, and
+/// for every 64th token a page: altogether less often than there are passes.
 #[test]
 fn drafts_allocate_nothing_per_pass() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
@@ -92,8 +92,7 @@ fn drafts_allocate_nothing_per_pass() {
         let (before, n_before) = (COUNT.get(), generation.n_passes());
         generation.by_ref().take(300).for_each(|piece| drop(piece.unwrap()));
         let n_passes = generation.n_passes() - n_before;
-        assert!(n_passes > 60);
-        assert!(COUNT.get() - before < 300 + 20, "{} in {n_passes} passes", COUNT.get() - before);
+        assert!(COUNT.get() - before < 300 + n_passes.min(60), "{} in {n_passes} passes", COUNT.get() - before);
     }
     for speculation in &speculations {
         let options = ScheduleOptions { session: options.clone(), n_pieces: 4096, ..Default::default() };
@@ -119,10 +118,10 @@ fn drafts_allocate_nothing_per_pass() {
         (0..30).for_each(|_| assert!(schedule.step()));
         n_read();
         let before = COUNT.get();
-        (0..60).for_each(|_| assert!(schedule.step()));
+        (0..120).for_each(|_| assert!(schedule.step()));
         let allocated = COUNT.get() - before;
         let n_tokens = n_read();
-        assert!(schedule.n_running() == 4 && n_tokens >= 4 * 60);
-        assert!(allocated < n_tokens + 40, "{allocated} in 60 passes, {n_tokens} tokens");
+        assert!(schedule.n_running() == 4 && n_tokens >= 4 * 120);
+        assert!(allocated < n_tokens + 120, "{allocated} in 120 passes, {n_tokens} tokens");
     }
 }
