@@ -1,4 +1,4 @@
-//! Decoding allocates nothing: counted with an allocator of our own, on the thread that decodes, as the test
+//! Decoding allocates nothing, with drafts and side by side, too: counted with an allocator of our own, on the thread that decodes, as the test
 //! runner's own goes on beside it.
 
 #[path = "it/run/mod.rs"]
@@ -6,12 +6,15 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::exec::SessionOptions;
+use ruvllm::Sampler;
+use ruvllm::exec::{Request, Schedule, ScheduleOptions, SessionOptions, Speculation};
+use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use tiny::Tiny;
 
 struct Counting;
@@ -64,5 +67,62 @@ fn decoding_allocates_nothing() {
             session.prefill(&[1, 2, 3, 4]).unwrap();
             assert!(COUNT.get() - before <= 3, "{tiny:?} {dtype:?}");
         }
+    }
+}
+
+/// The text of each token is a string of its own. Besides those, passes allocate only when a list grows, which doubles: a
+/// thousand tokens, fewer than a hundred times.
+#[test]
+fn drafts_allocate_nothing_per_pass() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    let model = run::open(Gguf::open(path).unwrap()).unwrap();
+    let engine = run::engine(&model, 1);
+    let prompt = model.tokenizer().unwrap().encode_prompt(&"The value is moved, and the value is dropped. ".repeat(8));
+    let options = SessionOptions { n_ctx: Some(1024), ..Default::default() };
+    // What is drawn differs, so that drafts are right and wrong.
+    let sampler = |seed: u64| Sampler::builder().temperature(0.8).seed(seed).build().unwrap();
+    let speculations = [None, Some(Speculation::default()), Some(Speculation::default().fixed_length(4))];
+    for speculation in &speculations {
+        let session = engine.session_with(&options).unwrap();
+        let mut generation = session.into_generation_from(&prompt, sampler(1)).max_tokens(500);
+        if let Some(speculation) = speculation {
+            generation = generation.speculate(speculation.clone());
+        }
+        generation.by_ref().take(100).for_each(|piece| drop(piece.unwrap()));
+        let (before, n_before) = (COUNT.get(), generation.n_passes());
+        generation.by_ref().take(300).for_each(|piece| drop(piece.unwrap()));
+        let n_passes = generation.n_passes() - n_before;
+        assert!(n_passes > 60);
+        assert!(COUNT.get() - before < 300 + 20, "{} in {n_passes} passes", COUNT.get() - before);
+    }
+    for speculation in &speculations {
+        let options = ScheduleOptions { session: options.clone(), n_pieces: 4096, ..Default::default() };
+        let mut schedule = Schedule::new(&engine, &options).unwrap();
+        let mut streams = Vec::new();
+        for seed in 0..4 {
+            let mut request = Request::new(prompt.clone(), sampler(seed)).max_tokens(800);
+            if let Some(speculation) = speculation {
+                request = request.speculate(speculation.clone());
+            }
+            streams.push(schedule.submit(request).unwrap());
+        }
+        let mut n_read = || {
+            let mut context = Context::from_waker(Waker::noop());
+            let mut n = 0;
+            for stream in &mut streams {
+                while let Poll::Ready(Some(Ok(_))) = stream.poll_next(&mut context) {
+                    n += 1;
+                }
+            }
+            n
+        };
+        (0..30).for_each(|_| assert!(schedule.step()));
+        n_read();
+        let before = COUNT.get();
+        (0..60).for_each(|_| assert!(schedule.step()));
+        let allocated = COUNT.get() - before;
+        let n_tokens = n_read();
+        assert!(schedule.n_running() == 4 && n_tokens >= 4 * 60);
+        assert!(allocated < n_tokens + 40, "{allocated} in 60 passes, {n_tokens} tokens");
     }
 }

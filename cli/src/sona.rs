@@ -3,9 +3,12 @@
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
 use super::model::{ModelArgs, ResidenceArgs};
-use super::output::{Failure, note, paint, print, print_json, printable, size};
+#[cfg(feature = "chat")]
+use super::output::paint;
+use super::output::{Failure, note, print, print_json, printable, size};
 use clap::Subcommand;
 use ruvllm::GgufError;
+#[cfg(feature = "chat")]
 use ruvllm::exec::Engine;
 use ruvllm::gguf::{Gguf, NewFile};
 use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};

@@ -69,9 +69,9 @@ impl RowTimes {
         if let Some(time) = self.get(n) {
             return Some(time);
         }
-        let measured = |mut range: Box<dyn Iterator<Item = usize>>| range.find_map(|n| Some((n, self.get(n)?)));
-        let below = measured(Box::new((1..n).rev()));
-        let above = measured(Box::new(n + 1..=MAX_ROWS));
+        let measured = |n: usize| Some((n, self.get(n)?));
+        let below = (1..n).rev().find_map(measured);
+        let above = (n + 1..=MAX_ROWS).find_map(measured);
         let line = |(n0, t0): (usize, f64), slope: f64| t0 + (n as f64 - n0 as f64) * slope;
         match (below, above) {
             (None, None) => None,
@@ -79,7 +79,7 @@ impl RowTimes {
             // Fewer rows never take longer.
             (None, Some(above)) => Some(above.1),
             (Some(below), None) => {
-                let first = measured(Box::new(1..n)).unwrap_or(below);
+                let first = (1..n).find_map(measured).unwrap_or(below);
                 let slope = (below.1 - first.1) / (below.0 - first.0).max(1) as f64;
                 Some(line(below, slope.max(LEAST_SLOPE * first.1 / first.0 as f64)))
             }
