@@ -1,4 +1,5 @@
-//! Decoding allocates nothing, with drafts and side by side, too: counted with an allocator of our own, on the thread that decodes, as the test
+//! Decoding allocates nothing, with drafts and side by side, too: counted with an allocator of our own, on the thread
+//! that decodes, as the test
 //! runner's own goes on beside it.
 
 #[path = "it/run/mod.rs"]
@@ -92,7 +93,7 @@ fn drafts_allocate_nothing_per_pass() {
         let (before, n_before) = (COUNT.get(), generation.n_passes());
         generation.by_ref().take(300).for_each(|piece| drop(piece.unwrap()));
         let n_passes = generation.n_passes() - n_before;
-        assert!(n_passes > 60);
+        assert!(n_passes >= 50, "{n_passes} passes");
         assert!(COUNT.get() - before < 300 + 20, "{} in {n_passes} passes", COUNT.get() - before);
     }
     for speculation in &speculations {
