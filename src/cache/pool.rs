@@ -146,7 +146,7 @@ impl KvPool {
         KvPool { folder: Some(Arc::new(folder)), ..self }
     }
 
-    pub(super) fn folder(&self) -> Option<&PrefixFolder> {
+    pub(crate) fn folder(&self) -> Option<&PrefixFolder> {
         self.folder.as_deref()
     }
 
