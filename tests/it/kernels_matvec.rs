@@ -1,5 +1,6 @@
 //! Products of weights with few activation rows: every level and format against sums in `f64`.
 
+use crate::common::emulated;
 use half::f16;
 use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
@@ -195,8 +196,9 @@ fn products_are_right() {
     for arch in Arch::available() {
         for format in FORMATS {
             let mut random = Random(7 + format.dtype as u64);
-            for &n in widths(format) {
-                for (rows, m) in [(1, 1), (2, 3), (7, 1), (8, 2), (9, 16), (16, 5), (33, 1), (17, 17)] {
+            for &n in widths(format).iter().filter(|&&n| !emulated() || n <= 512) {
+                let all = [(7, 1), (9, 5), (2, 3), (1, 1), (8, 2), (9, 16), (16, 5), (33, 1), (17, 17)];
+                for (rows, m) in all.into_iter().take(if emulated() { 2 } else { all.len() }) {
                     let w = weights(&mut random, format, rows, n);
                     let x: Vec<f32> = (0..m * n).map(|_| random.value()).collect();
                     check(arch, format, rows, n, &w, &x);
