@@ -93,7 +93,8 @@ fn drafts_allocate_nothing_per_pass() {
         let (before, n_before) = (COUNT.get(), generation.n_passes());
         generation.by_ref().take(300).for_each(|piece| drop(piece.unwrap()));
         let n_passes = generation.n_passes() - n_before;
-        assert!(n_passes >= 50, "{n_passes} passes");
+        // At most 16 tokens each.
+        assert!(n_passes >= 300 / 16, "{n_passes} passes");
         assert!(COUNT.get() - before < 300 + 20, "{} in {n_passes} passes", COUNT.get() - before);
     }
     for speculation in &speculations {
