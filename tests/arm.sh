@@ -19,7 +19,7 @@ check() {
 
 all=(kernels_ conformance_logits:: conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: invariance:: demo::)
 # All levels of kernels, and the best one's engine.
-check max neon_i8mm "${all[@]}" gradient::
+check max neon_i8mm "${all[@]}" ${RUVLLM_LONG:+gradient::}
 # What this CPU has not would end it.
 [ -n "${RUVLLM_LONG:-}" ] || all=(kernels_ demo::)
 check cortex-a72 neon "${all[@]}"
