@@ -43,6 +43,7 @@ impl Failure {
     }
 
     /// What it says, without a label.
+    #[cfg(feature = "pull")]
     pub(super) fn into_text(self) -> String {
         match self {
             Failure::Usage(text) | Failure::Work(text) => text,
