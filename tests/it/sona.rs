@@ -640,3 +640,80 @@ fn streams_in_turns() {
         }
     }
 }
+
+/// Which layer's pooled states find text that helps: each request of four texts is read behind the request whose vector is
+/// nearest, of all that are not its neighbours in the text, and behind one chosen at random.
+#[test]
+#[ignore = "measures"]
+fn layers_of_pooled_states() {
+    use ruvllm::exec::SessionOptions;
+    const REQUEST: usize = 128;
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let mut requests = Vec::new();
+    for (i, name) in ["river-station", "project-docs", "bakery-papers"].into_iter().enumerate() {
+        let text = std::fs::read_to_string(root.join(format!("tests/data/{name}.txt"))).unwrap();
+        let tokens = model.tokenizer().unwrap().encode(&text, true, false);
+        requests.extend(tokens.chunks_exact(REQUEST).take(48).enumerate().map(|(at, r)| (i, at, r.to_vec())));
+    }
+    let n = requests.len();
+    let may_serve = |i: usize, j: usize| requests[i].0 != requests[j].0 || requests[i].1.abs_diff(requests[j].1) > 1;
+    // Loss of request `i` behind request `j`.
+    let mut reader = engine.session_with(&SessionOptions { n_ctx: Some(2 * REQUEST), ..Default::default() }).unwrap();
+    let mut loss = |i: usize, j: usize| {
+        let tokens = [&requests[j].2[..], &requests[i].2].concat();
+        let mut sum = 0.0;
+        reader.clear();
+        reader
+            .prefill_each(&tokens, REQUEST - 1, |at, logits| {
+                if let Some(&next) = tokens.get(at + 1) {
+                    let most = logits.iter().copied().fold(f32::MIN, f32::max);
+                    let total: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+                    sum += total.ln() - f64::from(logits[next as usize] - most);
+                }
+            })
+            .unwrap();
+        sum
+    };
+    let mut rng = chance(11, n);
+    let by_chance: Vec<f64> = (0..n)
+        .map(|i| {
+            let j = rng.find(|&j| may_serve(i, j as usize)).unwrap();
+            loss(i, j as usize)
+        })
+        .collect();
+    for layer in 0..model.hparams().n_layer - 1 {
+        let options = SessionOptions { pooled_layer: Some(layer), ..Default::default() };
+        let mut session = engine.session_with(&options).unwrap();
+        let mut vectors: Vec<Vec<f32>> = Vec::new();
+        for (.., tokens) in &requests {
+            session.clear();
+            session.prefill(tokens).unwrap();
+            vectors.push(session.take_pooled().prompt);
+        }
+        for centred in [false, true] {
+            let mut vectors = vectors.clone();
+            if centred {
+                let mean: Vec<f32> =
+                    (0..vectors[0].len()).map(|k| vectors.iter().map(|v| v[k]).sum::<f32>() / n as f32).collect();
+                vectors.iter_mut().for_each(|v| v.iter_mut().zip(&mean).for_each(|(x, m)| *x -= m));
+            }
+            let cosine = |i: usize, j: usize| {
+                let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();
+                let (x, y) = (&vectors[i], &vectors[j]);
+                dot(x, y) / (dot(x, x) * dot(y, y)).sqrt()
+            };
+            let nearest: Vec<usize> = (0..n)
+                .map(|i| {
+                    let others = (0..n).filter(|&j| may_serve(i, j));
+                    others.max_by(|&a, &b| cosine(i, a).total_cmp(&cosine(i, b))).unwrap()
+                })
+                .collect();
+            let hits = (0..n).filter(|&i| requests[nearest[i]].0 == requests[i].0).count();
+            let changes: Vec<f64> = (0..n).map(|i| loss(i, nearest[i]) - by_chance[i]).collect();
+            let name = format!("layer {layer}, centred {centred}: {hits} of {n} of the same text, against random");
+            shown(&name, &changes, &vec![REQUEST; n]);
+        }
+    }
+}
