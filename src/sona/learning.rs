@@ -665,9 +665,10 @@ fn read_lesson(
                     goes_on = goes_on && pause(timer.elapsed());
                 }
                 if learns {
-                    let timer = Timer::start();
-                    session.update()?;
-                    goes_on = goes_on && pause(timer.elapsed());
+                    session.update_in_slices(&mut |took| {
+                        goes_on = goes_on && pause(took);
+                        goes_on
+                    })?;
                 }
                 if !goes_on {
                     break;

@@ -641,6 +641,81 @@ fn streams_in_turns() {
     }
 }
 
+/// Prompt and answer are pooled over the tokens that passes compute, whatever the batches, for sessions and schedules.
+#[test]
+fn hidden_states_are_pooled() {
+    use ruvllm::Sampler;
+    use ruvllm::exec::{PooledStates, Probe, Request, Schedule, ScheduleOptions, SessionOptions, Tap};
+    use ruvllm::sona::pooled_layer;
+    /// Rows of the residual stream after a layer.
+    struct Rows(usize, Vec<f32>);
+    impl Probe for Rows {
+        fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+            if tap == Tap::LOut && layer == self.0 {
+                self.1.extend_from_slice(values);
+            }
+        }
+    }
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let prompt = model.tokenizer().unwrap().encode_prompt("The gauge at Ossen Weir reads 1.84 m and is rising.");
+    let (layer, n) = (pooled_layer(&model).unwrap(), model.hparams().n_embd);
+    let greedy = || Sampler::builder().temperature(0.0).build().unwrap();
+    // `exact`: prompts have the arithmetic of generated tokens, so that one pass can tell what all of them should be.
+    let options = |n_batch: usize| SessionOptions {
+        n_batch,
+        exact: true,
+        pooled_layer: Some(layer),
+        n_ctx: Some(64),
+        ..Default::default()
+    };
+    let mut expected = None;
+    for n_batch in [64, 5] {
+        let mut session = engine.session_with(&options(n_batch)).unwrap();
+        let mut sampler = greedy();
+        let mut generation = session.generate_from(&prompt, &mut sampler).unwrap().max_tokens(9);
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        let answer = generation.tokens().to_vec();
+        drop(generation);
+        let pooled = session.take_pooled();
+        assert_eq!(session.take_pooled(), PooledStates::default());
+        // The last token of an answer was computed by no pass.
+        let all = [&prompt[..], &answer[..answer.len() - 1]].concat();
+        let mut rows = Rows(layer, Vec::new());
+        let mut other = engine.session_with(&SessionOptions { pooled_layer: None, ..options(64) }).unwrap();
+        other.prefill_probed(&all, 0, &mut rows, |_, _| ()).unwrap();
+        let mean = |tokens: std::ops::Range<usize>| {
+            let mut sum = vec![0.0f32; n];
+            for row in rows.1[tokens.start * n..tokens.end * n].chunks_exact(n) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+            sum.iter().map(|x| x / tokens.len() as f32).collect::<Vec<f32>>()
+        };
+        // All but the first, which says nothing.
+        let found = PooledStates { prompt: mean(1..prompt.len()), answer: mean(prompt.len()..all.len()) };
+        assert!(pooled == found && answer.len() == 9);
+        expected = Some(pooled);
+        // The next turn begins with that token.
+        session.prefill(&[5, 6, 7]).unwrap();
+        assert_eq!(session.take_pooled().answer.len(), n);
+    }
+    let schedule = ScheduleOptions { session: options(16), ..Default::default() };
+    let mut schedule = Schedule::new(&engine, &schedule).unwrap();
+    let submit = |schedule: &mut Schedule, tokens: &[u32]| {
+        schedule.submit(Request::new(tokens.to_vec(), greedy()).max_tokens(9)).unwrap()
+    };
+    let mut stream = submit(&mut schedule, &prompt);
+    let mut beside = submit(&mut schedule, &prompt[2..]);
+    while schedule.step() {}
+    for stream in [&mut stream, &mut beside] {
+        stream.by_ref().for_each(|piece| drop(piece.unwrap()));
+    }
+    assert_eq!(stream.take_pooled(), expected.unwrap());
+    assert_ne!(beside.take_pooled(), PooledStates::default());
+    let last = SessionOptions { pooled_layer: Some(model.hparams().n_layer - 1), ..Default::default() };
+    assert!(matches!(engine.session_with(&last), Err(ruvllm::SessionError::Option { option: "pooled_layer", .. })));
+}
+
 /// Which layer's pooled states find text that helps: each request of four texts is read behind the request whose vector is
 /// nearest, of all that are not its neighbours in the text, and behind one chosen at random.
 #[test]
