@@ -891,7 +891,7 @@ fn slices_change_no_bit() {
     let learnt = |rest: Option<usize>| {
         let mut session = session_on(&model, 2, &SessionOptions { n_ctx: Some(1024), ..Default::default() });
         session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
-        session.record(&tokens[..1024]).unwrap();
+        session.record(&tokens[..512]).unwrap();
         let mut n = 0;
         if let Some(most) = rest {
             // Gives up once, in the middle of the choice of directions.
@@ -906,6 +906,8 @@ fn slices_change_no_bit() {
         } else {
             session.update().unwrap();
         }
+        session.record(&tokens[512..640]).unwrap();
+        session.update().unwrap();
         assert!(session.learner().unwrap().n_updates() > 0);
         session.learner().unwrap().to_bytes().unwrap()
     };
