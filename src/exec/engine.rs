@@ -484,6 +484,11 @@ impl Engine {
         self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
     }
 
+    /// How often [`Engine::enter`] was called, which tells whether somebody computes.
+    pub(crate) fn n_turns(&self) -> u64 {
+        self.core.turns.lock().last
+    }
+
     /// Runs `f` with all threads and the arena, after earlier callers.
     pub(crate) fn enter<R>(
         &self,

@@ -716,6 +716,66 @@ fn hidden_states_are_pooled() {
     assert!(matches!(engine.session_with(&last), Err(ruvllm::SessionError::Option { option: "pooled_layer", .. })));
 }
 
+/// How fast tokens come while the background learns: bursts with it and without it in turns, with one core free and with none,
+/// on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn decoding_beside_the_loop() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let text = std::fs::read_to_string(root.join("tests/data/river-station.txt")).unwrap();
+    let tokens = model.tokenizer().unwrap().encode(&text, true, false);
+    let n_cores = std::thread::available_parallelism().unwrap().get();
+    for n_threads in [n_cores.max(2) - 1, n_cores] {
+        let engine =
+            Engine::new(&model, &EngineOptions { n_threads: n_threads.try_into().ok(), ..Default::default() }).unwrap();
+        let folder = Folder::new();
+        let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(&tokens[..1024]).unwrap();
+        let mut session = engine.session().unwrap();
+        let mut times = [Vec::new(), Vec::new()];
+        for burst in 0..16 {
+            let learns = burst % 2 == 1;
+            let background = learns.then(|| sona.start().unwrap());
+            for piece in tokens.chunks_exact(128).take(100).filter(|_| learns) {
+                sona.record(request("a", piece.to_vec())).unwrap();
+            }
+            session.clear();
+            session.prefill(&tokens[..16]).unwrap();
+            if learns {
+                // Its first look is 100 ms from now.
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1200) {
+                if session.position() == 256 {
+                    session.rewind(16).unwrap();
+                }
+                let start = Instant::now();
+                session.decode(7).unwrap();
+                times[usize::from(learns)].push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            drop(background);
+        }
+        let [alone, beside] = times.map(|mut times| {
+            let mean = times.iter().sum::<f64>() / times.len() as f64;
+            times.sort_by(f64::total_cmp);
+            (mean, times[times.len() * 99 / 100])
+        });
+        println!(
+            "{n_threads} of {n_cores} cores: {:.3} ms per token alone, {:.3} beside the loop: speed x {:.3}; p99 {:.3} and \
+             {:.3} ms: x {:.3}; {} requests learnt",
+            alone.0,
+            beside.0,
+            alone.0 / beside.0,
+            alone.1,
+            beside.1,
+            beside.1 / alone.1,
+            sona.history().iter().map(|event| event.n_learnt[0]).sum::<u64>()
+        );
+    }
+}
+
 /// Which layer's pooled states find text that helps: each request of four texts is read behind the request whose vector is
 /// nearest, of all that are not its neighbours in the text, and behind one chosen at random.
 #[test]
