@@ -1540,6 +1540,11 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     );
     assert_eq!((&before["sessions"], before["quality"].as_f64()), (&json!(2), Some(1.0)));
     assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
+    let opened = ruvllm::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
+    opened
+        .trajectories(|found| assert!(!found.query_embedding.is_empty() && !found.response_embedding.is_empty()))
+        .unwrap();
+    drop(opened);
     let log = parsed(&run(&["sona", "log", &mine, "--json"]));
     assert_eq!((&log[0]["kind"], &log[0]["version"]), (&json!("calibrated"), &json!(1)));
     let learnt: u64 = log.as_array().unwrap().iter().map(|event| event["learnt"]["requests"].as_u64().unwrap()).sum();

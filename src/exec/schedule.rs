@@ -780,6 +780,7 @@ impl Schedule {
     /// Hands out the last pieces of a request, and its result.
     fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
         let n_prompt = if live.has_begun { live.n_prompt } else { live.position() };
+        let pooled = live.seq.as_mut().map(Sequence::take_pooled).unwrap_or_default();
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
@@ -795,7 +796,7 @@ impl Schedule {
         });
         self.terms.observer.ended(live.id, outcome.as_ref());
         live.hand_out();
-        live.sender.end(outcome);
+        live.sender.end(outcome, pooled);
     }
 
     /// Admits the next requests, as long as there are pages, possibly taking those of requests after it.

@@ -52,6 +52,7 @@ use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOpti
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
+use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -324,6 +325,9 @@ impl App {
         };
         let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
         options.prefix = PrefixOptions { cache: CacheMode::On, reuse: purpose.reuse, ..Default::default() };
+        if purpose.learns {
+            options.pooled_layer = pooled_layer(&model);
+        }
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let mut adapters = Vec::new();
         for (path, scale) in args.session.lora.files()? {

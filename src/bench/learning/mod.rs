@@ -9,7 +9,7 @@ use super::median;
 use crate::arch::Arch;
 use crate::error::{Error, LearnError};
 use crate::exec::{Engine, EngineOptions, SessionOptions};
-use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, UPDATE_TOKENS, softmax};
+use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax};
 use crate::model::{Finish, Model};
 use deep::{DeepArm, Rehearsal, Told};
 use estimate::bootstrap;
@@ -403,7 +403,7 @@ pub fn learning(
         }
 
         let moved = learner.adapter.is_due() || learner.adapter.is_undecided();
-        session.prepare(&mut learner.adapter, &rows, Lesson::Text)?;
+        session.prepare(&mut learner.adapter, &rows, Lesson::Text, &mut Slices::whole())?;
         let mut truncated: Vec<f32> = Vec::new();
         while let Some(g) = session.head_gradient(&mut learner.adapter, &rows, Lesson::Text)? {
             learner.adapter.step(Lesson::Text, &g);
@@ -420,7 +420,7 @@ pub fn learning(
         }
         for arm in &mut arms {
             let begun = Instant::now();
-            session.prepare(&mut arm.adapter, &rows, arm.lesson)?;
+            session.prepare(&mut arm.adapter, &rows, arm.lesson, &mut Slices::whole())?;
             let mut before = Instant::now();
             while session.teach(&mut arm.adapter, &rows, arm.lesson)? {
                 arm.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
