@@ -6,7 +6,7 @@
 //! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights go through `f32` panels.
 
 use super::elementwise::{F32x8, zero};
-use super::unpack::{Factors, Groups, load256, store256, wanted_groups, with_groups};
+use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
 use crate::arch::lanes::Lanes;
@@ -217,24 +217,13 @@ fn fill_ints<const BYTES: bool>(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: 
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)).take(LANES) {
                     int_blocks::<$block, BYTES, false>(row, panel);
                 }
-                turn_panel(&panel[..LANES * stride], turned)
+                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                // SAFETY: both have room for these words.
+                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
             }
         };
     }
     with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
-}
-
-/// Transposes panel rows, which have a multiple of 8 words each.
-#[target_feature(enable = "avx2")]
-fn turn_panel(panel: &[u32], turned: &mut [u32]) {
-    let stride = panel.len() / LANES;
-    for (i, turned) in turned.chunks_exact_mut(LANES * LANES).enumerate().take(stride / LANES) {
-        let mut words = [_mm256_setzero_ps(); LANES];
-        for r in 0..LANES {
-            words[r] = _mm256_castsi256_ps(load256(&panel[r * stride + i * LANES..][..LANES]));
-        }
-        store_all(turned, transpose(words));
-    }
 }
 
 /// Stores a register for each eight words.
@@ -468,6 +457,7 @@ fn int_array(x: __m256i) -> [i32; 8] {
 }
 
 /// Writes the records of a weight row. With `EXCESS`, bytes are 128 larger than the weights.
+#[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
 pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {

@@ -167,24 +167,13 @@ fn fill_ints<const BYTES: bool, const EXCESS: bool>(
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)) {
                     int_blocks::<$block, BYTES, EXCESS>(row, panel);
                 }
-                turn_panel(&panel[..LANES * stride], turned)
+                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                // SAFETY: both have room for these words.
+                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
             }
         };
     }
     with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
-}
-
-/// Transposes panel rows, which have a multiple of 16 words each.
-#[target_feature(enable = "avx512f")]
-fn turn_panel(panel: &[u32], turned: &mut [u32]) {
-    let stride = panel.len() / LANES;
-    for (i, turned) in turned.as_chunks_mut::<LANES>().0.as_chunks_mut().0.iter_mut().enumerate().take(stride / LANES) {
-        let mut words = [_mm512_setzero_si512(); LANES];
-        for r in 0..LANES {
-            words[r] = load512(&panel[r * stride + i * LANES..][..LANES]);
-        }
-        store_all(turned, transpose(words));
-    }
 }
 
 /// Stores a register per row.

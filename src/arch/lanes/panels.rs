@@ -75,6 +75,26 @@ pub(in crate::arch) fn fill<V: Transpose, T: Widen<V>>(z: V, rows: &[&[u8]; MAX_
     }
 }
 
+/// Transposes `V::N` panel rows of `n` words, a multiple of `V::N`: word `i` of row `j` becomes `turned[i·N + j]`.
+///
+/// # Safety
+/// The pointers must be valid for that.
+#[inline(always)]
+pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(z: V, panel: *const f32, n: usize, turned: *mut f32) {
+    for i in (0..n).step_by(V::N) {
+        let mut rows = [z; MAX_LANES];
+        for r in 0..V::N {
+            // SAFETY: words of row `r`.
+            rows[r] = unsafe { z.read(panel.wrapping_add(r * n + i)) };
+        }
+        let words = V::transpose(rows);
+        for j in 0..V::N {
+            // SAFETY: word `i + j` of all rows.
+            unsafe { words[j].write(turned.wrapping_add((i + j) * V::N)) };
+        }
+    }
+}
+
 /// Rows that [`turn`] transposes at a time.
 pub(in crate::arch) const TURNED: usize = 32;
 
@@ -176,6 +196,13 @@ macro_rules! f32_panels {
                 DType::BF16 => panels::fill::<_, bf16>($zero, rows, turned),
                 _ => unreachable!("{dtype} is no plain format"),
             }
+        }
+
+        /// See [`panels::turn_panel`].
+        #[target_feature(enable = $features)]
+        unsafe fn turn_panel(panel: *const u32, n: usize, turned: *mut u32) {
+            // SAFETY: the caller's promise.
+            unsafe { panels::turn_panel($zero, panel.cast(), n, turned.cast()) }
         }
 
         #[target_feature(enable = $features)]
