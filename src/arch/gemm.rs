@@ -60,7 +60,7 @@ pub(super) struct FewRows {
     /// # Safety
     /// The CPU must have the level's features.
     pub(super) fill: unsafe fn(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]),
-    /// [`Multiply`] for 1, 2, 4 … activation rows: `x` points to a turned panel, `w` to activations, of which words lie
+    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a turned panel, `w` to activations, of which words lie
     /// `LANES` apart and rows side by side.
     pub(super) tiles: &'static [Multiply],
 }
@@ -305,11 +305,12 @@ unsafe fn few_rows<P: UnpackRows>(
             let x = &x[P::words(k0) * P::LANES..][..P::words(n) * P::LANES];
             let mut row = 0;
             while row < y.rows() {
-                let i = (few.tiles.len() - 1).min((y.rows() - row).ilog2() as usize);
+                // One row more than there are takes less time than another tile; it is zero.
+                let i = ((y.rows() - row + 1).ilog2() as usize - 1).min(few.tiles.len() - 1);
                 let (x, sums) = (x[row..].as_ptr(), sums[row * P::LANES..].as_mut_ptr());
                 // SAFETY: the rows are inside the packed activations and the sums.
                 unsafe { (few.tiles[i])(x, turned.as_ptr(), n, sums, k0 == 0, x) };
-                row += 1 << i;
+                row += 2 << i;
             }
         }
         for i in 0..y.rows() {

@@ -197,11 +197,7 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
     const FEW: Option<FewRows> = Some(FewRows {
         most: 4,
         fill: if Self::BYTES { fill_ints::<true> } else { fill_ints::<false> },
-        tiles: &[
-            int_tile::<BITS, SPAN, 1, 1, true>,
-            int_tile::<BITS, SPAN, 1, 2, true>,
-            int_tile::<BITS, SPAN, 1, 4, true>,
-        ],
+        tiles: &[int_tile::<BITS, SPAN, 1, 2, true>, int_tile::<BITS, SPAN, 1, 4, true>],
     });
 }
 

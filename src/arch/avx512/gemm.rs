@@ -140,10 +140,9 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
     }
 
     const FEW: Option<FewRows> = Some(FewRows {
-        most: 12,
+        most: if EXCESS { 12 } else { 10 },
         fill: fill_ints::<BYTES, EXCESS>,
         tiles: &[
-            int_tile::<BYTES, SPAN, EXCESS, 1, 1, true>,
             int_tile::<BYTES, SPAN, EXCESS, 1, 2, true>,
             int_tile::<BYTES, SPAN, EXCESS, 1, 4, true>,
             int_tile::<BYTES, SPAN, EXCESS, 1, 8, true>,

@@ -43,11 +43,8 @@ impl UnpackRows for Bf16Panels {
         unsafe { unpack(dtype, blocks, out) }
     }
 
-    const FEW: Option<FewRows> = Some(FewRows {
-        most: 12,
-        fill,
-        tiles: &[tile::<1, 1, true>, tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>],
-    });
+    const FEW: Option<FewRows> =
+        Some(FewRows { most: 10, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
 }
 
 /// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.

@@ -161,11 +161,8 @@ macro_rules! f32_panels {
                 unsafe { unpack(dtype, blocks, 0..BLOCK, bytemuck::cast_slice_mut(out)) }
             }
 
-            const FEW: Option<FewRows> = Some(FewRows {
-                most: 8,
-                fill,
-                tiles: &[tile::<1, 1, true>, tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>],
-            });
+            const FEW: Option<FewRows> =
+                Some(FewRows { most: 8, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
         }
 
         impl Turn for F32Panels {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit. Fewer take hardly less time:
-/// weights have to be read and expanded for any number (docs/drafts.md).
-pub(super) const MIN_CHUNK: usize = 8;
+/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit: a panel has 16, and fewer take
+/// as long (docs/drafts.md).
+pub(super) const MIN_CHUNK: usize = 16;
 /// Prompt rows beside decoding ones until there are measurements.
 const FIRST_CHUNK: usize = 32;
 /// Weight of the newest measurement in a moving average.
