@@ -18,6 +18,7 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
+use super::lanes::packing::MAX_LANES;
 use super::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::DType;
 
@@ -38,10 +39,30 @@ pub(super) type Multiply =
     unsafe fn(w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
 
 /// A shape of register tiles.
+#[derive(Clone, Copy)]
 pub(super) struct RegisterTile {
     /// Weight rows, a divisor of [`TILE`].
     pub(super) rows: usize,
     pub(super) multiply: Multiply,
+}
+
+/// Kernels for few activation rows, where the operands of the register tile change roles: registers hold a word of
+/// [`Panels::LANES`] weight rows, and words of activations are broadcast from where they are packed. So the time is
+/// proportional to the number of activation rows, while [`Panels::TILES`] take as long for one as for `LANES`. Each sum
+/// adds the same products in the same order.
+#[derive(Clone, Copy)]
+pub(super) struct FewRows {
+    /// Most activation rows for which this is faster, at most `LANES`.
+    pub(super) most: usize,
+    /// Expands at most [`BLOCK`] weights of `LANES` rows, those of row `j` from `rows[j]`, to a turned panel: word `i` of
+    /// row `j` becomes `turned[i·LANES + j]`. `panel` has room for these rows, too.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features.
+    pub(super) fill: unsafe fn(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]),
+    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a turned panel, `w` to activations, of which words lie
+    /// `LANES` apart and rows side by side.
+    pub(super) tiles: &'static [Multiply],
 }
 
 /// A level's panels of 32-bit words: one `f32` each, or two or four narrower values.
@@ -89,6 +110,8 @@ pub(super) trait UnpackRows: Panels {
     /// # Safety
     /// The CPU must have the level's features.
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]);
+
+    const FEW: Option<FewRows> = None;
 }
 
 /// Values that a register tile covers where memory is the limit: the next weights are prefetched a few lines with each
@@ -101,6 +124,7 @@ pub(super) const fn table<P: UnpackRows>() -> Gemm {
     Gemm {
         element: P::ELEMENT,
         tile: TILE,
+        few: if let Some(few) = P::FEW { few.most } else { 0 },
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,
         pack: pack::<P>,
@@ -150,6 +174,10 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
+    if let Some(few) = P::FEW.filter(|few| y.rows() <= few.most) {
+        // SAFETY: the caller's promise.
+        return unsafe { few_rows::<P>(few, y, dtype, w, packed, k, workspace) };
+    }
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;
@@ -228,6 +256,65 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                     unsafe { (P::STORE)(sums, y, stride, n, (n_rows - r).min(P::LANES)) };
                 }
             }
+        }
+    }
+}
+
+/// [`kernel`] by [`FewRows`].
+///
+/// # Safety
+/// As for [`kernel`].
+unsafe fn few_rows<P: UnpackRows>(
+    few: FewRows,
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
+    let format = dtype.float_format();
+    let row_bytes = k / format.block_elems * format.block_bytes;
+    // Panels of plain values are smaller, so that both they and the activations stay in L1.
+    let depth = if format.block_elems == 1 { SHALLOW } else { BLOCK };
+    let depth_bytes = depth / format.block_elems * format.block_bytes;
+    let x: &[u32] = bytemuck::cast_slice(packed);
+    assert!(y.rows() <= P::LANES && x.len() == P::words(k) * P::LANES, "{} rows are not few", y.rows());
+
+    let (panel, rest) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(P::LANES * BLOCK);
+    let (turned, sums) = rest.split_at_mut(P::LANES * BLOCK);
+    // `[activation row][lane]`
+    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..P::LANES * P::LANES]);
+    for (t, w) in w.chunks(P::LANES * row_bytes).enumerate() {
+        let n_rows = w.len() / row_bytes;
+        for k0 in (0..k).step_by(depth) {
+            let n = (k - k0).min(depth);
+            // The next weight rows, which lie behind these, are read in one stream.
+            for line in (w.len() * k0 / k..w.len() * (k0 + n) / k).step_by(64) {
+                prefetch_line(w.as_ptr().wrapping_add(w.len() + line));
+            }
+            let start = k0 / depth * depth_bytes;
+            let end = (start + depth_bytes).min(row_bytes);
+            // Lanes of missing rows hold the last one.
+            let mut rows = [w; MAX_LANES];
+            for (r, row) in rows.iter_mut().enumerate() {
+                *row = &w[r.min(n_rows - 1) * row_bytes..][start..end];
+            }
+            // SAFETY: the caller's promise.
+            unsafe { (few.fill)(dtype, &rows, panel, turned) };
+            let x = &x[P::words(k0) * P::LANES..][..P::words(n) * P::LANES];
+            let mut row = 0;
+            while row < y.rows() {
+                // One row more than there are takes less time than another tile; it is zero.
+                let i = ((y.rows() - row + 1).ilog2() as usize - 1).min(few.tiles.len() - 1);
+                let (x, sums) = (x[row..].as_ptr(), sums[row * P::LANES..].as_mut_ptr());
+                // SAFETY: the rows are inside the packed activations and the sums.
+                unsafe { (few.tiles[i])(x, turned.as_ptr(), n, sums, k0 == 0, x) };
+                row += 2 << i;
+            }
+        }
+        for i in 0..y.rows() {
+            y.row(i)[t * P::LANES..][..n_rows].copy_from_slice(&sums[i * P::LANES..][..n_rows]);
         }
     }
 }

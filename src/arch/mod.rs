@@ -110,6 +110,9 @@ pub(crate) struct Gemm {
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
+    /// Most activation rows that are multiplied one by one, so that reading weights may be what limits: then a task
+    /// may take any number of weight rows.
+    pub(crate) few: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
     /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the other:
@@ -422,6 +425,12 @@ impl Arch {
     /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; smaller multiples of 32 work, too.
     pub fn gemm_tile(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).tile
+    }
+
+    /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows as one of
+    /// [`Arch::matvec`], not only [`Arch::gemm_tile`].
+    pub fn gemm_few(self, dtype: DType) -> usize {
+        (self.0.gemm)(dtype).few
     }
 
     /// Size of the workspace that [`Arch::gemm`] needs for weights of `dtype`, in cache lines.

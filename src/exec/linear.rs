@@ -197,7 +197,9 @@ impl Prepared<'_> {
     /// Rows of `w` per task. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
-        if self.n_prompt > 0 {
+        // Where there are rows of both kinds, the second kind reads the weights of a task from the cache.
+        let few = if ctx.n_generated > 0 { 0 } else { ctx.arch.gemm_few(w.dtype) };
+        if self.n_prompt > few {
             return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
         }
         let bytes = (share * w.row_bytes()).clamp(*TASK_BYTES.start(), *TASK_BYTES.end());

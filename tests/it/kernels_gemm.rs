@@ -283,6 +283,28 @@ fn neighbours_do_not_matter() {
     }
 }
 
+/// Few rows have kernels of their own: the same bits, also beyond the values that are expanded at a time and with fewer
+/// weight rows than lanes.
+#[test]
+fn few_rows_are_the_first_of_many() {
+    let mut lcg = Lcg(10);
+    for f in FORMATS {
+        let (n, k) = (37, (600 / step(f)).max(2) * step(f));
+        if emulated() && k > 600 {
+            continue;
+        }
+        let w = Weights::random(&mut lcg, f, n, k);
+        let x: Vec<f32> = (0..40 * k).map(|_| lcg.signed()).collect();
+        for arch in Arch::available() {
+            let all = gemm(arch, f.dtype, w.bytes(), n, &x, 40);
+            for m in 1..=17 {
+                let few = gemm(arch, f.dtype, w.bytes(), n, &x[..m * k], m);
+                assert_eq!(few, &all[..m * n], "{} {}: {m} rows", arch.name(), f.name);
+            }
+        }
+    }
+}
+
 /// A tile of the output leaves the other columns alone; more activations than are summed at a time.
 #[test]
 fn tiles_of_a_large_output() {
@@ -320,8 +342,8 @@ fn tiles_of_a_large_output() {
 fn any_bytes() {
     let mut lcg = Lcg(5);
     for f in FORMATS {
-        let (m, n, k) = (19, 33, 2 * step(f));
-        for _ in 0..20 {
+        let (n, k) = (33, 2 * step(f));
+        for m in [19, 3].repeat(10) {
             let mut w = vec![0; n * k / f.block_elems * f.block_bytes];
             w.fill_with(|| lcg.next() as u8);
             let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE / 2.0, 0.0, 1.0];

@@ -8,7 +8,7 @@
 use super::elementwise::{F32x8, zero};
 use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
-use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
 use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
@@ -164,9 +164,9 @@ impl<const BITS: u32, const SPAN: usize> IntPanels<BITS, SPAN> {
 impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 1, 4> },
-        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 2, 4> },
-        RegisterTile { rows: 2, multiply: int_tile::<BITS, SPAN, 3, 2> },
+        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 1, 4, false> },
+        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 2, 4, false> },
+        RegisterTile { rows: 2, multiply: int_tile::<BITS, SPAN, 3, 2, false> },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -193,11 +193,80 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
         }
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
+
+    const FEW: Option<FewRows> = Some(FewRows {
+        most: 4,
+        fill: if Self::BYTES { fill_ints::<true> } else { fill_ints::<false> },
+        tiles: &[int_tile::<BITS, SPAN, 1, 2, true>, int_tile::<BITS, SPAN, 1, 4, true>],
+    });
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows.
+/// See [`FewRows::fill`].
+#[target_feature(enable = "avx2,f16c")]
+fn fill_ints<const BYTES: bool>(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]) {
+    macro_rules! blocks {
+        ($block:ident) => {
+            if <$block>::GROUPS == 1 {
+                fill_groups::<$block, BYTES>(rows, turned)
+            } else {
+                let stride = BLOCK / 32 * record(BYTES);
+                for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)).take(LANES) {
+                    int_blocks::<$block, BYTES, false>(row, panel);
+                }
+                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                // SAFETY: both have room for these words.
+                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
+            }
+        };
+    }
+    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+}
+
+/// Stores a register for each eight words.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store_all(to: &mut [u32], x: [__m256; LANES]) {
+    for i in 0..LANES {
+        store256(&mut to[i * LANES..][..LANES], _mm256_castps_si256(x[i]));
+    }
+}
+
+/// Writes the records of eight weight rows in blocks of 32, which have one scale and one offset. (Blocks of 256 take
+/// less time row by row.)
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: &mut [u32]) {
+    let mut blocks: [&[B]; LANES] = [&[]; LANES];
+    for r in 0..LANES {
+        blocks[r] = bytemuck::cast_slice(rows[r]);
+    }
+    for (i, record) in turned.chunks_exact_mut(record(BYTES) * LANES).enumerate().take(blocks[0].len()) {
+        let (words, factors) = record.split_at_mut(int_words(BYTES) * LANES);
+        let (mut low, mut high) = ([_mm256_setzero_ps(); LANES], [_mm256_setzero_ps(); LANES]);
+        for r in 0..LANES {
+            let block = &blocks[r][i];
+            // SAFETY: this level has AVX2 and F16C.
+            let (Factors { scale, offset }, q) = unsafe { (block.factors(), block.bytes(0)) };
+            for (f, factor) in [scale[0], scale[0], offset[0], offset[0]].into_iter().enumerate() {
+                factors[f * LANES + r] = factor.to_bits();
+            }
+            if BYTES {
+                low[r] = _mm256_castsi256_ps(q);
+            } else {
+                low[r] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)));
+                high[r] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)));
+            }
+        }
+        store_all(words, transpose(low));
+        if !BYTES {
+            store_all(&mut words[LANES * LANES..], transpose(high));
+        }
+    }
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const ROWS: usize>(
+unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const ROWS: usize, const TURNED: bool>(
     w: *const u32,
     x: *const u32,
     k: usize,
@@ -220,46 +289,53 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
     let (bytes, one) = (BITS <= 6, _mm256_set1_epi16(1));
     let factors = int_words(bytes);
     for i in 0..k / 32 {
-        let x = x.wrapping_add(i * record(bytes) * VECS * LANES);
-        for line in 0..4 {
-            let ahead = ahead.wrapping_add((i * record(bytes) * VECS + line * 16) * LANES);
-            prefetch_line(ahead.cast());
+        let lanes = x.wrapping_add(i * record(bytes) * VECS * LANES);
+        let w = w.wrapping_add(i * record(bytes) * if TURNED { LANES } else { 1 });
+        if !TURNED {
+            for line in 0..4 {
+                let ahead = ahead.wrapping_add((i * record(bytes) * VECS + line * 16) * LANES);
+                prefetch_line(ahead.cast());
+            }
         }
         // SAFETY: word `j` of the record, for the rows in register `v`.
-        let x = |j: usize, v: usize| unsafe { _mm256_loadu_si256(x.wrapping_add((j * VECS + v) * LANES).cast()) };
-        // SAFETY: word `j` of the record of row `r`.
-        let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(bytes) + j).read() };
+        let lanes =
+            |j: usize, v: usize| unsafe { _mm256_loadu_si256(lanes.wrapping_add((j * VECS + v) * LANES).cast()) };
+        let splat = |j: usize, r: usize| {
+            let at = if TURNED { j * LANES + r } else { r * (BLOCK / 32) * record(bytes) + j };
+            // SAFETY: word `j` of the record of row `r`, for all lanes.
+            _mm256_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
+        };
+        // The same of the weights and of the activations.
+        let w = |j: usize, r: usize, v: usize| if TURNED { lanes(j, v) } else { splat(j, r) };
+        let x = |j: usize, r: usize, v: usize| if TURNED { splat(j, r) } else { lanes(j, v) };
         for span in 0..32 / SPAN {
             let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
             // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
             for j in (span * words..(span + 1) * words).step_by(if BITS == 6 { 2 } else { 1 }) {
                 for r in 0..ROWS {
-                    let next = _mm256_set1_epi32(w(j + usize::from(BITS == 6), r) as i32);
-                    let w = _mm256_set1_epi32(w(j, r) as i32);
                     for v in 0..VECS {
+                        let product = |j: usize| _mm256_maddubs_epi16(w(j, r, v), x(j, r, v));
                         int[r][v] = match BITS {
                             // Sums of 16 products below 16·127, or of 8 below 32·127: less than 2¹⁵.
-                            ..6 => _mm256_add_epi16(int[r][v], _mm256_maddubs_epi16(w, x(j, v))),
+                            ..6 => _mm256_add_epi16(int[r][v], product(j)),
                             6 => {
-                                let (a, b) =
-                                    (_mm256_maddubs_epi16(w, x(j, v)), _mm256_maddubs_epi16(next, x(j + 1, v)));
-                                _mm256_add_epi32(int[r][v], _mm256_madd_epi16(_mm256_add_epi16(a, b), one))
+                                let pair = _mm256_add_epi16(product(j), product(j + 1));
+                                _mm256_add_epi32(int[r][v], _mm256_madd_epi16(pair, one))
                             }
                             // Sums of at most 32 products of 2⁷ and 2¹⁴.
-                            _ => _mm256_add_epi32(int[r][v], _mm256_madd_epi16(w, x(j, v))),
+                            _ => _mm256_add_epi32(int[r][v], _mm256_madd_epi16(w(j, r, v), x(j, r, v))),
                         };
                     }
                 }
             }
             let sum_word = factors + if SPAN == 32 { 3 } else { 1 + span };
             for r in 0..ROWS {
-                let scale = _mm256_set1_ps(f32::from_bits(w(factors + span, r)));
-                let offset = _mm256_set1_ps(f32::from_bits(w(factors + 2 + span, r)));
                 for v in 0..VECS {
                     let int = if BITS < 6 { _mm256_madd_epi16(int[r][v], one) } else { int[r][v] };
-                    let (d, sum) = (_mm256_castsi256_ps(x(factors, v)), _mm256_castsi256_ps(x(sum_word, v)));
+                    let (d, sum) = (_mm256_castsi256_ps(x(factors, r, v)), _mm256_castsi256_ps(x(sum_word, r, v)));
                     let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
-                    acc[r][v] = _mm256_fmadd_ps(product, scale, acc[r][v]);
+                    acc[r][v] = _mm256_fmadd_ps(product, _mm256_castsi256_ps(w(factors + span, r, v)), acc[r][v]);
+                    let offset = _mm256_castsi256_ps(w(factors + 2 + span, r, v));
                     acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
                 }
             }
@@ -377,6 +453,7 @@ fn int_array(x: __m256i) -> [i32; 8] {
 }
 
 /// Writes the records of a weight row. With `EXCESS`, bytes are 128 larger than the weights.
+#[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
 pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
     for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {

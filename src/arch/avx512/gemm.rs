@@ -17,7 +17,7 @@ use super::elementwise::{F32x16, zero};
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
-use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
 use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
@@ -114,9 +114,9 @@ enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false>
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8> },
-        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4> },
-        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4> },
+        RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false> },
+        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false> },
+        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false> },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, EXCESS>;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -138,11 +138,133 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
         }
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
+
+    const FEW: Option<FewRows> = Some(FewRows {
+        most: if EXCESS { 12 } else { 10 },
+        fill: fill_ints::<BYTES, EXCESS>,
+        tiles: &[
+            int_tile::<BYTES, SPAN, EXCESS, 1, 2, true>,
+            int_tile::<BYTES, SPAN, EXCESS, 1, 4, true>,
+            int_tile::<BYTES, SPAN, EXCESS, 1, 8, true>,
+        ],
+    });
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows.
+/// See [`FewRows::fill`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+fn fill_ints<const BYTES: bool, const EXCESS: bool>(
+    dtype: DType,
+    rows: &[&[u8]; LANES],
+    panel: &mut [u32],
+    turned: &mut [u32],
+) {
+    macro_rules! blocks {
+        ($block:ident) => {
+            if <$block>::GROUPS == 1 {
+                fill_groups::<$block, BYTES, EXCESS>(rows, turned)
+            } else {
+                let stride = BLOCK / 32 * record(BYTES);
+                for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)) {
+                    int_blocks::<$block, BYTES, EXCESS>(row, panel);
+                }
+                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                // SAFETY: both have room for these words.
+                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
+            }
+        };
+    }
+    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+}
+
+/// Stores a register per row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::arch) fn store_all<const N: usize>(to: &mut [[u32; LANES]; N], x: [__m512i; N]) {
+    for i in 0..N {
+        // SAFETY: array and register have the same size.
+        unsafe { _mm512_storeu_si512(to[i].as_mut_ptr().cast(), x[i]) };
+    }
+}
+
+/// Writes the records of 16 weight rows in blocks of 32, which have one scale and one offset; without the offset if
+/// `EXCESS`. (Blocks of 256 take less time row by row.)
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+fn fill_groups<B: Groups, const BYTES: bool, const EXCESS: bool>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
+    let mut blocks: [&[B]; LANES] = [&[]; LANES];
+    for r in 0..LANES {
+        blocks[r] = bytemuck::cast_slice(rows[r]);
+    }
+    for (i, record) in turned.chunks_exact_mut(record(BYTES) * LANES).enumerate().take(blocks[0].len()) {
+        let (words, factors) = record.as_chunks_mut::<LANES>().0.split_at_mut(int_words(BYTES));
+        for r in 0..LANES {
+            // SAFETY: this level includes AVX2 and F16C.
+            let Factors { scale, offset } = unsafe { blocks[r][i].factors() };
+            factors[0][r] = scale[0].to_bits();
+            if !EXCESS {
+                factors[2][r] = offset[0].to_bits();
+            }
+        }
+        factors[1] = factors[0];
+        factors[3] = factors[2];
+        // SAFETY: as above.
+        let bytes = |r: usize| unsafe { blocks[r][i].bytes(0) };
+        if BYTES {
+            // Rows `r` and `r + 4` share a register.
+            let mut q = [_mm512_setzero_si512(); 8];
+            for (j, r) in [0, 1, 2, 3, 8, 9, 10, 11].into_iter().enumerate() {
+                q[j] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes(r)), bytes(r + 4));
+                if EXCESS {
+                    q[j] = _mm512_add_epi8(q[j], _mm512_set1_epi8((128 - B::ZERO).cast_signed()));
+                }
+            }
+            store_all(words.first_chunk_mut().expect("8 words"), transpose_pairs(q));
+        } else {
+            let mut q = [_mm512_setzero_si512(); LANES];
+            for r in 0..LANES {
+                q[r] = _mm512_cvtepi8_epi16(bytes(r));
+            }
+            store_all(words.first_chunk_mut().expect("16 words"), transpose(q));
+        }
+    }
+}
+
+/// Transposes rows of eight words, two to a register: 0 and 4, 1 and 5, 2 and 6, 3 and 7, then the same of the other
+/// eight rows. Word `i` of row `j` becomes word `j` of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose_pairs(a: [__m512i; 8]) -> [__m512i; 8] {
+    let mut b = a;
+    for i in (0..8).step_by(2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    // The 128-bit lanes of `c[4h + j]` have words `j` and `j + 4` of rows `8h..8h + 4`, then of the next four.
+    let mut c = b;
+    for i in [0, 4] {
+        c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        c[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        c[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        c[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    let mut d = c;
+    for j in 0..4 {
+        d[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]);
+        d[4 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]);
+    }
+    d
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, const VECS: usize, const ROWS: usize>(
+unsafe fn int_tile<
+    const BYTES: bool,
+    const SPAN: usize,
+    const EXCESS: bool,
+    const VECS: usize,
+    const ROWS: usize,
+    const TURNED: bool,
+>(
     w: *const u32,
     x: *const u32,
     k: usize,
@@ -154,36 +276,43 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     let (factors, words) = (int_words(BYTES), int_words(BYTES) * SPAN / 32);
     for i in 0..k / 32 {
-        let x = x.wrapping_add(i * record(BYTES) * VECS * LANES);
-        for line in 0..5 {
-            let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 8) * LANES);
-            prefetch_line(ahead.cast());
+        let lanes = x.wrapping_add(i * record(BYTES) * VECS * LANES);
+        let w = w.wrapping_add(i * record(BYTES) * if TURNED { LANES } else { 1 });
+        if !TURNED {
+            for line in 0..5 {
+                let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 8) * LANES);
+                prefetch_line(ahead.cast());
+            }
         }
-        // SAFETY: word `j` of the record, for the rows in register `v`.
-        let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
-        // SAFETY: word `j` of the record of row `r`.
-        let w = |j: usize, r: usize| unsafe { w.wrapping_add((r * (BLOCK / 32) + i) * record(BYTES) + j).read() };
+        // Word `j` of the record, for the rows in register `v`.
+        // SAFETY: it is there.
+        let lanes =
+            |j: usize, v: usize| unsafe { _mm512_loadu_si512(lanes.wrapping_add((j * VECS + v) * LANES).cast()) };
+        // Word `j` of the record of row `r`, in all lanes.
+        let splat = |j: usize, r: usize| {
+            let at = if TURNED { j * LANES + r } else { r * (BLOCK / 32) * record(BYTES) + j };
+            // SAFETY: it is there.
+            _mm512_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
+        };
+        // The same of the weights and of the activations.
+        let w = |j: usize, r: usize, v: usize| if TURNED { lanes(j, v) } else { splat(j, r) };
+        let x = |j: usize, r: usize, v: usize| if TURNED { splat(j, r) } else { lanes(j, v) };
         for span in 0..32 / SPAN {
             let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
             if EXCESS {
                 for r in 0..ROWS {
                     for v in 0..VECS {
-                        int[r][v] = x(factors + 2 + span, v);
+                        int[r][v] = x(factors + 2 + span, r, v);
                     }
                 }
             }
             for j in span * words..(span + 1) * words {
-                let mut xs = [_mm512_setzero_si512(); VECS];
-                for v in 0..VECS {
-                    xs[v] = x(j, v);
-                }
                 for r in 0..ROWS {
-                    let w = _mm512_set1_epi32(w(j, r) as i32);
                     for v in 0..VECS {
                         int[r][v] = if BYTES {
-                            _mm512_dpbusd_epi32(int[r][v], w, xs[v])
+                            _mm512_dpbusd_epi32(int[r][v], w(j, r, v), x(j, r, v))
                         } else {
-                            _mm512_dpwssd_epi32(int[r][v], w, xs[v])
+                            _mm512_dpwssd_epi32(int[r][v], w(j, r, v), x(j, r, v))
                         };
                     }
                 }
@@ -194,13 +323,14 @@ unsafe fn int_tile<const BYTES: bool, const SPAN: usize, const EXCESS: bool, con
                 (false, _) => (factors, factors + 1 + span),
             };
             for r in 0..ROWS {
-                let scale = _mm512_set1_ps(f32::from_bits(w(factors + span, r)));
-                let offset = _mm512_set1_ps(f32::from_bits(w(factors + 2 + span, r)));
                 for v in 0..VECS {
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(d_word, v)));
+                    let d = _mm512_castsi512_ps(x(d_word, r, v));
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), d);
+                    let scale = _mm512_castsi512_ps(w(factors + span, r, v));
                     acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
                     if !EXCESS {
-                        acc[r][v] = _mm512_fmadd_ps(offset, _mm512_castsi512_ps(x(sum_word, v)), acc[r][v]);
+                        let offset = _mm512_castsi512_ps(w(factors + 2 + span, r, v));
+                        acc[r][v] = _mm512_fmadd_ps(offset, _mm512_castsi512_ps(x(sum_word, r, v)), acc[r][v]);
                     }
                 }
             }

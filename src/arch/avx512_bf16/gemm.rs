@@ -3,9 +3,9 @@
 
 use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx512::gemm::{
-    self as avx512, LANES, group, interleave, load_f32, load_sums, store_sums, store_transposed, transpose,
+    self as avx512, LANES, group, interleave, load_f32, load_sums, store_all, store_sums, store_transposed, transpose,
 };
-use crate::arch::gemm::{BLOCK, Panels, RegisterTile, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, UnpackRows, prefetch_line, table};
 use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
@@ -23,9 +23,9 @@ enum Bf16Panels {}
 impl Panels for Bf16Panels {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 16, multiply: tile::<1, 16> },
-        RegisterTile { rows: 8, multiply: tile::<2, 8> },
-        RegisterTile { rows: 8, multiply: tile::<3, 8> },
+        RegisterTile { rows: 16, multiply: tile::<1, 16, false> },
+        RegisterTile { rows: 8, multiply: tile::<2, 8, false> },
+        RegisterTile { rows: 8, multiply: tile::<3, 8, false> },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -42,11 +42,14 @@ impl UnpackRows for Bf16Panels {
         // SAFETY: the caller's promise.
         unsafe { unpack(dtype, blocks, out) }
     }
+
+    const FEW: Option<FewRows> =
+        Some(FewRows { most: 10, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows.
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn tile<const VECS: usize, const ROWS: usize>(
+unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
     w: *const u32,
     x: *const u32,
     k: usize,
@@ -57,15 +60,18 @@ unsafe fn tile<const VECS: usize, const ROWS: usize>(
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     for i in 0..k / 2 {
-        prefetch_line(ahead.wrapping_add(i * VECS * LANES).cast());
+        if !TURNED {
+            prefetch_line(ahead.wrapping_add(i * VECS * LANES).cast());
+        }
         let mut xs = [_mm512_setzero_si512(); VECS];
         for v in 0..VECS {
             // SAFETY: word `i` of the rows in register `v`.
             xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
         }
         for r in 0..ROWS {
+            let at = if TURNED { i * LANES + r } else { r * BLOCK / 2 + i };
             // SAFETY: word `i` of row `r`.
-            let w = _mm512_set1_epi32(unsafe { w.wrapping_add(r * BLOCK / 2 + i).read() } as i32);
+            let w = _mm512_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32);
             for v in 0..VECS {
                 acc[r][v] = _mm512_dpbf16_ps(acc[r][v], bf16(w), bf16(xs[v]));
             }
@@ -116,6 +122,39 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         };
     }
     with_groups!(dtype, blocks, unreachable!("{dtype} is no format of blocks"))
+}
+
+/// See [`FewRows::fill`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], turned: &mut [u32]) {
+    let turned = turned.as_chunks_mut().0.as_chunks_mut().0;
+    macro_rules! blocks {
+        ($block:ident) => {
+            fill_blocks::<$block>(rows, turned)
+        };
+    }
+    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of blocks"))
+}
+
+/// Expands blocks of 16 rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
+fn fill_blocks<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [[[u32; LANES]; LANES]]) {
+    let mut blocks: [&[B]; LANES] = [&[]; LANES];
+    for r in 0..LANES {
+        blocks[r] = bytemuck::cast_slice(rows[r]);
+    }
+    for i in 0..blocks[0].len() {
+        for g in 0..B::GROUPS {
+            let mut pairs = [_mm512_setzero_si512(); LANES];
+            for r in 0..LANES {
+                // SAFETY: this level includes AVX2 and F16C.
+                let factors = unsafe { blocks[r][i].factors() };
+                pairs[r] = bf16_pairs(group(&blocks[r][i], &factors, g));
+            }
+            store_all(&mut turned[i * B::GROUPS + g], transpose(pairs));
+        }
+    }
 }
 
 /// Writes a group of a row.

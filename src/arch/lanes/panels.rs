@@ -6,12 +6,13 @@ use super::packing::{MAX_LANES, Transpose};
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
 use crate::arch::transposed::COLUMNS;
 
-/// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows.
+/// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of
+/// weights times activation rows.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
-pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usize>(
+pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usize, const TURNED: bool>(
     z: V,
     w: *const f32,
     x: *const f32,
@@ -30,15 +31,18 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
         }
     }
     for i in 0..k {
-        prefetch_line(ahead.wrapping_add(i * VECS * V::N).cast());
+        if !TURNED {
+            prefetch_line(ahead.wrapping_add(i * VECS * V::N).cast());
+        }
         let mut xs = [z; VECS];
         for v in 0..VECS {
             // SAFETY: value `i` of the rows in register `v`.
             xs[v] = unsafe { z.read(x.wrapping_add((i * VECS + v) * V::N)) };
         }
         for r in 0..ROWS {
+            let at = if TURNED { i * V::N + r } else { r * BLOCK + i };
             // SAFETY: value `i` of row `r`.
-            let w = z.splat(unsafe { w.wrapping_add(r * BLOCK + i).read() });
+            let w = z.splat(unsafe { w.wrapping_add(at).read() });
             for v in 0..VECS {
                 acc[r][v] = w.mul_add(xs[v], acc[r][v]);
             }
@@ -48,6 +52,45 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
         for v in 0..VECS {
             // SAFETY: as above.
             unsafe { acc[r][v].write(sums.wrapping_add((v * TILE + r) * V::N)) };
+        }
+    }
+}
+
+/// See [`crate::arch::gemm::FewRows::fill`]: rows of values that are not in blocks.
+#[inline(always)]
+pub(in crate::arch) fn fill<V: Transpose, T: Widen<V>>(z: V, rows: &[&[u8]; MAX_LANES], turned: &mut [f32]) {
+    let n = rows[0].len() / size_of::<T>();
+    for (i, turned) in turned.chunks_exact_mut(V::N * V::N).enumerate().take(n.div_ceil(V::N)) {
+        let first = i * V::N;
+        let mut values = [z; MAX_LANES];
+        for r in 0..V::N {
+            let x = rows[r][first * size_of::<T>()..].as_ptr().cast::<T>();
+            // SAFETY: row `r` has the rest of `n` values from `x` on, as all rows have the same length.
+            values[r] = unsafe { if n - first < V::N { T::read_first(z, x, n - first) } else { T::read(z, x) } };
+        }
+        let values = V::transpose(values);
+        for j in 0..V::N {
+            values[j].store(&mut turned[j * V::N..][..V::N]);
+        }
+    }
+}
+
+/// Transposes `V::N` panel rows of `n` words, a multiple of `V::N`: word `i` of row `j` becomes `turned[i·N + j]`.
+///
+/// # Safety
+/// The pointers must be valid for that.
+#[inline(always)]
+pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(z: V, panel: *const f32, n: usize, turned: *mut f32) {
+    for i in (0..n).step_by(V::N) {
+        let mut rows = [z; MAX_LANES];
+        for r in 0..V::N {
+            // SAFETY: words of row `r`.
+            rows[r] = unsafe { z.read(panel.wrapping_add(r * n + i)) };
+        }
+        let words = V::transpose(rows);
+        for j in 0..V::N {
+            // SAFETY: word `i + j` of all rows.
+            unsafe { words[j].write(turned.wrapping_add((i + j) * V::N)) };
         }
     }
 }
@@ -98,9 +141,9 @@ macro_rules! f32_panels {
             const LANES: usize = <$lanes>::N;
             const DEPTH: usize = $depth;
             const TILES: &[RegisterTile] = &[
-                RegisterTile { rows: $alone, multiply: tile::<1, $alone> },
-                RegisterTile { rows: $rows, multiply: tile::<2, $rows> },
-                RegisterTile { rows: $rows, multiply: tile::<3, $rows> },
+                RegisterTile { rows: $alone, multiply: tile::<1, $alone, false> },
+                RegisterTile { rows: $rows, multiply: tile::<2, $rows, false> },
+                RegisterTile { rows: $rows, multiply: tile::<3, $rows, false> },
             ];
             const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
             const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -117,6 +160,9 @@ macro_rules! f32_panels {
                 // SAFETY: the caller's promise.
                 unsafe { unpack(dtype, blocks, 0..BLOCK, bytemuck::cast_slice_mut(out)) }
             }
+
+            const FEW: Option<FewRows> =
+                Some(FewRows { most: 8, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
         }
 
         impl Turn for F32Panels {
@@ -126,7 +172,7 @@ macro_rules! f32_panels {
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn tile<const VECS: usize, const ROWS: usize>(
+        unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
             w: *const u32,
             x: *const u32,
             k: usize,
@@ -135,7 +181,25 @@ macro_rules! f32_panels {
             ahead: *const u32,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { panels::tile::<$lanes, VECS, ROWS>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
+            unsafe { panels::tile::<$lanes, VECS, ROWS, TURNED>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
+        }
+
+        #[target_feature(enable = $features)]
+        fn fill(dtype: DType, rows: &[&[u8]; MAX_LANES], _: &mut [u32], turned: &mut [u32]) {
+            let turned = bytemuck::cast_slice_mut(turned);
+            match dtype {
+                DType::F32 => panels::fill::<_, f32>($zero, rows, turned),
+                DType::F16 => panels::fill::<_, f16>($zero, rows, turned),
+                DType::BF16 => panels::fill::<_, bf16>($zero, rows, turned),
+                _ => unreachable!("{dtype} is no plain format"),
+            }
+        }
+
+        /// See [`panels::turn_panel`].
+        #[target_feature(enable = $features)]
+        unsafe fn turn_panel(panel: *const u32, n: usize, turned: *mut u32) {
+            // SAFETY: the caller's promise.
+            unsafe { panels::turn_panel($zero, panel.cast(), n, turned.cast()) }
         }
 
         #[target_feature(enable = $features)]

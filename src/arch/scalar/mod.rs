@@ -15,6 +15,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     gemm: |_| Gemm {
         element: (PanelElement::F32, 1),
         tile: 32,
+        few: 0,
         group: 16,
         packed_len: matmul::packed_len,
         pack: matmul::pack,
