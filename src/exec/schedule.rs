@@ -636,6 +636,8 @@ pub struct Schedule {
     n_passes: u64,
     pace: Pace,
     outputs: Outputs,
+    /// Never used: requests are cancelled between passes.
+    cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
     /// Memory for [`Schedule::draft`]: how probable each guess is, and its request; drafts for each request.
@@ -680,6 +682,7 @@ impl Schedule {
             n_passes: 0,
             pace: Pace::default(),
             outputs: Outputs::default(),
+            cancel: CancelToken::default(),
             slots: Vec::new(),
             chances: Vec::new(),
             lengths: Vec::new(),
@@ -938,11 +941,11 @@ impl Schedule {
     }
 
     fn compute(&mut self, n_decode: usize, n_prompt: usize) {
-        let Schedule { terms, running, outputs, slots, .. } = self;
-        let (timer, cancel) = (Timer::start(), CancelToken::default());
+        let Schedule { terms, running, outputs, cancel, slots, .. } = self;
+        let timer = Timer::start();
         let mut pass = reuse(std::mem::take(slots));
         pass.extend(running.iter_mut().filter(|live| live.rows.n > 0).map(|live| live.slot()));
-        let outcome = terms.engine.step(&mut pass, outputs, &cancel);
+        let outcome = terms.engine.step(&mut pass, outputs, cancel);
         *slots = reuse(pass);
         let time = timer.elapsed();
         self.n_passes += 1;
@@ -963,9 +966,9 @@ impl Schedule {
                     // Of its drafts, too.
                     live.drop_drafts();
                     live.rows = live.next_rows(0);
-                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0)
+                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0)
                 }
-                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0),
+                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0),
             };
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();

@@ -1,67 +1,37 @@
 //! Families that are variants of others, against the logits, vectors and scores that llama.cpp computes
-//! (`tests/reference_llama_cpp.py`).
+//! (`tests/reference_llama_cpp.py`); and broken files of every family.
 
-use crate::common::{emulated, numbers};
+use crate::common::{cases, emulated, numbers};
+use crate::mutants::{compute, families, family, models, mutant};
 use crate::run::{OnLevel, open, session_on};
-use crate::tiny::Parts;
+use proptest::collection::vec;
+use proptest::prelude::any;
+use proptest::test_runner::TestRunner;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions};
 use ruvllm::gguf::{Array, StringArray, Value};
-use ruvllm::model::Model;
+use ruvllm::model::{Model, supported_architectures};
 use serde_json::Value as Json;
 
 /// As of the tiny models of `tests/it/engine.rs`, which have the same sizes: some hundred roundings of 6e-8 on values of
 /// order 1 to 10, amplified at most tenfold by norms.
 const TOLERANCE: f32 = 1e-4;
 
-fn reference() -> Json {
-    serde_json::from_str(include_str!("../data/families.json")).unwrap()
-}
-
-fn value(json: &Json) -> Value {
-    match json {
-        Json::Bool(x) => (*x).into(),
-        Json::String(x) => x.as_str().into(),
-        Json::Number(x) if x.is_u64() => (x.as_u64().unwrap() as u32).into(),
-        Json::Number(x) => (x.as_f64().unwrap() as f32).into(),
-        Json::Array(all) if all[0].is_boolean() => {
-            Value::Array(Array::Bool(all.iter().map(|x| x.as_bool().unwrap()).collect()))
-        }
-        Json::Array(all) if all[0].is_string() => {
-            Value::Array(Array::Strings(StringArray::from_iter(all.iter().map(|x| x.as_str().unwrap()))))
-        }
-        Json::Array(_) => Value::Array(Array::U32(numbers(json))),
-        other => panic!("{other}"),
-    }
-}
-
-fn parts(family: &Json) -> Parts {
-    let mut parts = Parts::new();
-    parts.set("general.architecture", family["architecture"].as_str().unwrap());
-    for (key, of_key) in family["metadata"].as_object().unwrap() {
-        parts.set(key, value(of_key));
-    }
-    for (name, dims) in family["tensors"].as_object().unwrap() {
-        parts.hashed(name, &numbers(dims));
-    }
-    parts
-}
-
 #[test]
 fn outputs_equal_those_of_llama_cpp() {
-    let reference = reference();
+    let reference = families();
     let tokens: Vec<u32> = numbers(&reference["about"]["tokens"]);
     let positions: Vec<usize> = numbers(&reference["about"]["positions"]);
     let mut failures = Vec::new();
-    for (name, family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
-        let rows = family.get("logits").or(family.get("pooled")).and_then(Json::as_array).unwrap();
+    for (name, of_family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
+        let rows = of_family.get("logits").or(of_family.get("pooled")).and_then(Json::as_array).unwrap();
         let expected: Vec<f32> =
             rows.iter().flat_map(|row| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32)).collect();
-        let model = open(parts(family).gguf()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let model = open(family(&reference, name).gguf()).unwrap_or_else(|e| panic!("{name}: {e}"));
         for arch in Arch::available().take(if emulated() { 1 } else { usize::MAX }) {
             let model = model.on(arch);
             for n_batch in [64, 7, 1] {
-                let ours = match family.get("pooled") {
+                let ours = match of_family.get("pooled") {
                     None => logits(&model, &tokens, &positions, n_batch),
                     Some(_) if model.hparams().classifier.is_some() => {
                         model.reranker().unwrap().n_batch(n_batch).rank_tokens(&[&tokens]).unwrap()
@@ -93,10 +63,9 @@ fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) ->
 /// template.
 #[test]
 fn pairs_of_texts() {
-    let reference = reference();
-    let family = &reference["qwen3-reranker"];
+    let reference = families();
     let reranker = |template: Option<&str>| {
-        let mut parts = parts(family);
+        let mut parts = family(&reference, "qwen3-reranker");
         let texts: Vec<String> = (0..32).map(|i| char::from(b'a' + i).to_string()).collect();
         let texts: Vec<&str> = texts.iter().take(30).map(String::as_str).chain(["<s>", "</s>"]).collect();
         parts.set("tokenizer.ggml.model", "llama");
@@ -131,35 +100,28 @@ fn pairs_of_texts() {
     assert!(matches!(llama.reranker(), Err(ruvllm::SessionError::NoClassifier)));
 }
 
-/// Files whose sizes contradict each other are refused by an error, or run all the same.
+/// Every architecture has a tiny model, which computes.
 #[test]
-fn changed_sizes_are_refused_or_run() {
-    let reference = reference();
-    for (name, family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
-        // Forty layers more of what others have.
-        if name == "baichuan-13b" {
-            continue;
-        }
-        let mut n_refused = 0;
-        for (key, _) in family["metadata"].as_object().unwrap().iter().filter(|(_, of_key)| of_key.is_number()) {
-            for value in [0u32, 1, 3, 1 << 20, u32::MAX] {
-                let mut parts = parts(family);
-                parts.set(key, value);
-                let Ok(model) = open(parts.gguf()) else {
-                    n_refused += 1;
-                    continue;
-                };
-                match model.embedder() {
-                    Ok(embedder) if model.hparams().attention().any(|attn| !attn.causal) => {
-                        let _ = embedder.embed_tokens(&[[1, 2, 3]]);
-                    }
-                    _ => {
-                        let options = SessionOptions { n_ctx: Some(8), ..Default::default() };
-                        let _ = session_on(&model, 1, &options).prefill(&[1, 2, 3]);
-                    }
-                }
-            }
-        }
-        assert!(n_refused > 10, "{name}: {n_refused}");
+fn tiny_models_of_every_architecture() {
+    let all: Vec<&str> = models().iter().map(|m| m.arch.as_str()).collect();
+    // `mistral` is another name of `llama`.
+    let missing: Vec<_> = supported_architectures().filter(|arch| *arch != "mistral" && !all.contains(arch)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    for model in models() {
+        compute(mutant(model, &[])).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+    }
+}
+
+/// Files whose metadata or tensors contradict each other are refused by an error, or run all the same.
+#[test]
+fn changed_files_are_refused_or_run() {
+    for model in models() {
+        let mut runner = TestRunner::new(cases(12));
+        let changes = vec(any::<[u8; 6]>(), 1..4);
+        let run = |changes: Vec<[u8; 6]>| {
+            let _ = compute(mutant(model, &changes));
+            Ok(())
+        };
+        runner.run(&changes, run).unwrap_or_else(|e| panic!("{}: {e}", model.name));
     }
 }

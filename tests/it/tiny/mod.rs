@@ -90,6 +90,57 @@ impl Parts {
         tensor.1 = dims.to_vec();
     }
 
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.metadata.iter().map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Changes a dimension of an F32 tensor, which then has its first elements, or more zeros.
+    pub(crate) fn resize(&mut self, name: &str, dimension: usize, n: usize) {
+        if let Some(tensor) = self.tensors.iter_mut().find(|t| t.0 == name && t.2 == DType::F32) {
+            let dimension = dimension % tensor.1.len();
+            tensor.1[dimension] = n.max(1) as u64;
+            tensor.3.resize(4 * tensor.1.iter().product::<u64>() as usize, 0);
+        }
+    }
+
+    /// Stores the bytes of a tensor, or the first of them, as of another type.
+    pub(crate) fn retype(&mut self, name: &str, dtype: DType) {
+        let (elems, bytes) = dtype.block();
+        if let Some(tensor) = self.tensors.iter_mut().find(|t| t.0 == name) {
+            let n = tensor.1.iter().product::<u64>();
+            if tensor.1[0].is_multiple_of(elems) {
+                tensor.2 = dtype;
+                tensor.3.resize((n / elems * bytes) as usize, 0x35);
+            }
+        }
+    }
+
+    /// Rounds the matrices to another type, where its blocks fit their rows.
+    pub(crate) fn retype_all(&mut self, dtype: DType) {
+        let elems = dtype.block().0;
+        let fits = |t: &&(String, Vec<u64>, DType, Vec<u8>)| {
+            t.1.len() > 1
+                && t.2 == DType::F32
+                && t.1[0].is_multiple_of(elems)
+                && !t.0.contains("_inp")
+                && !t.0.contains("conv")
+        };
+        let matrices: Vec<_> = self.tensors.iter().filter(fits).cloned().collect();
+        for (name, dims, _, bytes) in matrices {
+            self.remove_tensor(&name);
+            let dims: Vec<usize> = dims.iter().map(|&n| n as usize).collect();
+            let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            self.put(name, &dims, dtype, &values);
+        }
+    }
+
+    /// Sets all values of an F32 tensor.
+    pub(crate) fn fill(&mut self, name: &str, value: f32) {
+        if let Some(tensor) = self.tensors.iter_mut().find(|t| t.0 == name && t.2 == DType::F32) {
+            tensor.3.chunks_exact_mut(4).for_each(|bytes| bytes.copy_from_slice(&value.to_le_bytes()));
+        }
+    }
+
     /// Adds an F32 vector.
     pub(crate) fn vector(&mut self, name: &str, values: &[f32]) {
         self.put(name.to_owned(), &[values.len()], DType::F32, values);
