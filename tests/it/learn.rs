@@ -955,7 +955,8 @@ fn times_on_a_1b_shape() {
             if took > longest {
                 longest = took;
                 slices.sort_by(f64::total_cmp);
-                of_longest = [slices.len() as f64, slices[slices.len() / 2], slices[slices.len() - 1]];
+                let at = |i: usize| slices.get(i).copied().unwrap_or(took);
+                of_longest = [slices.len() as f64, at(slices.len() / 2), at(slices.len().saturating_sub(1))];
             }
             if session.learner().unwrap().scale() > 0.0 {
                 let [_, update, effect] = session.learner().unwrap().last_times();
