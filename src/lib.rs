@@ -55,10 +55,9 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`sona`] (learning that goes on by itself), [`train`]
-//! (training adapters), [`gguf`] (the file),
-//! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a
-//! whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`sona`] (learning
+//! that goes on by itself), [`train`] (training adapters), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
+//! kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

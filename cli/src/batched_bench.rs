@@ -1,7 +1,7 @@
 //! `ruvllm batched-bench`: speed with many sequences side by side, as llama-batched-bench measures it.
 
 use super::bench::shape;
-use super::model::{CacheTypeArgs, ModelArgs, ResidenceArgs, demo_metadata, engine, open};
+use super::model::{CacheTypeArgs, ModelArgs, ResidenceArgs, ThreadsArg, demo_metadata, engine, open};
 use super::output::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
 use ruvllm::Sampler;
@@ -59,10 +59,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
           value_parser = value_parser!(u32).range(1..))]
     ubatch_size: u32,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = value_parser!(i32).range(..=super::model::MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// A table, or a JSON object per row
@@ -100,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut options = SessionOptions::default();
     args.cache_type.apply(KvType::default(), &mut options);
-    let engine = engine(&model, args.threads, false, &options, EngineOptions::default())?;
+    let engine = engine(&model, args.threads.number(), false, &options, EngineOptions::default())?;
     if let Some(n) = args.arriving {
         return run_arriving(args, &engine, &options, n as usize);
     }

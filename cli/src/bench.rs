@@ -19,6 +19,7 @@ use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -445,7 +446,7 @@ fn bench(
         }
     }
     for &n_threads in threads {
-        let n_threads_asked = i32::try_from(n_threads).unwrap_or(i32::MAX);
+        let n_threads_asked = NonZeroUsize::new(n_threads);
         let engine = engine(model, n_threads_asked, !adapters.is_empty(), &options, EngineOptions::default())?;
         if !args.scenario.is_empty() {
             run_scenarios(args, &engine, name, &options, printer)?;

@@ -17,9 +17,9 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-use ruvllm::exec::{AdapterId, CancelToken, Session, Speculation, StopReason};
+use ruvllm::exec::{AdapterId, CancelToken, PooledStates, Session, Speculation, StopReason};
 use ruvllm::sample::Sampler;
-use ruvllm::sona::{Background, Sona, Trajectory};
+use ruvllm::sona::{Background, Sona, Trajectory, pooled_layer};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, SessionError};
 use std::io::{self, IsTerminal};
@@ -91,7 +91,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let options = args.text.options();
+    let mut options = args.text.options();
     let system = match (&args.system_prompt, &args.system_prompt_file) {
         (Some(text), _) => Some(text.clone()),
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
@@ -117,6 +117,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ChatTemplate::parse(TRANSCRIPT)?
         }
     };
+    if args.sona.sona.is_some() {
+        options.pooled_layer = pooled_layer(&model);
+    }
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let (kept, mut messages) = match &args.session {
         Some(name) => Kept::open(name).map(|(kept, messages)| (Some(kept), messages))?,
@@ -233,13 +236,21 @@ impl Recording {
     }
 
     /// Records an answer.
-    fn record(&mut self, prompt: &[u32], answer: &[u32], latency: Duration) -> Result<(), Failure> {
+    fn record(
+        &mut self,
+        prompt: &[u32],
+        answer: &[u32],
+        pooled: PooledStates,
+        latency: Duration,
+    ) -> Result<(), Failure> {
         self.n += 1;
         self.sona.record(Trajectory {
             request_id: self.request_id(),
             session_id: self.session_id.clone(),
             n_prompt: prompt.len(),
             n_answer: answer.len(),
+            query_embedding: pooled.prompt,
+            response_embedding: pooled.answer,
             latency,
             tokens: [prompt, answer].concat(),
             ..Default::default()
@@ -500,6 +511,8 @@ impl Chat<'_> {
             mask.reset();
         }
 
+        // What an answer that failed has left.
+        self.session.take_pooled();
         let start = Instant::now();
         let generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
             .stop(self.stop.iter().cloned())
@@ -520,12 +533,13 @@ impl Chat<'_> {
         }
         let decode = start.elapsed();
         let n = generation.tokens().len();
-        if let Some(recording) = &mut self.recording {
-            recording.record(&ids, generation.tokens(), prefill + decode)?;
-        }
+        let answer = generation.tokens().to_vec();
         let drafted = Drafted::of(&generation);
         let reason = generation.finish().map(|finish| finish.reason);
         drop(generation);
+        if let Some(recording) = &mut self.recording {
+            recording.record(&ids, &answer, self.session.take_pooled(), prefill + decode)?;
+        }
         let mut notes = Vec::new();
         if self.args.text.verbose {
             let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));

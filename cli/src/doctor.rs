@@ -67,9 +67,12 @@ fn check_gpu() -> Result<(), Failure> {
 
 const FEATURES: &[(&str, bool)] = &[
     ("chat", cfg!(feature = "chat")),
-    ("grammar", cfg!(feature = "grammar")),
+    ("convert", cfg!(feature = "convert")),
     ("demo-model", cfg!(feature = "demo-model")),
+    ("grammar", cfg!(feature = "grammar")),
     ("metal", cfg!(any(feature = "metal", target_os = "macos"))),
+    ("pull", cfg!(feature = "pull")),
+    ("serve", cfg!(feature = "serve")),
 ];
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {

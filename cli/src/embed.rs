@@ -1,7 +1,7 @@
 //! `ruvllm embed`: vectors of texts.
 
 use super::input::{file_or_pipe, read_text};
-use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs, engine};
+use super::model::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use super::output::{Failure, print};
 use clap::ValueEnum;
 use ruvllm::exec::{Embedder, EngineOptions, SessionOptions};
@@ -71,10 +71,8 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -87,7 +85,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let texts: Vec<&str> = text.split(&args.embd_separator).filter(|text| !text.is_empty()).collect();
     let model = args.model.open(&args.residence)?;
-    let engine = engine(&model, args.threads, false, &SessionOptions::default(), EngineOptions::default())?;
+    let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
     let mut embedder = Embedder::new(&engine)?.normalise(false).n_batch(args.batch_size as usize);
     if let Some(pooling) = args.pooling {
         embedder = embedder.pooling(match pooling {

@@ -3,13 +3,12 @@
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
-use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs};
+use super::model::{ModelArgs, ResidenceArgs, ThreadsArg};
 use super::output::{Failure, note, print, print_json};
 use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use ruvllm::learn::LearnerOptions;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -40,10 +39,8 @@ pub(super) struct Args {
     /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at most 1024]
     #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     ctx_size: usize,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
     /// Most mean KL divergence over control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
     max_divergence: f64,
@@ -69,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokens = |text: &str| tokenizer.encode(text, true, false);
     let options = LearningOptions {
         n_ctx: args.ctx_size,
-        n_threads: usize::try_from(args.threads).ok().and_then(NonZeroUsize::new),
+        n_threads: args.threads.number(),
         learner: LearnerOptions { max_divergence: args.max_divergence, ..Default::default() },
         deep_rate: args.deep_rate,
         deep_controls: !args.quick,

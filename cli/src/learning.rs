@@ -1,6 +1,6 @@
 //! Flags of learning while running, and the file that what was learnt lives in.
 
-use super::output::{Failure, note, paint};
+use super::output::{Failure, check_overwrite, note, paint};
 use clap::Args;
 use ruvllm::LearnError;
 use ruvllm::exec::Session;
@@ -53,9 +53,8 @@ impl LearningArgs {
     /// Lets `session` learn, if the flags say so.
     pub(super) fn begin(&self, session: &mut Session) -> Result<Learning<'_>, Failure> {
         let mut learning = Learning { args: self, folder: None, saved_at: 0 };
-        if let Some(path) = self.learn_export.as_ref().filter(|path| path.exists() && !self.overwrite) {
-            let exists = ruvllm::GgufError::Exists { path: path.clone() };
-            return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
+        if let Some(path) = &self.learn_export {
+            check_overwrite(path, self.overwrite)?;
         }
         if let Some(path) = &self.learn {
             let (folder, mut learner) = Folder::open(path, session.model())?;

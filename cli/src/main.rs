@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+#[cfg(feature = "serve")]
 mod batch;
 mod batched_bench;
 mod bench;
@@ -135,6 +136,7 @@ enum Command {
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
+    #[cfg(feature = "serve")]
     /// Answer a file of requests side by side
     Batch(Box<batch::Args>),
     /// Measure speed, and what it means for the machine
@@ -205,6 +207,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
+        #[cfg(feature = "serve")]
         Command::Batch(args) => batch::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BatchedBench(args) => batched_bench::run(&args),

@@ -4,10 +4,11 @@
 
 use super::output::{milliseconds, note, unix_time};
 use ruvllm::exec::Engine;
+use ruvllm::gguf::NewFile;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -158,13 +159,12 @@ pub(super) fn keep(engine: &Engine, label: &str) {
     entries.sort_by_key(|entry| entry.time);
     let kept = &entries[entries.len().saturating_sub(MAX_ENTRIES)..];
     let value = json!({"machine": machine(), "entries": kept.iter().map(Entry::json).collect::<Vec<_>>()});
-    let new = path.with_extension(format!("json.{}", std::process::id()));
-    let written = path.parent().is_some_and(|folder| fs::create_dir_all(folder).is_ok())
-        && fs::write(&new, format!("{value:#}\n")).is_ok()
-        && fs::rename(&new, &path).is_ok();
-    if !written {
-        let _ = fs::remove_file(&new);
-    }
+    let Some(Ok(())) = path.parent().map(fs::create_dir_all) else { return };
+    // Without it the next run measures again.
+    let _ = NewFile::create(&path, true).and_then(|mut file| {
+        writeln!(file, "{value:#}")?;
+        file.finish()
+    });
 }
 
 /// Of each model that was measured, its number of threads and speed where it was fastest, and what its passes took.

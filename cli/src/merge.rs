@@ -1,8 +1,8 @@
 //! `ruvllm merge`: a new model file with adapters folded into its weights.
 
 use super::input::on_interrupt;
-use super::model::{LoraArgs, MAX_THREADS, ModelArgs, ResidenceArgs};
-use super::output::{Failure, Progress, note, size};
+use super::model::{LoraArgs, ModelArgs, ResidenceArgs, ThreadsArg};
+use super::output::{Failure, OverwriteArg, Progress, note, size};
 use ruvllm::lora::merge;
 use ruvllm::quant::{DType, FORMATS};
 use std::path::{Path, PathBuf};
@@ -33,13 +33,10 @@ pub(super) struct Args {
     /// Type of the changed matrices: F32, F16, BF16, Q8_0, Q4_K, … [default: their own]
     #[arg(long = "type", value_name = "TYPE", value_parser = tensor_type)]
     dtype: Option<DType>,
-    /// Replace the output if it exists
-    #[arg(long, alias = "force")]
-    overwrite: bool,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 fn tensor_type(name: &str) -> Result<DType, String> {
@@ -60,12 +57,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             PathBuf::from(format!("{stem}-merged.gguf"))
         }
     };
-    if output.exists() && !args.overwrite {
-        let exists = ruvllm::GgufError::Exists { path: output };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
-    let n_threads = usize::try_from(args.threads).unwrap_or(0);
-    rayon::ThreadPoolBuilder::new().num_threads(n_threads).build_global()?;
+    args.overwrite.check(&output)?;
+    args.threads.pool().build_global()?;
     let model = args.model.open(&ResidenceArgs::default())?;
     let adapters = args.lora.open(&model)?;
     if adapters.is_empty() {
@@ -82,9 +75,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         !interrupted.load(Ordering::Relaxed)
     };
     let mut writer = merge(&model, &adapters, args.dtype, &progress)?;
-    if args.overwrite {
-        writer.overwrite();
-    }
+    args.overwrite.apply(&mut writer);
     let written = writer.write(&output);
     if interrupted.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);

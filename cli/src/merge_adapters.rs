@@ -1,7 +1,7 @@
 //! `ruvllm merge-adapters`: one adapter from several.
 
-use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs, open_adapter};
-use super::output::{Failure, note, size};
+use super::model::{ModelArgs, ResidenceArgs, ThreadsArg, open_adapter};
+use super::output::{Failure, OverwriteArg, note, size};
 use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
 use std::path::PathBuf;
 
@@ -41,13 +41,10 @@ pub(super) struct Args {
     /// GGUF file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Replace the output if it exists
-    #[arg(long, alias = "force")]
-    overwrite: bool,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 fn method(name: &str) -> Result<MergeMethod, String> {
@@ -57,16 +54,12 @@ fn method(name: &str) -> Result<MergeMethod, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    if args.output.exists() && !args.overwrite {
-        let exists = ruvllm::GgufError::Exists { path: args.output.clone() };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
+    args.overwrite.check(&args.output)?;
     let (n, n_weights) = (args.adapters.len(), args.weights.len());
     if n_weights != 0 && n_weights != n {
         return Err(Failure::Usage(format!("--weights has {n_weights} numbers, there are {n} adapters")));
     }
-    let n_threads = usize::try_from(args.threads).unwrap_or(0);
-    rayon::ThreadPoolBuilder::new().num_threads(n_threads).build_global()?;
+    args.threads.pool().build_global()?;
     let model = args.model.open(&ResidenceArgs::default())?;
     let adapters = args.adapters.iter().map(|path| open_adapter(path, &model)).collect::<Result<Vec<_>, _>>()?;
     let weights = args.weights.iter().copied().chain(std::iter::repeat(1.0));

@@ -255,6 +255,27 @@ impl ResidenceArgs {
 /// More threads than machines have cores only take memory.
 pub(super) const MAX_THREADS: i64 = 1024;
 
+/// Threads that compute.
+#[derive(Args, Clone, Copy)]
+pub(super) struct ThreadsArg {
+    /// Threads, at most 1024; 0 or less is as many as this process may use
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
+    threads: i32,
+}
+
+impl ThreadsArg {
+    /// How many; without a number as many as this process may use.
+    pub(super) fn number(self) -> Option<NonZeroUsize> {
+        usize::try_from(self.threads).ok().and_then(NonZeroUsize::new)
+    }
+
+    /// A pool of that size.
+    pub(super) fn pool(self) -> rayon::ThreadPoolBuilder {
+        rayon::ThreadPoolBuilder::new().num_threads(self.number().map_or(0, NonZeroUsize::get))
+    }
+}
+
 /// Positions are numbers of 31 bits.
 const MAX_CTX: i64 = i32::MAX as i64;
 
@@ -274,10 +295,8 @@ pub(super) struct SessionArgs {
     #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     ubatch_size: u32,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// Context and types of the cache for a use: chat, long-chat, document or code; other flags win
@@ -415,7 +434,7 @@ impl SessionArgs {
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()
         };
-        let engine = engine(model, self.threads, adapters, options, engine_options)?;
+        let engine = engine(model, self.threads.number(), adapters, options, engine_options)?;
         if self.prompt_cache.is_some() && !engine.uses_prefix_folder(options) {
             note(
                 "--prompt-cache: prompts of a model with windows or recurrent state, or with --kv-tiers, stay in memory only.",
@@ -425,16 +444,14 @@ impl SessionArgs {
     }
 }
 
-/// An engine for `model` and sessions with or without adapters; zero threads or fewer are as many as this process may
-/// use. The CPU computes, with a note, where the GPU cannot.
+/// An engine for `model` and sessions with or without adapters. The CPU computes, with a note, where the GPU cannot.
 pub(super) fn engine(
     model: &Model,
-    n_threads: i32,
+    n_threads: Option<NonZeroUsize>,
     adapters: bool,
     options: &SessionOptions,
     engine_options: EngineOptions,
 ) -> Result<Engine, Failure> {
-    let n_threads = usize::try_from(n_threads).ok().and_then(NonZeroUsize::new);
     let engine_options = EngineOptions { n_threads, ..engine_options };
     let on_cpu = |why: &str| {
         note(format!("computing on the CPU: {why}"));

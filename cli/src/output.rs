@@ -1,6 +1,7 @@
 //! What leaves the program: failures and their exit codes, text, progress.
 
-use ruvllm::SessionError;
+use ruvllm::gguf::Writer;
+use ruvllm::{GgufError, SessionError};
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -42,6 +43,7 @@ impl Failure {
     }
 
     /// What it says, without a label.
+    #[cfg(feature = "pull")]
     pub(super) fn into_text(self) -> String {
         match self {
             Failure::Usage(text) | Failure::Work(text) => text,
@@ -56,6 +58,37 @@ impl Failure {
             _ => Failure::Work(format!("{}: {error}", path.display())),
         }
     }
+}
+
+/// What happens to an output that exists.
+#[derive(clap::Args)]
+pub(super) struct OverwriteArg {
+    /// Replace the output if it exists
+    #[arg(long, alias = "force")]
+    overwrite: bool,
+}
+
+impl OverwriteArg {
+    /// Refuses, before any work, to replace a file that is not to be replaced.
+    pub(super) fn check(&self, output: &Path) -> Result<(), Failure> {
+        check_overwrite(output, self.overwrite)
+    }
+
+    /// Lets the file be replaced, if the user said so.
+    pub(super) fn apply(&self, writer: &mut Writer<'_>) {
+        if self.overwrite {
+            writer.overwrite();
+        }
+    }
+}
+
+/// Refuses to replace `output`, if it exists, unless `overwrite` is given.
+pub(super) fn check_overwrite(output: &Path, overwrite: bool) -> Result<(), Failure> {
+    if !output.exists() || overwrite {
+        return Ok(());
+    }
+    let exists = GgufError::Exists { path: output.to_owned() };
+    Err(Failure::Work(format!("{exists}: --overwrite asks for it")))
 }
 
 impl<E: Error + 'static> From<E> for Failure {

@@ -1,9 +1,8 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
-use super::model::MAX_THREADS;
-use super::output::{Failure, count, note, printable, size};
+use super::model::ThreadsArg;
+use super::output::{Failure, OverwriteArg, count, note, printable, size};
 use super::rows::{Conversion, Rows};
-use ruvllm::GgufError;
 use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
 use ruvllm::quant::{DType, FileType, ModelShape};
 use std::path::PathBuf;
@@ -31,13 +30,10 @@ pub(super) struct Args {
     /// Accept tensors that are quantised already
     #[arg(long)]
     allow_requantize: bool,
-    /// Replace the output if it exists
-    #[arg(long, alias = "force")]
-    overwrite: bool,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
+    #[command(flatten)]
+    threads: ThreadsArg,
     /// Tell the type of each tensor
     #[arg(short, long)]
     verbose: bool,
@@ -53,10 +49,7 @@ fn file_type(name: &str) -> Result<FileType, String> {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let gguf = Gguf::open(&args.input)?;
-    if args.output.exists() && !args.overwrite {
-        let exists = GgufError::Exists { path: args.output.clone() };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
+    args.overwrite.check(&args.output)?;
     if gguf.tensors().is_empty() {
         return Err(Failure::Work(format!("{}: there are no tensors in it", args.input.display())));
     }
@@ -88,9 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
         });
     }
-    if args.overwrite {
-        writer.overwrite();
-    }
+    args.overwrite.apply(&mut writer);
     let written = writer.write(&args.output);
     rows.finish(written)?;
     let (before, after) =

@@ -4,10 +4,11 @@ use super::bench::{Args, Printer, SyntheticDrafts};
 use super::input::{name as name_of, read_text};
 use super::model::engine;
 use super::output::Failure;
-use ruvllm::bench::{Replay, Replayed};
+use ruvllm::bench::{self, Replay, Replayed};
 use ruvllm::exec::{DraftStats, Engine, EngineOptions, SessionOptions, Speculation};
 use ruvllm::model::Model;
 use serde_json::{Map, Value, json};
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 /// A prompt and its answer, in tokens.
@@ -31,20 +32,18 @@ struct Row {
     drafters: Vec<(&'static str, DraftStats)>,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    (values[(n - 1) / 2] + values[n / 2]) / 2.0
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    bench::median(&values.collect::<Vec<_>>()).unwrap_or(f64::NAN)
 }
 
 impl Row {
     fn rate(&self, i: usize) -> f64 {
-        median(self.rates.iter().map(|pair| pair[i]).collect())
+        median(self.rates.iter().map(|pair| pair[i]))
     }
 
     /// Median over the pairs.
     fn speedup(&self) -> f64 {
-        median(self.rates.iter().map(|[plain, drafted]| drafted / plain).collect())
+        median(self.rates.iter().map(|[plain, drafted]| drafted / plain))
     }
 
     fn cells(&self) -> Vec<(&'static str, String)> {
@@ -98,7 +97,7 @@ pub(super) fn bench(
     printer: &mut Printer,
 ) -> Result<(), Failure> {
     for &n_threads in threads {
-        let n_threads_asked = i32::try_from(n_threads).unwrap_or(i32::MAX);
+        let n_threads_asked = NonZeroUsize::new(n_threads);
         let open = |model: &Model, options: &SessionOptions| {
             engine(model, n_threads_asked, false, options, EngineOptions::default())
         };

@@ -1,7 +1,7 @@
 //! `ruvllm rerank`: documents in the order in which they answer a query.
 
 use super::input::{file_or_pipe, read_text};
-use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs, engine};
+use super::model::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use super::output::{Failure, print};
 use ruvllm::exec::{EngineOptions, Reranker, SessionOptions};
 use serde_json::json;
@@ -38,17 +38,15 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?;
     let documents: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
     let model = args.model.open(&args.residence)?;
-    let engine = engine(&model, args.threads, false, &SessionOptions::default(), EngineOptions::default())?;
+    let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
     let reranker = Reranker::new(&engine)?.n_batch(args.batch_size as usize);
     let scores = reranker.rank(&args.query, &documents)?;
     let mut ranked: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();

@@ -1,6 +1,7 @@
 //! Rows of tensors on their way from one type to another: what `quantize` and `convert` share.
 
 use super::input::on_interrupt;
+use super::model::ThreadsArg;
 use super::output::{Failure, Progress};
 use rayon::prelude::*;
 use ruvllm::quant::{DType, dequantize_row, quantize_row};
@@ -36,9 +37,9 @@ pub(super) struct Conversion {
 }
 
 impl Rows {
-    /// For `total` elements in all, on `threads` threads; 0 or less is as many as this process may use.
-    pub(super) fn new(what: &'static str, total: u64, threads: i32) -> Result<Rows, Failure> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::try_from(threads).unwrap_or(0)).build()?;
+    /// For `total` elements in all, on so many threads.
+    pub(super) fn new(what: &'static str, total: u64, threads: ThreadsArg) -> Result<Rows, Failure> {
+        let pool = threads.pool().build()?;
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&interrupted);
         // Without a handler, Ctrl-C would leave half of a temporary file behind.

@@ -126,10 +126,6 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
-    pub(super) fn set_seed(&mut self, seed: u64) {
-        self.seed = Seed(Some(seed));
-    }
-
     /// The sampler for a model.
     pub(super) fn sampler(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
         let mut sampler = self.chain(metadata, tokenizer)?;

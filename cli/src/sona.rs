@@ -5,9 +5,8 @@ use super::input::{file_or_pipe, read_text};
 use super::model::{ModelArgs, ResidenceArgs};
 #[cfg(feature = "chat")]
 use super::output::paint;
-use super::output::{Failure, note, print, print_json, printable, size};
+use super::output::{Failure, OverwriteArg, note, print, print_json, printable, size};
 use clap::Subcommand;
-use ruvllm::GgufError;
 #[cfg(feature = "chat")]
 use ruvllm::exec::Engine;
 use ruvllm::gguf::{Gguf, NewFile};
@@ -126,9 +125,8 @@ enum Action {
         /// Its number [default: the version in effect]
         #[arg(long)]
         version: Option<u64>,
-        /// Replace the file if it exists
-        #[arg(long, alias = "force")]
-        overwrite: bool,
+        #[command(flatten)]
+        overwrite: OverwriteArg,
     },
     /// Take an exported version into effect
     Import {
@@ -176,7 +174,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         }
         Action::Export { folder, output, version, overwrite } => {
-            export(&folder.existing()?, *version, output, *overwrite)
+            export(&folder.existing()?, *version, output, overwrite)
         }
         Action::Import { folder, file, with } => {
             let engine = with.model.open(&with.residence)?.engine()?;
@@ -295,12 +293,9 @@ fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
     Ok(folder.version_path(version))
 }
 
-fn export(folder: &SonaFolder, version: Option<u64>, output: &Path, overwrite: bool) -> Result<(), Failure> {
+fn export(folder: &SonaFolder, version: Option<u64>, output: &Path, overwrite: &OverwriteArg) -> Result<(), Failure> {
     let path = version_path(folder, version.unwrap_or(folder.version()))?;
-    if output.exists() && !overwrite {
-        let exists = GgufError::Exists { path: output.to_owned() };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
+    overwrite.check(output)?;
     let data = std::fs::read(&path).map_err(Failure::file(&path))?;
     let mut file = NewFile::create(output, true).map_err(Failure::file(output))?;
     file.write_all(&data).and_then(|()| file.finish()).map_err(Failure::file(output))?;

@@ -2,8 +2,8 @@
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, name, on_interrupt, read_text};
-use super::model::{MAX_THREADS, ModelArgs, ResidenceArgs};
-use super::output::{Failure, Progress, note, print};
+use super::model::{ModelArgs, ResidenceArgs, ThreadsArg};
+use super::output::{Failure, OverwriteArg, Progress, note, print};
 #[cfg(feature = "chat")]
 use super::template::{bos_text, eos_text};
 use ruvllm::bench::Estimate;
@@ -14,7 +14,6 @@ use ruvllm::tokenizer::Tokenizer;
 use ruvllm::train::{Example, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -52,9 +51,8 @@ pub(super) struct Args {
     /// Adapter file to write; FILE.checkpoint holds the state meanwhile
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Replace the output if it exists
-    #[arg(long, alias = "force")]
-    overwrite: bool,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
     /// Begin anew, even if there is a checkpoint
     #[arg(long)]
     restart: bool,
@@ -119,10 +117,8 @@ pub(super) struct Args {
     /// File for a plot of the losses
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 fn targets(text: &str) -> Result<TargetSet, String> {
@@ -137,10 +133,7 @@ fn schedule(text: &str) -> Result<Schedule, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    if args.output.exists() && !args.overwrite {
-        let exists = ruvllm::GgufError::Exists { path: args.output.clone() };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
+    args.overwrite.check(&args.output)?;
     let mut folder = args.sona.as_deref().map(|path| SonaFolder::open(path, &FolderOptions::default())).transpose()?;
     let text = match &folder {
         Some(_) => None,
@@ -182,7 +175,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         seed: args.seed,
         ..Default::default()
     };
-    let n_threads = usize::try_from(args.threads).ok().and_then(NonZeroUsize::new);
+    let n_threads = args.threads.number();
     let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() })?;
     let mut trainer = Trainer::new(&engine, &examples, &control, &options)?;
     let checkpoint = PathBuf::from(format!("{}.checkpoint", args.output.display()));

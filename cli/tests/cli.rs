@@ -831,6 +831,7 @@ fn results(path: &Path) -> std::collections::BTreeMap<String, serde_json::Value>
 }
 
 #[test]
+#[cfg(feature = "serve")]
 fn batches() {
     let folder = Folder::new();
     let model = tiny(&folder);
@@ -839,10 +840,10 @@ fn batches() {
     };
     let completion = |i: u64| json!({"prompt": "the the", "max_tokens": 4 + i % 9, "seed": i, "model": "m"});
     let mut requests: String = (0..20).map(|i| line(&format!("r{i}"), "/v1/completions", completion(i))).collect();
-    if cfg!(feature = "chat") {
-        let body = json!({"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 5, "stop": "t"});
-        requests += &line("chat", "/v1/chat/completions", body);
-    }
+    let chat = json!({"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 5, "stop": "t"});
+    requests += &line("chat", "/v1/chat/completions", chat);
+    requests += &line("both", "/v1/completions", json!({"prompt": "the", "n": 2, "max_tokens": 2, "logprobs": 1}));
+    requests += &line("vector", "/v1/embeddings", json!({"input": "the the"}));
     let file = folder.file("requests.jsonl", &requests);
     let (out, output) = (folder.path("results.jsonl"), folder.name("results.jsonl"));
     let flags = ["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"];
@@ -857,16 +858,18 @@ fn batches() {
         let body = &all[&format!("r{i}")]["response"]["body"];
         assert_eq!(body["choices"][0]["text"], alone["text"], "request {i}");
         assert_eq!(body["usage"]["prompt_tokens"], alone["timings"]["prompt_n"]);
-        assert_eq!((&body["usage"]["completion_tokens"], &body["model"]), (&json!(4 + i % 9), &json!("m")));
+        assert_eq!((&body["usage"]["completion_tokens"], &body["model"]), (&json!(4 + i % 9), &json!("tiny.gguf")));
         assert_eq!(body["choices"][0]["finish_reason"], "length");
     }
-    if cfg!(feature = "chat") {
-        let body = &all["chat"]["response"]["body"];
-        assert_eq!(
-            (&body["object"], &body["choices"][0]["message"]["role"]),
-            (&json!("chat.completion"), &json!("assistant"))
-        );
-    }
+    let body = &all["chat"]["response"]["body"];
+    assert_eq!(
+        (&body["object"], &body["choices"][0]["message"]["role"]),
+        (&json!("chat.completion"), &json!("assistant"))
+    );
+    let choices = all["both"]["response"]["body"]["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    assert!(choices.iter().all(|choice| choice["logprobs"]["tokens"].as_array().unwrap().len() == 2));
+    assert!(all["vector"]["response"]["body"]["data"][0]["embedding"].as_array().unwrap().len() > 1);
 
     // Nothing is left to do.
     let before = std::fs::read(&out).unwrap();
@@ -888,14 +891,15 @@ fn batches() {
     let wrong = [
         ("key", json!({"prompt": "the", "tools": []}), "tools"),
         ("type", json!({"prompt": "the", "temperature": "hot"}), "temperature"),
-        ("two", json!({"prompt": "the", "n": 2}), "n is 2"),
-        ("none", json!({"max_tokens": 3}), "prompt is missing"),
+        ("many", json!({"prompt": "the", "n": 65}), "n: expected 1 to 64"),
+        ("none", json!({"max_tokens": 3}), "prompt: this field is required"),
+        ("stream", json!({"prompt": "the", "stream": true}), "stream"),
         ("long", json!({"prompt": "the ".repeat(500)}), "context"),
     ];
     let lines = wrong.iter().map(|(id, body, _)| line(id, "/v1/completions", body.clone())).collect::<String>();
     let file = folder.file("wrong.jsonl", lines + &line("good", "/v1/completions", completion(1)));
     let (out, output) = (folder.path("wrong.out"), folder.name("wrong.out"));
-    fails(&["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"], 1, &["5 of 6 requests failed"]);
+    fails(&["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"], 1, &["6 of 7 requests failed"]);
     let all = results(&out);
     for (id, _, part) in wrong {
         assert_eq!(all[id]["response"]["status_code"], 400);
@@ -1536,6 +1540,11 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     );
     assert_eq!((&before["sessions"], before["quality"].as_f64()), (&json!(2), Some(1.0)));
     assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
+    let opened = ruvllm::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
+    opened
+        .trajectories(|found| assert!(!found.query_embedding.is_empty() && !found.response_embedding.is_empty()))
+        .unwrap();
+    drop(opened);
     let log = parsed(&run(&["sona", "log", &mine, "--json"]));
     assert_eq!((&log[0]["kind"], &log[0]["version"]), (&json!("calibrated"), &json!(1)));
     let learnt: u64 = log.as_array().unwrap().iter().map(|event| event["learnt"]["requests"].as_u64().unwrap()).sum();

@@ -466,6 +466,10 @@ fn learns_per_user() {
         opened
             .trajectories(|found| {
                 assert!(found.session_id == "u1" && found.tokens.is_empty() && path.ends_with(&found.tenant));
+                // No pass computes the last token of an answer.
+                assert!(
+                    !found.query_embedding.is_empty() && found.response_embedding.is_empty() == (found.n_answer < 2)
+                );
                 n += 1;
             })
             .unwrap();

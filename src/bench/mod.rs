@@ -86,14 +86,16 @@ impl Outcome {
 
     /// Median of the rates; NaN if there are none, as for the mean.
     pub fn median(&self) -> f64 {
-        let mut rates = self.rates.clone();
-        rates.sort_by(f64::total_cmp);
-        let n = rates.len();
-        if n == 0 {
-            return f64::NAN;
-        }
-        (rates[(n - 1) / 2] + rates[n / 2]) / 2.0
+        median(&self.rates).unwrap_or(f64::NAN)
     }
+}
+
+/// Median of `values`, if there are any: the mean of both middle ones if their number is even.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    (n > 0).then(|| (values[(n - 1) / 2] + values[n / 2]) / 2.0)
 }
 
 /// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions` times. Of several

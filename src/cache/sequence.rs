@@ -200,9 +200,9 @@ impl SeqKv {
         tokens
     }
 
-    /// Whether the pool has a folder, and blocks in it can be this sequence's: where no pages are given back.
+    /// Whether its blocks are kept in the pool's folder.
     pub(crate) fn uses_folder(&self) -> bool {
-        self.pool.folder().is_some() && !self.layout.has_checkpoints()
+        self.pool.uses_folder(&self.layout)
     }
 
     /// Continues with the whole pages of `tokens` in the pool's folder; the sequence already holds the first of

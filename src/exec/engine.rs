@@ -7,6 +7,7 @@ use super::forward::{Pass, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
+use super::pool::Pool;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
@@ -209,7 +210,7 @@ impl Engine {
     /// Whether prefixes of sequences with these options are kept in [`EngineOptions::prefix_folder`], too. They are not
     /// where layers have windows or recurrent state, or older tokens lower precision: these are kept in memory only.
     pub fn uses_prefix_folder(&self, options: &SessionOptions) -> bool {
-        self.pool().folder().is_some() && !kv_layout(self.model.hparams(), options.kv_policy()).has_checkpoints()
+        self.pool().uses_folder(&kv_layout(self.model.hparams(), options.kv_policy()))
     }
 
     /// An empty sequence for [`Engine::step`].
@@ -236,6 +237,10 @@ impl Engine {
             self.model.check_memory(&plan_options(options.clone(), self.n_threads()))?;
         }
         shift::check(self, n_ctx, options)?;
+        if let Some(layer) = options.pooled_layer.filter(|layer| layer + 1 >= h.n_layer) {
+            let expected = format!("below {}, the last layer", h.n_layer.saturating_sub(1));
+            return Err(SessionError::Option { option: "pooled_layer", value: layer, expected });
+        }
         let layout = Arc::new(kv_layout(h, policy));
         let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
         Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
@@ -383,7 +388,10 @@ impl Engine {
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
         let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe);
         if outcome.is_err() {
-            slots.iter_mut().for_each(|slot| slot.seq.kv.abandon());
+            for slot in &mut *slots {
+                slot.seq.kv.abandon();
+                slot.seq.pool.iter_mut().for_each(Pool::clear);
+            }
         }
         slots.sort_unstable_by_key(|slot| slot.index);
         outcome
@@ -474,6 +482,11 @@ impl Engine {
     /// Bytes of the buffers of a pass.
     pub(super) fn buffer_bytes(&self) -> u64 {
         self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
+    }
+
+    /// How often [`Engine::enter`] was called, which tells whether somebody computes.
+    pub(crate) fn n_turns(&self) -> u64 {
+        self.core.turns.lock().last
     }
 
     /// Runs `f` with all threads and the arena, after earlier callers.

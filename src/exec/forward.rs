@@ -577,6 +577,9 @@ pub(crate) fn forward(
             b.x.iter_mut().for_each(|x| *x *= scale);
         }
         probe.tensor(Tap::LOut, i, b.x);
+        if rows == Rows::All {
+            pool(base.arch, slots, i, b.x, h.n_embd);
+        }
     }
 
     if let Some(w) = &w.alt_up {
@@ -609,6 +612,16 @@ pub(crate) fn forward(
         probe.tensor(Tap::ResultOutput, 0, logits);
     }
     Ok(())
+}
+
+/// Adds the rows of sequences whose hidden states are pooled after layer `i`.
+fn pool(arch: Arch, slots: &mut [Slot<'_>], i: usize, x: &[f32], n: usize) {
+    for slot in slots {
+        let (position, rows) = (slot.pos(), Rows::All.range(slot));
+        if let Some(pool) = slot.seq.pool.as_mut().filter(|pool| pool.layer == i) {
+            pool.add(arch, slot.kind, position, &x[rows.start * n..rows.end * n], n);
+        }
+    }
 }
 
 /// Number of rows computed as generated tokens, which come first. In the last layer, except for its keys and values,

@@ -310,7 +310,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         kv: kv.saturating_mul(n),
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits)),
-        adapters: options.adapters.iter().map(|adapter| 4 * adapter.n_params() as u64).sum(),
+        adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
         learner: 0,
     })
 }

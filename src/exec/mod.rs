@@ -22,6 +22,7 @@ mod mamba;
 mod mamba2;
 mod memory;
 mod offload;
+mod pool;
 mod prefix;
 mod preset;
 mod probe;
@@ -53,6 +54,7 @@ pub use generate::Generation;
 pub use gradient::{cross_entropy, divergence};
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use memory::{EngineMemory, MemoryPlan, PlanOptions, Recommendation, SessionMemory};
+pub use pool::PooledStates;
 pub use prefix::{CacheMode, CachedTokens, PrefixOptions, Reuse};
 pub use preset::Preset;
 pub use probe::{NoProbe, Probe, Tap};
@@ -89,6 +91,9 @@ pub struct SessionOptions {
     /// What a [`Generation`] does when the context is full: `None`, it ends with [`StopReason::ContextFull`]; or it goes
     /// on by [`Session::shift`], and so many tokens at the beginning stay. Default `None`.
     pub context_shift: Option<usize>,
+    /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and answers: not the last one,
+    /// which computes few rows. Costs one addition per value. Passes of a device pool nothing. Default `None`.
+    pub pooled_layer: Option<usize>,
 }
 
 impl Default for SessionOptions {
@@ -103,6 +108,7 @@ impl Default for SessionOptions {
             exact: false,
             prefix: PrefixOptions::default(),
             context_shift: None,
+            pooled_layer: None,
         }
     }
 }

@@ -636,6 +636,8 @@ pub struct Schedule {
     n_passes: u64,
     pace: Pace,
     outputs: Outputs,
+    /// Never used: requests are cancelled between passes.
+    cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
     /// Memory for [`Schedule::draft`]: how probable each guess is, and its request; drafts for each request.
@@ -680,6 +682,7 @@ impl Schedule {
             n_passes: 0,
             pace: Pace::default(),
             outputs: Outputs::default(),
+            cancel: CancelToken::default(),
             slots: Vec::new(),
             chances: Vec::new(),
             lengths: Vec::new(),
@@ -777,6 +780,7 @@ impl Schedule {
     /// Hands out the last pieces of a request, and its result.
     fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
         let n_prompt = if live.has_begun { live.n_prompt } else { live.position() };
+        let pooled = live.seq.as_mut().map(Sequence::take_pooled).unwrap_or_default();
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
@@ -792,7 +796,7 @@ impl Schedule {
         });
         self.terms.observer.ended(live.id, outcome.as_ref());
         live.hand_out();
-        live.sender.end(outcome);
+        live.sender.end(outcome, pooled);
     }
 
     /// Admits the next requests, as long as there are pages, possibly taking those of requests after it.
@@ -937,11 +941,11 @@ impl Schedule {
     }
 
     fn compute(&mut self, n_decode: usize, n_prompt: usize) {
-        let Schedule { terms, running, outputs, slots, .. } = self;
-        let (timer, cancel) = (Timer::start(), CancelToken::default());
+        let Schedule { terms, running, outputs, cancel, slots, .. } = self;
+        let timer = Timer::start();
         let mut pass = reuse(std::mem::take(slots));
         pass.extend(running.iter_mut().filter(|live| live.rows.n > 0).map(|live| live.slot()));
-        let outcome = terms.engine.step(&mut pass, outputs, &cancel);
+        let outcome = terms.engine.step(&mut pass, outputs, cancel);
         *slots = reuse(pass);
         let time = timer.elapsed();
         self.n_passes += 1;
@@ -962,9 +966,9 @@ impl Schedule {
                     // Of its drafts, too.
                     live.drop_drafts();
                     live.rows = live.next_rows(0);
-                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0)
+                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0)
                 }
-                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &cancel), 0),
+                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0),
             };
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();

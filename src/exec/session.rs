@@ -3,6 +3,7 @@
 use super::backward::Saved;
 use super::batch::{Outputs, Slot};
 use super::hook::{Cut, OutputRows, TokenKind};
+use super::pool::PooledStates;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{CachedTokens, CancelToken, Engine, SessionOptions};
@@ -132,6 +133,11 @@ impl Session {
     /// Replaces the cancel token; a token can be shared between sessions.
     pub fn set_cancel_token(&mut self, cancel: CancelToken) {
         self.cancel = cancel;
+    }
+
+    /// Mean hidden states of the tokens computed since the last call; see [`SessionOptions::pooled_layer`].
+    pub fn take_pooled(&mut self) -> PooledStates {
+        self.seq.take_pooled()
     }
 
     /// Time that products with adapters took so far, divided by the number of threads.

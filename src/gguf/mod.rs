@@ -403,7 +403,6 @@ fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
     move |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
 }
 
-/// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might block.
 /// A file of another format, mapped as [`Gguf::open`] maps its own: read-only, its bytes read from disk when they are
 /// touched. The same holds for [files that change](self#files-that-change-while-they-are-open).
 pub struct MappedFile(Bytes);
@@ -428,6 +427,7 @@ impl std::ops::Deref for MappedFile {
     }
 }
 
+/// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might block.
 fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
     let metadata = std::fs::metadata(path).map_err(io_error(path))?;
     if !metadata.is_file() {

@@ -160,7 +160,7 @@ impl TokenTrie {
                     // No UTF-8 text contains this byte; in the tree it marks special tokens.
                     Vec::new()
                 } else {
-                    bytes.into_owned()
+                    bytes
                 }
             })
             .collect();

@@ -2,6 +2,7 @@
 
 use super::moments::{Moment, computable};
 use super::optimiser::UPDATE_TOKENS;
+use super::slices::Slices;
 use crate::arch::Arch;
 
 /// Kronecker-diagonal Fisher information of a change of the hidden state: `F_ij ≈ γ_i·ξ_j`.
@@ -70,7 +71,13 @@ pub(crate) struct Whitening {
 const DAMPING: f32 = 0.1;
 
 impl Whitening {
-    pub(crate) fn new<'a>(arch: Arch, moments: impl Iterator<Item = Moment<'a>> + Clone, n: usize) -> Whitening {
+    /// `None` if `slices` gave up.
+    pub(crate) fn new<'a>(
+        arch: Arch,
+        moments: impl Iterator<Item = Moment<'a>> + Clone,
+        n: usize,
+        slices: &mut Slices<'_>,
+    ) -> Option<Whitening> {
         let m = moments.clone().count();
         let mut h = vec![0.0; m * n];
         moments.zip(h.chunks_exact_mut(n)).for_each(|(x, h)| arch.f16_to_f32(x.h, h));
@@ -85,9 +92,10 @@ impl Whitening {
             for j in 0..=i {
                 factor[i * m + j] = arch.dot(&scaled, &h[j * n..][..n]) + if i == j { m as f32 } else { 0.0 };
             }
+            slices.tick()?;
         }
-        cholesky(arch, &mut factor, m);
-        Whitening { n, diagonal, h, factor }
+        cholesky(arch, &mut factor, m, slices)?;
+        Some(Whitening { n, diagonal, h, factor })
     }
 
     /// `Ξ·x`.
@@ -119,7 +127,7 @@ impl Whitening {
 }
 
 /// Replaces the lower half of a positive definite `K` by its Cholesky factor `L`, `L·Lᵀ = K`.
-fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
+fn cholesky(arch: Arch, k: &mut [f32], m: usize, slices: &mut Slices<'_>) -> Option<()> {
     for i in 0..m {
         for j in 0..=i {
             let (before, row) = k.split_at_mut(i * m);
@@ -130,7 +138,9 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize) {
             };
             row[j] = if i == j { sum.max(1e-12).sqrt() } else { sum / before[j * m + j] };
         }
+        slices.tick()?;
     }
+    Some(())
 }
 
 /// Squared length, relative to that of the original vector, that rounding may leave after projections: some `n·2⁻⁴⁶`.
@@ -140,7 +150,7 @@ const ROUNDING: f32 = 1e-10;
 /// `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates in that many tokens.
 /// `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`. `A` and `Bᵀ` of the result, and of `old`, from which it
 /// continues, are `(rank, n)`, zero where there are fewer directions. Features of ordinary text are expensive in `Ξ`,
-/// so `A` picks what distinguishes the new text.
+/// so `A` picks what distinguishes the new text. `None` if `slices` gave up.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
@@ -149,7 +159,8 @@ pub(crate) fn directions(
     h: &[f32],
     old: (&[f32], &[f32]),
     rank: usize,
-) -> (Vec<f32>, Vec<f32>) {
+    slices: &mut Slices<'_>,
+) -> Option<(Vec<f32>, Vec<f32>)> {
     let n = inverse.len();
     // Earlier learning, as the gradients that would have produced it.
     let room = || Vec::with_capacity(g.len() + old.0.len());
@@ -161,11 +172,17 @@ pub(crate) fn directions(
         all_h.extend(whitening.multiply(arch, a));
     }
     let (g, h) = (&all_g[..], &all_h[..]);
-    let times = |x: &[f32], v: &[f32]| -> Vec<f32> { x.chunks_exact(n).map(|x| arch.dot(x, v)).collect() };
-    let transposed = |x: &[f32], v: &[f32]| {
+    let times = |x: &[f32], v: &[f32], slices: &mut Slices<'_>| -> Option<Vec<f32>> {
+        let rows = x.chunks_exact(n).enumerate();
+        rows.map(|(i, x)| at_times(i, slices).map(|()| arch.dot(x, v))).collect()
+    };
+    let transposed = |x: &[f32], v: &[f32], slices: &mut Slices<'_>| {
         let mut sum = vec![0.0; n];
-        x.chunks_exact(n).zip(v).for_each(|(x, &v)| arch.add_scaled(&mut sum, x, v));
-        sum
+        for (i, (x, &v)) in x.chunks_exact(n).zip(v).enumerate() {
+            at_times(i, slices)?;
+            arch.add_scaled(&mut sum, x, v);
+        }
+        Some(sum)
     };
     let mut all_a: Vec<Vec<f32>> = Vec::new();
     let mut duals: Vec<Vec<f32>> = Vec::new();
@@ -175,7 +192,7 @@ pub(crate) fn directions(
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for _ in 0..12 {
             // `dual = Ξ·a`, updated along with `a`, so that lengths in Ξ cost one product.
-            let mut dual = transposed(h, &v);
+            let mut dual = transposed(h, &v, slices)?;
             a = whitening.solve(arch, &dual);
             let whole = arch.dot(&a, &dual);
             for (other, other_dual) in all_a.iter().zip(&duals) {
@@ -191,9 +208,9 @@ pub(crate) fn directions(
             let length = left.max(f32::MIN_POSITIVE).sqrt();
             a.iter_mut().for_each(|x| *x /= length);
             dual.iter_mut().for_each(|x| *x /= length);
-            b = transposed(g, &times(h, &a));
+            b = transposed(g, &times(h, &a, slices)?, slices)?;
             b.iter_mut().zip(inverse).for_each(|(b, p)| *b *= p);
-            v = times(g, &b);
+            v = times(g, &b, slices)?;
             let length = arch.dot(&v, &v).max(f32::MIN_POSITIVE).sqrt();
             v.iter_mut().for_each(|x| *x /= length);
             duals.truncate(all_a.len());
@@ -205,7 +222,12 @@ pub(crate) fn directions(
     }
     all_a.resize(rank, vec![0.0; n]);
     all_b.resize(rank, vec![0.0; n]);
-    (all_a.concat(), all_b.concat())
+    Some((all_a.concat(), all_b.concat()))
+}
+
+/// [`Slices::tick`] at every 32nd row.
+fn at_times(row: usize, slices: &mut Slices<'_>) -> Option<()> {
+    if row.is_multiple_of(32) { slices.tick() } else { Some(()) }
 }
 
 #[cfg(test)]
@@ -223,7 +245,7 @@ mod tests {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
             moments.push(arch, Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
         }
-        let w = Whitening::new(arch, moments.iter(), n);
+        let w = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
         let x: Vec<f32> = (0..n).map(|j| j as f32 - 2.0).collect();
         let y = w.solve(arch, &x);
         for i in 0..n {
@@ -247,9 +269,10 @@ mod tests {
             moments.push(Arch::scalar(), Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
         }
         for arch in Arch::available() {
-            let whitening = Whitening::new(arch, moments.iter(), n);
+            let whitening = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
             let [g, h]: [Vec<f32>; 2] = [5, 9].map(|i| (0..n).map(|j| value(i, j)).collect());
-            let (a, b) = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4);
+            let found = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4, &mut Slices::whole());
+            let (a, b) = found.unwrap();
             assert!(arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6, "{a:?} {b:?}");
             assert!(a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0), "{a:?} {b:?}");
         }

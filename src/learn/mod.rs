@@ -13,6 +13,7 @@ mod moments;
 mod ngram;
 mod optimiser;
 mod session;
+mod slices;
 mod state;
 
 pub use experts::Losses;
@@ -23,4 +24,5 @@ pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use moments::softmax;
 pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};
+pub(crate) use slices::Slices;
 pub(crate) use state::{number, put, values};

@@ -4,6 +4,7 @@
 use super::control::{Fisher, Whitening, directions};
 use super::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
 use super::moments::{Moment, Moments, NO_TOKEN, SLOTS, computable, softmax};
+use super::slices::Slices;
 use crate::arch::Arch;
 use crate::model::Finish;
 
@@ -262,8 +263,8 @@ impl HeadLearner {
     }
 
     /// Chooses `A`, and an initial `B`, for a lesson and what was learnt before; `g` is the `∂loss/∂h: (n, n_embd)` of
-    /// [`HeadLearner::errors`].
-    pub(crate) fn choose(&mut self, arch: Arch, g: &[f32], lesson: Lesson) {
+    /// [`HeadLearner::errors`]. `None` if `slices` gave up; nothing is changed then.
+    pub(crate) fn choose(&mut self, arch: Arch, g: &[f32], lesson: Lesson, slices: &mut Slices<'_>) -> Option<()> {
         let n = self.head.b.len() / self.head.rank;
         let mut h = vec![0.0; g.len()];
         self.source(lesson).iter().zip(h.chunks_exact_mut(n)).for_each(|(m, h)| arch.f16_to_f32(m.h, h));
@@ -278,22 +279,24 @@ impl HeadLearner {
         // The bound is checked on the other half: on the sample that it was fitted to, the adapter would look better
         // than it is.
         let whitening = match self.control.len() {
-            0 => Whitening::new(arch, self.recent.half(false), n),
-            _ => Whitening::new(arch, self.control.half(false), n),
+            0 => Whitening::new(arch, self.recent.half(false), n, slices)?,
+            _ => Whitening::new(arch, self.control.half(false), n, slices)?,
         };
         let undecided = self.is_undecided();
-        self.since_choice = 0;
-        let (old_a, old_b) = (std::mem::take(&mut self.head.a), std::mem::take(&mut self.head.b));
-        let old = if undecided { (&[][..], &[][..]) } else { (&old_a[..], &old_b[..]) };
+        let old = if undecided { (&[][..], &[][..]) } else { (&self.head.a[..], &self.head.b[..]) };
         let rank = self.head.rank;
         let preconditioner = self.fisher.preconditioner();
-        let chosen = |old| {
-            let (a, b) = directions(arch, &whitening, &preconditioner, g, &h, old, rank);
-            (computable(&a) && computable(&b)).then_some((a, b))
-        };
+        let mut chosen = (vec![0.0; rank * n], vec![0.0; rank * n]);
         // If the earlier directions cannot be continued, they are dropped.
-        let none = || (vec![0.0; rank * n], vec![0.0; rank * n]);
-        (self.head.a, self.head.b) = chosen(old).or_else(|| chosen((&[], &[]))).unwrap_or_else(none);
+        for old in [old, (&[][..], &[][..])] {
+            let (a, b) = directions(arch, &whitening, &preconditioner, g, &h, old, rank, slices)?;
+            if computable(&a) && computable(&b) {
+                chosen = (a, b);
+                break;
+            }
+        }
+        (self.head.a, self.head.b) = chosen;
+        self.since_choice = 0;
         match lesson {
             Lesson::Chance => {
                 let length = arch.dot(&self.head.b, &self.head.b).sqrt();
@@ -305,6 +308,7 @@ impl HeadLearner {
             self.fresh = 0;
         }
         self.reproject(arch);
+        Some(())
     }
 
     /// Updates `A·h`; to be called after `A` or the control moments have changed.

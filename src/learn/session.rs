@@ -3,6 +3,8 @@
 //! While tokens are computed, learning costs the adapter's few operations and a record of the model's prediction.
 //! Everything else happens when [`Session::observe`], [`Session::feedback`] or [`Session::update`] is called.
 
+use super::moments::SLOTS;
+use super::slices::Slices;
 use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SessionError};
@@ -12,10 +14,13 @@ use crate::exec::{
 };
 use crate::model::{Hparams, Weight};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Number of partial sums into which products with rows of the head are split: fixed, so that results do not depend on
 /// the number of threads.
 const PARTS: usize = 8;
+/// Values of the head's rows that are added up before another pass gets its turn: half a millisecond.
+const SLICE_VALUES: usize = 1 << 20;
 /// Fewest tokens of control text.
 const LEAST_CONTROL: usize = 64;
 /// Fraction of the old Fisher information that remains when more text is consolidated.
@@ -185,9 +190,9 @@ impl Session {
         let Learner { rows, adapter, .. } = &mut **learner;
         if let Some(rows) = rows.as_ref().filter(|_| advantage != 0.0) {
             let lesson = Lesson::Answer(advantage);
-            session.prepare(adapter, rows, Lesson::Text)?;
+            session.prepare(adapter, rows, Lesson::Text, &mut Slices::whole())?;
             if adapter.is_undecided() {
-                session.choose(adapter, rows, lesson)?;
+                session.choose(adapter, rows, lesson, &mut Slices::whole())?;
             }
             if session.teach(adapter, rows, lesson)? {
                 session.settle(adapter, lesson)?;
@@ -202,20 +207,38 @@ impl Session {
     /// # Errors
     /// If there is no memory for the product with the head.
     pub fn update(&mut self) -> Result<(), LearnError> {
+        self.update_with(&mut Slices::whole())
+    }
+
+    /// As [`Session::update`], in slices of about half a millisecond of what can wait, the choice of directions: between them
+    /// other passes can be computed. Calls `pause` after each with the time that it took; if that returns false, gives up, and
+    /// what was recorded is still to be learnt.
+    ///
+    /// # Errors
+    /// As [`Session::update`].
+    pub fn update_in_slices(&mut self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), LearnError> {
+        self.update_with(&mut Slices::new(pause))
+    }
+
+    fn update_with(&mut self, slices: &mut Slices<'_>) -> Result<(), LearnError> {
         let mut apart = Apart::of(self);
         let Apart { session, learner: Some(learner) } = &mut apart else { return Ok(()) };
         let Learner { rows: Some(rows), adapter, times, .. } = &mut **learner else { return Ok(()) };
         let timer = Timer::start();
-        session.prepare(adapter, rows, Lesson::Text)?;
+        if session.prepare(adapter, rows, Lesson::Text, slices)?.is_none() {
+            return Ok(());
+        }
         let chosen = timer.elapsed().as_secs_f64();
         let (timer, mut n) = (Timer::start(), 0);
         while session.teach(adapter, rows, Lesson::Text)? {
             n += 1;
+            slices.tick();
         }
         if n > 0 {
             let taught = timer.elapsed().as_secs_f64();
             session.settle(adapter, Lesson::Text)?;
             *times = [chosen, taught / f64::from(n), timer.elapsed().as_secs_f64() - taught];
+            slices.tick();
         }
         Ok(())
     }
@@ -269,7 +292,9 @@ impl Session {
         }
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
         let g = match &learner.rows {
-            Some(rows) => self.error_vectors(rows, &learner.adapter.control_errors())?,
+            Some(rows) => {
+                self.error_vectors(rows, &learner.adapter.control_errors(), &mut Slices::whole())?.unwrap_or_default()
+            }
             None => Vec::new(),
         };
         let mut gamma = vec![0.0; n];
@@ -322,23 +347,34 @@ impl Session {
         })
     }
 
-    /// Chooses directions if that is due, and makes them effective.
+    /// Chooses directions if that is due, and makes them effective; `None` if `slices` gave up.
     pub(crate) fn prepare(
         &self,
         adapter: &mut HeadLearner,
         rows: &HeadRows,
         lesson: Lesson,
-    ) -> Result<(), SessionError> {
-        if adapter.is_due() { self.choose(adapter, rows, lesson) } else { Ok(()) }
+        slices: &mut Slices<'_>,
+    ) -> Result<Option<()>, SessionError> {
+        if adapter.is_due() { self.choose(adapter, rows, lesson, slices) } else { Ok(Some(())) }
     }
 
-    fn choose(&self, adapter: &mut HeadLearner, rows: &HeadRows, lesson: Lesson) -> Result<(), SessionError> {
+    fn choose(
+        &self,
+        adapter: &mut HeadLearner,
+        rows: &HeadRows,
+        lesson: Lesson,
+        slices: &mut Slices<'_>,
+    ) -> Result<Option<()>, SessionError> {
         let arch = self.model().arch();
-        let g = self.error_vectors(rows, &adapter.errors(arch, lesson))?;
-        adapter.choose(arch, &g, lesson);
+        let errors = adapter.errors(arch, lesson);
+        let chosen = slices.tick().map(|()| self.error_vectors(rows, &errors, slices)).transpose()?.flatten();
+        if chosen.and_then(|g| adapter.choose(arch, &g, lesson, slices)).is_none() {
+            return Ok(None);
+        }
         self.measure_confidence(adapter, rows)?;
         adapter.steady();
-        self.settle(adapter, lesson)
+        self.settle(adapter, lesson)?;
+        Ok(Some(()))
     }
 
     /// Computes the gradient of the model's confidence for the current `A`.
@@ -414,18 +450,23 @@ impl Session {
         let bytes = |token: u32| &data[token as usize * row..][..row];
         let share = parts.len().div_ceil(PARTS).max(1);
         let mut sums = vec![0.0; PARTS * rank * n];
-        self.engine().enter(&CancelToken::default(), |crew, _| {
-            crew.for_chunks(&mut sums, rank * n, |i, sum| {
-                let mut values = vec![0.0; n];
-                for (j, (token, u)) in parts.iter().enumerate().skip(i * share).take(share) {
-                    if let Some((next, _)) = parts.get(j + 1) {
-                        arch.prefetch(bytes(*next));
+        // So many rows of each part at a time: other passes need not wait for all.
+        let slice = (SLICE_VALUES / (PARTS * n)).max(1);
+        for first in (0..share).step_by(slice) {
+            self.engine().enter(&CancelToken::default(), |crew, _| {
+                crew.for_chunks(&mut sums, rank * n, |i, sum| {
+                    let mut values = vec![0.0; n];
+                    let end = ((i + 1) * share).min(parts.len());
+                    for (j, (token, u)) in parts[..end].iter().enumerate().skip(i * share + first).take(slice) {
+                        if let Some((next, _)) = parts.get(j + 1) {
+                            arch.prefetch(bytes(*next));
+                        }
+                        arch.dequantize(w.dtype, bytes(*token), &mut values);
+                        sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
                     }
-                    arch.dequantize(w.dtype, bytes(*token), &mut values);
-                    sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
-                }
-            });
-        })?;
+                });
+            })?;
+        }
         let (total, others) = sums.split_at_mut(rank * n);
         others.chunks_exact(rank * n).for_each(|sum| arch.add(total, sum));
         total.chunks_exact_mut(n).zip(rest).for_each(|(sum, &u)| arch.add_scaled(sum, &rows.mean, u));
@@ -433,24 +474,35 @@ impl Session {
         Ok(sums)
     }
 
-    /// `∂loss/∂h` at moments, `(moments, n_embd)`.
-    fn error_vectors(&self, rows: &HeadRows, errors: &[(Vec<(u32, f32)>, f32)]) -> Result<Vec<f32>, SessionError> {
+    /// `∂loss/∂h` at moments, `(moments, n_embd)`; `None` if `slices` gave up.
+    fn error_vectors(
+        &self,
+        rows: &HeadRows,
+        errors: &[(Vec<(u32, f32)>, f32)],
+        slices: &mut Slices<'_>,
+    ) -> Result<Option<Vec<f32>>, SessionError> {
         let (model, n) = (self.model(), self.model().hparams().n_embd);
         let w = &model.weights().output.w;
         let (arch, data, row) = (model.arch(), w.data(model.gguf()), w.row_bytes());
         let mut g = vec![0.0; errors.len() * n];
-        self.engine().enter(&CancelToken::default(), |crew, _| {
-            crew.for_chunks(&mut g, n, |i, g| {
-                let (parts, rest) = &errors[i];
-                let mut values = vec![0.0; n];
-                for &(token, error) in parts {
-                    arch.dequantize(w.dtype, &data[token as usize * row..][..row], &mut values);
-                    arch.add_scaled(g, &values, error);
-                }
-                arch.add_scaled(g, &rows.mean, *rest);
-            });
-        })?;
-        Ok(g)
+        let each = (SLICE_VALUES / (SLOTS * n)).max(1);
+        for (g, errors) in g.chunks_mut(each * n).zip(errors.chunks(each)) {
+            self.engine().enter(&CancelToken::default(), |crew, _| {
+                crew.for_chunks(g, n, |i, g| {
+                    let (parts, rest) = &errors[i];
+                    let mut values = vec![0.0; n];
+                    for &(token, error) in parts {
+                        arch.dequantize(w.dtype, &data[token as usize * row..][..row], &mut values);
+                        arch.add_scaled(g, &values, error);
+                    }
+                    arch.add_scaled(g, &rows.mean, *rest);
+                });
+            })?;
+            if slices.tick().is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(g))
     }
 }
 

@@ -40,11 +40,7 @@ impl Coded for BlockIq2Xxs {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        let mut nibbles = 0;
-        for (s, qs) in self.qs.iter().enumerate() {
-            nibbles |= u32::from(qs[7] >> 4) << (4 * s);
-        }
-        CodedScales { d: self.d, nibbles: each_twice(nibbles) }
+        CodedScales { d: self.d, nibbles: each_twice(gathered(self.qs.map(|qs| qs[7] >> 4))) }
     }
 
     #[inline(always)]
@@ -107,11 +103,7 @@ impl Coded for BlockIq3Xxs {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        let mut nibbles = 0;
-        for (s, bits) in self.scales_and_signs.iter().enumerate() {
-            nibbles |= u32::from(bits[3] >> 4) << (4 * s);
-        }
-        CodedScales { d: self.d, nibbles: each_twice(nibbles) }
+        CodedScales { d: self.d, nibbles: each_twice(gathered(self.scales_and_signs.map(|bits| bits[3] >> 4))) }
     }
 
     #[inline(always)]
@@ -156,11 +148,7 @@ impl Coded for BlockIq1S {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        let mut nibbles = 0;
-        for (s, qh) in self.qh.iter().enumerate() {
-            nibbles |= u32::from(qh[1] >> 4 & 7) << (4 * s);
-        }
-        CodedScales { d: self.d, nibbles: each_twice(nibbles) }
+        CodedScales { d: self.d, nibbles: each_twice(gathered(self.qh.map(|qh| qh[1] >> 4 & 7))) }
     }
 
     #[inline(always)]
@@ -281,6 +269,12 @@ fn even_signs(sevens: u32) -> u32 {
     let parity = parity ^ parity >> 2;
     let parity = (parity ^ parity >> 1) & 0x0101_0101;
     sevens | parity << 7
+}
+
+/// Eight nibbles in one word, the first one lowest.
+#[inline(always)]
+fn gathered(nibbles: [u8; 8]) -> u32 {
+    nibbles.iter().rev().fold(0, |word, &nibble| word << 4 | u32::from(nibble))
 }
 
 /// Each nibble twice.

@@ -2,6 +2,12 @@
 
 use super::record::{Decoder, Encoder};
 
+/// Stands for all sessions, where there are too many to name each.
+pub(super) const ANY_SESSION: u64 = 0;
+
+/// Sessions that a summary names at most.
+const MAX_SESSIONS: usize = 1 << 14;
+
 /// Kinds of [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -23,11 +29,13 @@ pub enum EventKind {
     Forgotten,
     /// An adapter was trained on the trajectories (the deep loop).
     Trained,
+    /// Stands for several old events, of which the numbers are sums.
+    Summary,
 }
 
 impl EventKind {
     /// All kinds with their names.
-    pub const ALL: [(&'static str, EventKind); 9] = [
+    pub const ALL: [(&'static str, EventKind); 10] = [
         ("calibrated", EventKind::Calibrated),
         ("accepted", EventKind::Accepted),
         ("unchanged", EventKind::Unchanged),
@@ -37,6 +45,7 @@ impl EventKind {
         ("forget", EventKind::Forget),
         ("forgotten", EventKind::Forgotten),
         ("trained", EventKind::Trained),
+        ("summary", EventKind::Summary),
     ];
 
     /// Whether a version took effect by it.
@@ -70,7 +79,7 @@ pub struct Event {
     pub judged: (u64, f64, f64),
     /// Mean divergence from the model on control text of what was learnt, in nats; 0 without control text.
     pub divergence: f64,
-    /// Hashes of the names of the sessions that were learnt from, or that is to be forgotten.
+    /// Hashes of the names of the sessions that were learnt from, or that is to be forgotten; may be [`ANY_SESSION`].
     pub(super) sessions: Vec<u64>,
 }
 
@@ -86,6 +95,66 @@ impl Event {
             divergence: 0.0,
             sessions: Vec::new(),
         }
+    }
+
+    /// Whether the session was learnt from.
+    pub(super) fn has_learnt(&self, session: u64) -> bool {
+        let learns = !matches!(self.kind, EventKind::Forget | EventKind::Forgotten);
+        learns && self.sessions.iter().any(|&learnt| learnt == session || learnt == ANY_SESSION)
+    }
+
+    /// One event for adjacent ones, which leaves in effect what they did and names the sessions they learnt from.
+    fn summary(events: &[Event]) -> Option<Event> {
+        let last = events.last()?;
+        let mut sum = Event { kind: EventKind::Summary, n_learnt: [0; 2], sessions: Vec::new(), ..last.clone() };
+        sum.judged = (0, 0.0, 0.0);
+        for event in events {
+            (0..2).for_each(|i| sum.n_learnt[i] = sum.n_learnt[i].saturating_add(event.n_learnt[i]));
+            if !matches!(event.kind, EventKind::Forget | EventKind::Forgotten) {
+                sum.sessions.extend(&event.sessions);
+            }
+        }
+        sum.sessions.sort_unstable();
+        sum.sessions.dedup();
+        if sum.sessions.len() > MAX_SESSIONS || sum.sessions.first() == Some(&ANY_SESSION) {
+            sum.sessions = vec![ANY_SESSION];
+        }
+        Some(sum)
+    }
+
+    /// A history in fewer events, in which the first `n_old` that nothing depends on are summed up. Of them stay the first
+    /// and the last that brought into effect each version that `is_there`, or the newest of all, and the last training: so
+    /// going back and forgetting do what they would have done.
+    pub(super) fn summarised(history: &[Event], n_old: usize, is_there: impl Fn(u64) -> bool) -> Vec<Event> {
+        let newest = history.iter().map(|event| event.version).max().unwrap_or(0);
+        let is_needed = |i: usize| {
+            let (before, event, after) = (&history[..i], &history[i], &history[i + 1..]);
+            let same = |other: &Event| other.kind.is_start() && other.version == event.version;
+            let is_end = !before.iter().any(same) || !after.iter().any(same);
+            let is_held = event.version == 0 || event.version == newest || is_there(event.version);
+            let is_training = |event: &Event| event.kind == EventKind::Trained;
+            event.kind.is_start() && is_held && is_end || is_training(event) && !after.iter().any(is_training)
+        };
+        let (mut left, mut run) = (Vec::new(), Vec::new());
+        for (i, event) in history.iter().enumerate() {
+            let mut event = event.clone();
+            if i < n_old {
+                // What was forgotten since is in nothing any more.
+                let is_undone = |session: &u64| {
+                    let forgotten = |e: &Event| e.kind == EventKind::Forgotten && e.sessions.contains(session);
+                    history[i + 1..].iter().any(forgotten)
+                };
+                event.sessions.retain(|session| !is_undone(session));
+                if !is_needed(i) {
+                    run.push(event);
+                    continue;
+                }
+            }
+            left.extend(Event::summary(&std::mem::take(&mut run)));
+            left.push(event);
+        }
+        left.extend(Event::summary(&run));
+        left
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {

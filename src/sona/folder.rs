@@ -16,6 +16,9 @@ const TRAJECTORIES: &str = "trajectories";
 const EVENTS: &str = "events";
 const VERSIONS: &str = "versions";
 const WORKING: &str = "working.gguf";
+/// Events from which on old ones are summed up, and how many of the latest are left as they are.
+const MAX_EVENTS: usize = 1024;
+const LATEST_EVENTS: usize = 256;
 /// Versions that are kept, besides that of the first and of the latest control text.
 const KEPT_VERSIONS: usize = 8;
 
@@ -24,7 +27,7 @@ const KEPT_VERSIONS: usize = 8;
 pub struct FolderOptions {
     /// Most bytes of trajectories; the oldest go first. Default 64 MiB.
     pub max_bytes: u64,
-    /// Days after which trajectories are removed. Default 90.
+    /// Days after which trajectories are removed, and events summed up. Default 90.
     pub max_age_days: u64,
 }
 
@@ -94,8 +97,8 @@ impl SonaFolder {
             history.push(Event::decode(record)?);
             Ok(())
         })?;
-        let limits =
-            Limits { bytes: Some(options.max_bytes), age: Some(options.max_age_days.saturating_mul(24 * 3600 * 1000)) };
+        let age = options.max_age_days.saturating_mul(24 * 3600 * 1000);
+        let limits = Limits { bytes: Some(options.max_bytes), age: Some(age) };
         let mut next = 1 + history.iter().map(|event| event.through).max().unwrap_or(0);
         let mut log = Log::open(path, TRAJECTORIES, 1, limits, &mut |record| {
             if let Record::Trajectory(found) = Record::decode(record)? {
@@ -111,6 +114,9 @@ impl SonaFolder {
         {
             folder.finish_forgetting(session)?;
         }
+        let too_old = |event: &&Event| event.timestamp.saturating_add(age) < unix_millis();
+        let n_old = folder.history.iter().take_while(too_old).count();
+        folder.summarise(n_old)?;
         Ok(folder)
     }
 
@@ -241,16 +247,34 @@ impl SonaFolder {
         self.events.append(event.timestamp, &event.encode())?;
         self.events.sync()?;
         self.history.push(event);
+        if self.history.len() > MAX_EVENTS {
+            // What fails takes space; the next time it succeeds.
+            let _ = self.summarise(self.history.len() - LATEST_EVENTS);
+        }
+        Ok(())
+    }
+
+    /// Sums up the first `n_old` events, if that makes them fewer; the last one stays.
+    fn summarise(&mut self, n_old: usize) -> Result<(), SonaError> {
+        let n_old = n_old.min(self.history.len().saturating_sub(1));
+        let left = Event::summarised(&self.history, n_old, |version| self.version_path(version).exists());
+        if left.len() < self.history.len() {
+            let records: Vec<_> = left.iter().map(|event| (event.timestamp, event.encode())).collect();
+            if self.events.replace(&records)? {
+                self.history = left;
+            }
+        }
         Ok(())
     }
 
     /// Removes versions that are too many.
     pub(super) fn prune_versions(&self) {
         let current = self.version();
-        let mut calibrated = self.history.iter().filter(|event| event.kind == EventKind::Calibrated);
+        let versions = self.versions();
+        let is_there = |event: &&Event| event.kind == EventKind::Calibrated && versions.contains(&event.version);
+        let mut calibrated = self.history.iter().filter(is_there);
         let first = calibrated.next().map(|event| event.version);
         let latest = calibrated.next_back().map(|event| event.version);
-        let versions = self.versions();
         let excess = versions.len().saturating_sub(KEPT_VERSIONS);
         for &version in &versions[..excess] {
             if version != current && Some(version) != first && Some(version) != latest {
@@ -293,7 +317,7 @@ impl SonaFolder {
         let session = session_hash(session_id);
         let mut n = 0;
         self.trajectories(|found| n += usize::from(found.session_id == session_id))?;
-        if n == 0 && !self.history.iter().any(|event| event.sessions.contains(&session)) {
+        if n == 0 && !self.history.iter().any(|event| event.has_learnt(session)) {
             return Err(SonaError::NoSuchSession { session_id: session_id.into() });
         }
         let event = Event::new(EventKind::Forget, self.version(), self.through());
@@ -303,14 +327,13 @@ impl SonaFolder {
     }
 
     fn finish_forgetting(&mut self, session: u64) -> Result<(), SonaError> {
-        let learnt = |event: &Event| event.kind != EventKind::Forget && event.sessions.contains(&session);
         // What an earlier request to forget has undone is no reason to undo more.
         let undone = self
             .history
             .iter()
             .rposition(|event| event.kind == EventKind::Forgotten && event.sessions.contains(&session));
         let since = undone.map_or(0, |at| at + 1);
-        let first = self.history[since..].iter().position(learnt).map(|at| since + at);
+        let first = self.history[since..].iter().position(|event| event.has_learnt(session)).map(|at| since + at);
         let (mut version, mut through) = (self.version(), self.through());
         if let Some(first) = first {
             let before = &self.history[..first];
@@ -403,5 +426,119 @@ fn remove(path: &Path) -> Result<(), SonaError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SonaError::io(path)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sona::event::ANY_SESSION;
+
+    fn folder(name: &str) -> SonaFolder {
+        let path = std::env::temp_dir().join(format!("ruvllm-folder-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        SonaFolder::open(path, &FolderOptions::default()).unwrap()
+    }
+
+    fn reopened(folder: SonaFolder) -> SonaFolder {
+        let path = folder.path.clone();
+        drop(folder);
+        SonaFolder::open(path, &FolderOptions::default()).unwrap()
+    }
+
+    /// An event as a batch of `sessions` leaves it, with a file if it made a version.
+    fn learn(folder: &mut SonaFolder, kind: EventKind, sessions: &[u64]) {
+        let (is_new, through) = (kind.is_start(), folder.through() + 1);
+        let version = if is_new { folder.next_version() } else { folder.version() };
+        folder
+            .push(Event { sessions: sessions.to_vec(), n_learnt: [1, 10], ..Event::new(kind, version, through) })
+            .unwrap();
+        if is_new {
+            fs::write(folder.version_path(version), "learnt").unwrap();
+            folder.prune_versions();
+        }
+    }
+
+    /// Whatever happens: a folder whose history is summed up all the time has the same versions in effect as one whose is not,
+    /// and forgetting leaves the same.
+    #[test]
+    fn a_summary_changes_nothing_but_the_history() {
+        let mut random = 1u64;
+        let mut below = |n: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % n
+        };
+        for round in 0..20 {
+            let [mut whole, mut summed] = ["whole", "summed"].map(folder);
+            for _ in 0..60 {
+                let (action, session, other) = (below(20), 1 + below(6), 1 + below(6));
+                let at = below(8) as usize;
+                for folder in [&mut whole, &mut summed] {
+                    match action {
+                        0..9 => learn(folder, EventKind::Accepted, &[session, other]),
+                        9..13 => learn(folder, EventKind::Unchanged, &[session]),
+                        13..15 => learn(folder, EventKind::Refused, &[other]),
+                        15 => learn(folder, EventKind::Calibrated, &[]),
+                        16 => folder.trained().unwrap(),
+                        17 => {
+                            let versions = folder.versions();
+                            folder.rollback(versions.get(at).copied().unwrap_or(0)).unwrap();
+                        }
+                        _ => {
+                            folder
+                                .push(Event {
+                                    sessions: vec![session],
+                                    ..Event::new(EventKind::Forget, folder.version(), folder.through())
+                                })
+                                .unwrap();
+                            folder.finish_forgetting(session).unwrap();
+                        }
+                    }
+                }
+                let n_old = (2 * summed.history.len() / 3).min(summed.history.len() - 1);
+                summed.summarise(n_old).unwrap();
+                assert_eq!(whole.version(), summed.version(), "round {round}");
+                assert_eq!(whole.versions(), summed.versions(), "round {round}");
+                assert_eq!(whole.next_version(), summed.next_version(), "round {round}");
+            }
+            let [learnt, left] =
+                [&whole, &summed].map(|folder| folder.history.iter().map(|e| e.n_learnt[1]).sum::<u64>());
+            assert_eq!(learnt, left);
+            assert!(summed.history.len() < whole.history.len());
+            let history = summed.history.clone();
+            let summed = reopened(summed);
+            assert_eq!(summed.history, history);
+            [whole, summed].into_iter().for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
+        }
+    }
+
+    /// The log stays small however much happens, and forgetting goes too far rather than not far enough.
+    #[test]
+    fn the_history_is_bounded() {
+        let mut folder = folder("bounded");
+        learn(&mut folder, EventKind::Calibrated, &[]);
+        for i in 0..6000u64 {
+            let sessions: Vec<u64> = (1..9).map(|j| 9 * i + j).collect();
+            // Few versions: files are not what this is about.
+            let kind = if i % 300 == 0 { EventKind::Accepted } else { EventKind::Refused };
+            learn(&mut folder, kind, &sessions);
+        }
+        assert!(folder.history.len() <= MAX_EVENTS && folder.events.bytes() < 2 << 20, "{}", folder.events.bytes());
+        assert!(folder.history.iter().any(|event| event.sessions == [ANY_SESSION]));
+        let mut folder = reopened(folder);
+        assert_eq!((folder.version(), folder.history.iter().map(|event| event.n_learnt[0]).sum::<u64>()), (21, 6001));
+        // One of the first, whose version is gone, too.
+        folder.push(Event { sessions: vec![6], ..Event::new(EventKind::Forget, 21, folder.through()) }).unwrap();
+        folder.finish_forgetting(6).unwrap();
+        assert_eq!((folder.version(), folder.versions()), (1, vec![1]));
+        // Old events are summed up however few they are.
+        for event in &mut folder.history {
+            event.timestamp = 1;
+        }
+        let records: Vec<_> = folder.history.iter().map(|event| (1, event.encode())).collect();
+        folder.events.replace(&records).unwrap();
+        let folder = reopened(folder);
+        assert!(folder.history.len() < 12 && folder.version() == 1, "{:?}", folder.history);
+        fs::remove_dir_all(&folder.path).unwrap();
     }
 }

@@ -29,6 +29,10 @@ const JUDGED: usize = 4;
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
+/// While others compute, it rests so many times as long as it computed: it takes 2 % of the time.
+const BUSY_REST: u32 = 49;
+/// Time after which one that rests looks whether its owner waits.
+const NAP: Duration = Duration::from_millis(10);
 /// Longest time between two attempts of the background, after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -232,6 +236,11 @@ impl Sona {
         let worker = lock(&self.shared.worker);
         self.shared.owners.fetch_sub(1, Ordering::Relaxed);
         worker
+    }
+
+    /// Whether a call waits for the worker.
+    fn has_owner(&self) -> bool {
+        self.shared.owners.load(Ordering::Relaxed) > 0
     }
 
     /// The version in effect; 0 is the model alone. Changes when another one takes effect.
@@ -474,7 +483,7 @@ impl Sona {
     /// Begins to learn in the background, until the result is dropped.
     ///
     /// A thread looks at what is pending at each interval. It learns in passes of a few tokens, of which other passes wait for
-    /// one at most, and rests after each for as long as it took.
+    /// one at most, and rests after each for as long as it took, or 49 times as long if somebody else computes meanwhile.
     ///
     /// # Errors
     /// If the system gives no thread.
@@ -487,10 +496,23 @@ impl Sona {
         let thread = std::thread::Builder::new().name("sona".into()).spawn(move || {
             let mut wait = interval;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                // False if it is to end, or its owner waits.
+                let rest = |time: Duration| {
+                    let timer = Timer::start();
+                    loop {
+                        let left = time.saturating_sub(timer.elapsed()).min(NAP);
+                        let goes_on = stopped.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
+                        if left.is_zero() || !goes_on || sona.has_owner() {
+                            return goes_on && !sona.has_owner();
+                        }
+                    }
+                };
                 let outcome = sona.learn(background_min_samples, &mut |took| {
-                    let is_forced = sona.state().pending.len() >= max_pending_samples;
-                    let rest = if is_forced { Duration::ZERO } else { took };
-                    stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout)
+                    if sona.state().pending.len() >= max_pending_samples {
+                        return rest(Duration::ZERO);
+                    }
+                    let before = sona.shared.engine.n_turns();
+                    rest(took) && (sona.shared.engine.n_turns() == before || rest(BUSY_REST.saturating_sub(1) * took))
                 });
                 let outcome = outcome.and_then(|learnt| {
                     if !learnt {
@@ -516,7 +538,7 @@ impl Sona {
             }
             (state.pending.iter().take(BATCH).cloned().collect::<Vec<_>>(), Arc::clone(&state.learner))
         };
-        let mut pause = |took| self.shared.owners.load(Ordering::Relaxed) == 0 && pause(took);
+        let mut pause = |took| !self.has_owner() && pause(took);
         let Some(outcome) =
             learn_batch(&mut worker, &batch, &before, self.shared.options.quality_threshold, &mut pause)?
         else {
@@ -665,9 +687,10 @@ fn read_lesson(
                     goes_on = goes_on && pause(timer.elapsed());
                 }
                 if learns {
-                    let timer = Timer::start();
-                    session.update()?;
-                    goes_on = goes_on && pause(timer.elapsed());
+                    session.update_in_slices(&mut |took| {
+                        goes_on = goes_on && pause(took);
+                        goes_on
+                    })?;
                 }
                 if !goes_on {
                     break;

@@ -256,7 +256,8 @@ impl Log {
             let (mut kept, mut any_gone) = (Vec::new(), false);
             self.read_segment(number, &path, Some(number) == last, &mut |payload| {
                 match keep(payload) {
-                    true => kept.push(payload.to_vec()),
+                    // The segment is as old as its latest record was; more is not asked of it.
+                    true => kept.push((latest, payload.to_vec())),
                     false => any_gone = true,
                 }
                 Ok(())
@@ -264,18 +265,34 @@ impl Log {
             if !any_gone {
                 continue;
             }
-            let mut data = self.header(number);
-            for (n, payload) in kept.iter().enumerate() {
-                // The segment is as old as its latest record was; more is not asked of it.
-                data.extend(block(number, n as u64, latest, payload));
-            }
-            let written = NewFile::create(&path, true).and_then(|mut file| {
-                file.write_all(&data)?;
-                file.finish()
-            });
-            written.map_err(SonaError::io(&path))?;
-            (self.segments[i].bytes, self.segments[i].n) = (data.len() as u64, kept.len() as u64);
+            self.rewrite(i, &kept)?;
         }
+        Ok(())
+    }
+
+    /// Replaces all records by these, with their times: after a crash the log is the old one or the new one. Does it, and
+    /// returns true, if the log is one segment, as it is up to [`MAX_SEGMENT`] bytes.
+    pub(super) fn replace(&mut self, records: &[(u64, Vec<u8>)]) -> Result<bool, SonaError> {
+        self.file = None;
+        if self.segments.len() != 1 {
+            return Ok(false);
+        }
+        self.rewrite(0, records).map(|()| true)
+    }
+
+    /// Writes segment `i` anew.
+    fn rewrite(&mut self, i: usize, records: &[(u64, Vec<u8>)]) -> Result<(), SonaError> {
+        let Segment { number, path, .. } = &self.segments[i];
+        let mut data = self.header(*number);
+        for (n, (time, payload)) in records.iter().enumerate() {
+            data.extend(block(*number, n as u64, *time, payload));
+        }
+        let written = NewFile::create(path, true).and_then(|mut file| {
+            file.write_all(&data)?;
+            file.finish()
+        });
+        written.map_err(SonaError::io(path))?;
+        (self.segments[i].bytes, self.segments[i].n) = (data.len() as u64, records.len() as u64);
         Ok(())
     }
 }

@@ -33,4 +33,4 @@ mod trajectory;
 pub use event::{Event, EventKind};
 pub use folder::{FolderOptions, FolderStatus, SonaFolder};
 pub use learning::{Background, Sona, SonaBuilder};
-pub use trajectory::Trajectory;
+pub use trajectory::{Trajectory, pooled_layer};

@@ -1,6 +1,7 @@
 //! What is recorded of a request.
 
 use super::record::{Decoder, Encoder};
+use crate::model::Model;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub struct Trajectory {
     pub n_known: usize,
     /// Tokens of the answer.
     pub n_answer: usize,
-    /// Pooled hidden state of the prompt, `(n_embd)`; empty if the caller computes none.
+    /// Pooled hidden state of the prompt's new tokens, `(n_embd)`; empty if the caller computes none.
     pub query_embedding: Vec<f32>,
     /// Pooled hidden state of the answer, `(n_embd)`; empty if the caller computes none.
     pub response_embedding: Vec<f32>,
@@ -37,6 +38,14 @@ pub struct Trajectory {
     pub timestamp: u64,
     /// Prompt and answer, to be learnt from; stored only if the owner says so.
     pub tokens: Vec<u32>,
+}
+
+/// The layer after which hidden states are pooled for [`Trajectory::query_embedding`] and
+/// [`Trajectory::response_embedding`], see [`SessionOptions::pooled_layer`](crate::exec::SessionOptions::pooled_layer): the
+/// middle one, which `docs/learning.md` compares with others. `None` for a model of one layer.
+pub fn pooled_layer(model: &Model) -> Option<usize> {
+    let n_layer = model.hparams().n_layer;
+    (n_layer > 1).then(|| (n_layer / 2).min(n_layer - 2))
 }
 
 impl Trajectory {

@@ -4,7 +4,6 @@
 //! neighbours have a rank. Symbols are a linked list over the text and the ranks are in a heap, so a word of a million
 //! letters takes n log n steps.
 
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -297,12 +296,8 @@ fn byte_in_alphabet(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a text in GPT-2's alphabet stands for. Characters outside the alphabet are kept.
-pub(super) fn from_alphabet(text: &[u8]) -> Cow<'_, [u8]> {
-    if text.iter().all(u8::is_ascii_graphic) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = Vec::with_capacity(text.len());
+/// Appends the bytes that a text in GPT-2's alphabet stands for. Characters outside the alphabet are kept.
+pub(super) fn append_from_alphabet(text: &[u8], out: &mut Vec<u8>) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
             match byte_in_alphabet(c) {
@@ -312,7 +307,6 @@ pub(super) fn from_alphabet(text: &[u8]) -> Cow<'_, [u8]> {
         }
         out.extend_from_slice(chunk.invalid());
     }
-    Cow::Owned(out)
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ mod unicode_table;
 mod vocab;
 mod wpm;
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 pub use stream::TextStream;
@@ -396,25 +395,26 @@ impl Tokenizer {
 
     /// The bytes that a token adds to a text, including those of special tokens; `None` if there is no such token.
     /// Unused tokens add nothing.
-    pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
-        let text = self.token_text(id)?;
-        Some(if self.vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED) {
-            Cow::Borrowed(text)
-        } else if self.vocab.is(id, NORMAL) {
-            match &self.model {
-                Model::Bpe(bpe) if !bpe.pre.raw_utf8 => bpe::from_alphabet(text),
-                Model::Rwkv(_) => Cow::Borrowed(text),
-                _ => unescape_spaces(text),
-            }
-        } else {
-            Cow::Owned(vocab::byte_of(text).filter(|_| self.vocab.is(id, BYTE)).into_iter().collect())
-        })
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.append_bytes(id, true, &mut bytes).ok()?;
+        Some(bytes)
     }
 
     fn append_bytes(&self, id: u32, render_special: bool, out: &mut Vec<u8>) -> Result<(), TokenizerError> {
-        let bytes = self.token_bytes(id).ok_or(TokenizerError::UnknownToken { id, n_vocab: self.n_vocab() })?;
-        if render_special || !self.vocab.is(id, CONTROL | UNKNOWN) {
-            out.extend_from_slice(&bytes);
+        let text = self.token_text(id).ok_or(TokenizerError::UnknownToken { id, n_vocab: self.n_vocab() })?;
+        if self.vocab.is(id, CONTROL | UNKNOWN) {
+            out.extend_from_slice(if render_special { text } else { b"" });
+        } else if self.vocab.is(id, USER_DEFINED) {
+            out.extend_from_slice(text);
+        } else if self.vocab.is(id, NORMAL) {
+            match &self.model {
+                Model::Bpe(bpe) if !bpe.pre.raw_utf8 => bpe::append_from_alphabet(text, out),
+                Model::Rwkv(_) => out.extend_from_slice(text),
+                _ => append_unescaped(text, out),
+            }
+        } else if self.vocab.is(id, BYTE) {
+            out.extend(vocab::byte_of(text));
         }
         Ok(())
     }
@@ -583,12 +583,8 @@ fn escape_spaces(text: &[u8], prefix: bool) -> Vec<u8> {
     out
 }
 
-/// `text` with spaces for `▁`.
-fn unescape_spaces(text: &[u8]) -> Cow<'_, [u8]> {
-    if !text.windows(SPACE.len()).any(|w| w == SPACE) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = Vec::with_capacity(text.len());
+/// Appends `text` with spaces for `▁`.
+fn append_unescaped(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;
     while let Some((&b, tail)) = rest.split_first() {
         if let Some(tail) = rest.strip_prefix(SPACE) {
@@ -599,7 +595,6 @@ fn unescape_spaces(text: &[u8]) -> Cow<'_, [u8]> {
             rest = tail;
         }
     }
-    Cow::Owned(out)
 }
 
 /// Removes the spaces in ` ?`, ` !`, ` .`, ` ,`, both in ` ' `, and those before `'s`, `'m`, `'re`
@@ -664,7 +659,12 @@ mod tests {
     fn visible_spaces_round_trip() {
         let escaped = escape_spaces(b" a b", true);
         assert_eq!(escaped, "▁▁a▁b".as_bytes());
-        assert_eq!(unescape_spaces(&escaped).as_ref(), b"  a b");
-        assert_eq!(unescape_spaces(b"\xe2\x96").as_ref(), b"\xe2\x96");
+        let unescaped = |text: &[u8]| {
+            let mut out = Vec::new();
+            append_unescaped(text, &mut out);
+            out
+        };
+        assert_eq!(unescaped(&escaped), b"  a b");
+        assert_eq!(unescaped(b"\xe2\x96"), b"\xe2\x96");
     }
 }

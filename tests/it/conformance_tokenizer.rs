@@ -71,7 +71,7 @@ fn compare(tokenizer: &Arc<Tokenizer>, expected: &Value) -> usize {
             streamed.push_str(stream.push(id).unwrap());
         }
         streamed.push_str(stream.finish());
-        let bytes: Vec<u8> = parsed.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap().into_owned()).collect();
+        let bytes: Vec<u8> = parsed.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
         assert_eq!(streamed, String::from_utf8_lossy(&bytes), "stream of {text:?}");
     }
     assert!(failures.is_empty(), "{} of {tokenizer:?}:\n{}", failures.len(), failures.join("\n"));

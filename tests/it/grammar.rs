@@ -111,7 +111,7 @@ fn masks_equal_brute_force() {
     let texts: Vec<Vec<u8>> = (0..trie.n_vocab() as u32)
         .map(|token| match tokenizer.is_control(token) || tokenizer.unknown() == Some(token) {
             true => Vec::new(),
-            false => tokenizer.token_bytes(token).unwrap().into_owned(),
+            false => tokenizer.token_bytes(token).unwrap(),
         })
         .collect();
     let mut random = Random(SEED);
@@ -428,7 +428,7 @@ fn forced_tokens() {
         // Otherwise the shortest token without white space.
         let words = matcher.mask().unwrap().to_vec();
         let allowed = (0..trie.n_vocab() as u32).filter(|&t| is_set(&words, t) && !tokenizer.is_eog(t));
-        let texts = allowed.map(|t| (t, tokenizer.token_bytes(t).unwrap().into_owned()));
+        let texts = allowed.map(|t| (t, tokenizer.token_bytes(t).unwrap()));
         let (token, bytes) = texts
             .filter(|(_, b)| !b.iter().any(u8::is_ascii_whitespace) || steps > 200)
             .min_by_key(|(_, b)| b.len())

@@ -883,6 +883,38 @@ fn a_rating_outlasts_text() {
     }
 }
 
+/// Rests change nothing of what is learnt; who gives up has learnt nothing yet, and learns the same later.
+#[test]
+fn slices_change_no_bit() {
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let tokens = model.tokenizer().unwrap().encode(include_str!("../data/river-station.txt"), true, false);
+    let learnt = |rest: Option<usize>| {
+        let mut session = session_on(&model, 2, &SessionOptions { n_ctx: Some(1024), ..Default::default() });
+        session.set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap()).unwrap();
+        session.record(&tokens[..512]).unwrap();
+        let mut n = 0;
+        if let Some(most) = rest {
+            // Gives up once, in the middle of the choice of directions.
+            session
+                .update_in_slices(&mut |_| {
+                    n += 1;
+                    n < most
+                })
+                .unwrap();
+            assert_eq!((n, session.learner().unwrap().n_updates()), (most, 0));
+            session.update_in_slices(&mut |_| true).unwrap();
+        } else {
+            session.update().unwrap();
+        }
+        session.record(&tokens[512..640]).unwrap();
+        session.update().unwrap();
+        assert!(session.learner().unwrap().n_updates() > 0);
+        session.learner().unwrap().to_bytes().unwrap()
+    };
+    let whole = learnt(None);
+    assert!(learnt(Some(1)) == whole && learnt(Some(4)) == whole);
+}
+
 /// Times that `docs/learning.md` states: `cargo test --release --test it -- --ignored --nocapture learn::times`, on a
 /// machine that does nothing else.
 #[test]
@@ -907,13 +939,24 @@ fn times_on_a_1b_shape() {
         }
         // A phrase that comes again and again, so that what is learnt takes effect.
         let phrase: Vec<u32> = chance(7, n_vocab).take(24).collect();
-        let (mut updates, mut effects, mut longest) = (Vec::new(), Vec::new(), 0.0f64);
+        let (mut updates, mut effects, mut longest, mut of_longest) = (Vec::new(), Vec::new(), 0.0f64, [0.0; 3]);
         for piece in 0..40 {
             session.clear();
             session.record(&phrase.iter().copied().cycle().skip(piece * 64).take(65).collect::<Vec<_>>()).unwrap();
             let start = std::time::Instant::now();
-            session.update().unwrap();
-            longest = longest.max(start.elapsed().as_secs_f64() * 1e3);
+            let mut slices = Vec::new();
+            session
+                .update_in_slices(&mut |took| {
+                    slices.push(took.as_secs_f64() * 1e3);
+                    true
+                })
+                .unwrap();
+            let took = start.elapsed().as_secs_f64() * 1e3;
+            if took > longest {
+                longest = took;
+                slices.sort_by(f64::total_cmp);
+                of_longest = [slices.len() as f64, slices[slices.len() / 2], slices[slices.len() - 1]];
+            }
             if session.learner().unwrap().scale() > 0.0 {
                 let [_, update, effect] = session.learner().unwrap().last_times();
                 updates.push(update);
@@ -922,10 +965,13 @@ fn times_on_a_1b_shape() {
         }
         println!(
             "{n_threads} threads: update of 64 tokens {:.2} ms, its effect {:.2} ms (medians of {}); with a choice of \
-             directions {longest:.0} ms",
+             directions {longest:.0} ms, in {} slices of {:.2} ms (median) and at most {:.2} ms",
             median(updates),
             median(effects.clone()),
-            effects.len()
+            effects.len(),
+            of_longest[0],
+            of_longest[1],
+            of_longest[2],
         );
         learner = session.take_learner();
     }

@@ -640,3 +640,215 @@ fn streams_in_turns() {
         }
     }
 }
+
+/// Prompt and answer are pooled over the tokens that passes compute, whatever the batches, for sessions and schedules.
+#[test]
+fn hidden_states_are_pooled() {
+    use ruvllm::Sampler;
+    use ruvllm::exec::{PooledStates, Probe, Request, Schedule, ScheduleOptions, SessionOptions, Tap};
+    use ruvllm::sona::pooled_layer;
+    /// Rows of the residual stream after a layer.
+    struct Rows(usize, Vec<f32>);
+    impl Probe for Rows {
+        fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+            if tap == Tap::LOut && layer == self.0 {
+                self.1.extend_from_slice(values);
+            }
+        }
+    }
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let prompt = model.tokenizer().unwrap().encode_prompt("The gauge at Ossen Weir reads 1.84 m and is rising.");
+    let (layer, n) = (pooled_layer(&model).unwrap(), model.hparams().n_embd);
+    let greedy = || Sampler::builder().temperature(0.0).build().unwrap();
+    // `exact`: prompts have the arithmetic of generated tokens, so that one pass can tell what all of them should be.
+    let options = |n_batch: usize| SessionOptions {
+        n_batch,
+        exact: true,
+        pooled_layer: Some(layer),
+        n_ctx: Some(64),
+        ..Default::default()
+    };
+    let mut expected = None;
+    for n_batch in [64, 5] {
+        let mut session = engine.session_with(&options(n_batch)).unwrap();
+        let mut sampler = greedy();
+        let mut generation = session.generate_from(&prompt, &mut sampler).unwrap().max_tokens(9);
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        let answer = generation.tokens().to_vec();
+        drop(generation);
+        let pooled = session.take_pooled();
+        assert_eq!(session.take_pooled(), PooledStates::default());
+        // The last token of an answer was computed by no pass.
+        let all = [&prompt[..], &answer[..answer.len() - 1]].concat();
+        let mut rows = Rows(layer, Vec::new());
+        let mut other = engine.session_with(&SessionOptions { pooled_layer: None, ..options(64) }).unwrap();
+        other.prefill_probed(&all, 0, &mut rows, |_, _| ()).unwrap();
+        let mean = |tokens: std::ops::Range<usize>| {
+            let mut sum = vec![0.0f32; n];
+            for row in rows.1[tokens.start * n..tokens.end * n].chunks_exact(n) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+            sum.iter().map(|x| x / tokens.len() as f32).collect::<Vec<f32>>()
+        };
+        // All but the first, which says nothing.
+        let found = PooledStates { prompt: mean(1..prompt.len()), answer: mean(prompt.len()..all.len()) };
+        assert!(pooled == found && answer.len() == 9);
+        expected = Some(pooled);
+        // The next turn begins with that token.
+        session.prefill(&[5, 6, 7]).unwrap();
+        assert_eq!(session.take_pooled().answer.len(), n);
+    }
+    let schedule = ScheduleOptions { session: options(16), ..Default::default() };
+    let mut schedule = Schedule::new(&engine, &schedule).unwrap();
+    let submit = |schedule: &mut Schedule, tokens: &[u32]| {
+        schedule.submit(Request::new(tokens.to_vec(), greedy()).max_tokens(9)).unwrap()
+    };
+    let mut stream = submit(&mut schedule, &prompt);
+    let mut beside = submit(&mut schedule, &prompt[2..]);
+    while schedule.step() {}
+    for stream in [&mut stream, &mut beside] {
+        stream.by_ref().for_each(|piece| drop(piece.unwrap()));
+    }
+    assert_eq!(stream.take_pooled(), expected.unwrap());
+    assert_ne!(beside.take_pooled(), PooledStates::default());
+    let last = SessionOptions { pooled_layer: Some(model.hparams().n_layer - 1), ..Default::default() };
+    assert!(matches!(engine.session_with(&last), Err(ruvllm::SessionError::Option { option: "pooled_layer", .. })));
+}
+
+/// How fast tokens come while the background learns: bursts with it and without it in turns, with one core free and with none,
+/// on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn decoding_beside_the_loop() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let text = std::fs::read_to_string(root.join("tests/data/river-station.txt")).unwrap();
+    let tokens = model.tokenizer().unwrap().encode(&text, true, false);
+    let n_cores = std::thread::available_parallelism().unwrap().get();
+    for n_threads in [n_cores.max(2) - 1, n_cores] {
+        let engine =
+            Engine::new(&model, &EngineOptions { n_threads: n_threads.try_into().ok(), ..Default::default() }).unwrap();
+        let folder = Folder::new();
+        let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(&tokens[..1024]).unwrap();
+        let mut session = engine.session().unwrap();
+        let mut times = [Vec::new(), Vec::new()];
+        for burst in 0..16 {
+            let learns = burst % 2 == 1;
+            let background = learns.then(|| sona.start().unwrap());
+            for piece in tokens.chunks_exact(128).take(100).filter(|_| learns) {
+                sona.record(request("a", piece.to_vec())).unwrap();
+            }
+            session.clear();
+            session.prefill(&tokens[..16]).unwrap();
+            if learns {
+                // Its first look is 100 ms from now.
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1200) {
+                if session.position() == 256 {
+                    session.rewind(16).unwrap();
+                }
+                let start = Instant::now();
+                session.decode(7).unwrap();
+                times[usize::from(learns)].push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            drop(background);
+        }
+        let [alone, beside] = times.map(|mut times| {
+            let mean = times.iter().sum::<f64>() / times.len() as f64;
+            times.sort_by(f64::total_cmp);
+            (mean, times[times.len() * 99 / 100])
+        });
+        println!(
+            "{n_threads} of {n_cores} cores: {:.3} ms per token alone, {:.3} beside the loop: speed x {:.3}; p99 {:.3} and \
+             {:.3} ms: x {:.3}; {} requests learnt",
+            alone.0,
+            beside.0,
+            alone.0 / beside.0,
+            alone.1,
+            beside.1,
+            beside.1 / alone.1,
+            sona.history().iter().map(|event| event.n_learnt[0]).sum::<u64>()
+        );
+    }
+}
+
+/// Which layer's pooled states find text that helps: each request of four texts is read behind the request whose vector is
+/// nearest, of all that are not its neighbours in the text, and behind one chosen at random.
+#[test]
+#[ignore = "measures"]
+fn layers_of_pooled_states() {
+    use ruvllm::exec::SessionOptions;
+    const REQUEST: usize = 128;
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let mut requests = Vec::new();
+    for (i, name) in ["river-station", "project-docs", "bakery-papers"].into_iter().enumerate() {
+        let text = std::fs::read_to_string(root.join(format!("tests/data/{name}.txt"))).unwrap();
+        let tokens = model.tokenizer().unwrap().encode(&text, true, false);
+        requests.extend(tokens.chunks_exact(REQUEST).take(48).enumerate().map(|(at, r)| (i, at, r.to_vec())));
+    }
+    let n = requests.len();
+    let may_serve = |i: usize, j: usize| requests[i].0 != requests[j].0 || requests[i].1.abs_diff(requests[j].1) > 1;
+    // Loss of request `i` behind request `j`.
+    let mut reader = engine.session_with(&SessionOptions { n_ctx: Some(2 * REQUEST), ..Default::default() }).unwrap();
+    let mut loss = |i: usize, j: usize| {
+        let tokens = [&requests[j].2[..], &requests[i].2].concat();
+        let mut sum = 0.0;
+        reader.clear();
+        reader
+            .prefill_each(&tokens, REQUEST - 1, |at, logits| {
+                if let Some(&next) = tokens.get(at + 1) {
+                    let most = logits.iter().copied().fold(f32::MIN, f32::max);
+                    let total: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+                    sum += total.ln() - f64::from(logits[next as usize] - most);
+                }
+            })
+            .unwrap();
+        sum
+    };
+    let mut rng = chance(11, n);
+    let by_chance: Vec<f64> = (0..n)
+        .map(|i| {
+            let j = rng.find(|&j| may_serve(i, j as usize)).unwrap();
+            loss(i, j as usize)
+        })
+        .collect();
+    for layer in 0..model.hparams().n_layer - 1 {
+        let options = SessionOptions { pooled_layer: Some(layer), ..Default::default() };
+        let mut session = engine.session_with(&options).unwrap();
+        let mut vectors: Vec<Vec<f32>> = Vec::new();
+        for (.., tokens) in &requests {
+            session.clear();
+            session.prefill(tokens).unwrap();
+            vectors.push(session.take_pooled().prompt);
+        }
+        for centred in [false, true] {
+            let mut vectors = vectors.clone();
+            if centred {
+                let mean: Vec<f32> =
+                    (0..vectors[0].len()).map(|k| vectors.iter().map(|v| v[k]).sum::<f32>() / n as f32).collect();
+                vectors.iter_mut().for_each(|v| v.iter_mut().zip(&mean).for_each(|(x, m)| *x -= m));
+            }
+            let cosine = |i: usize, j: usize| {
+                let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();
+                let (x, y) = (&vectors[i], &vectors[j]);
+                dot(x, y) / (dot(x, x) * dot(y, y)).sqrt()
+            };
+            let nearest: Vec<usize> = (0..n)
+                .map(|i| {
+                    let others = (0..n).filter(|&j| may_serve(i, j));
+                    others.max_by(|&a, &b| cosine(i, a).total_cmp(&cosine(i, b))).unwrap()
+                })
+                .collect();
+            let hits = (0..n).filter(|&i| requests[nearest[i]].0 == requests[i].0).count();
+            let changes: Vec<f64> = (0..n).map(|i| loss(i, nearest[i]) - by_chance[i]).collect();
+            let name = format!("layer {layer}, centred {centred}: {hits} of {n} of the same text, against random");
+            shown(&name, &changes, &vec![REQUEST; n]);
+        }
+    }
+}

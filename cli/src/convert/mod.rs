@@ -11,12 +11,11 @@ mod sentencepiece;
 mod tensors;
 mod tokenizer;
 
-use super::model::MAX_THREADS;
-use super::output::{Failure, count, note, printable, size};
+use super::model::ThreadsArg;
+use super::output::{Failure, OverwriteArg, count, note, printable, size};
 use super::rows::{Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
-use ruvllm::GgufError;
 use ruvllm::gguf::Writer;
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
@@ -43,13 +42,10 @@ pub(super) struct Args {
     /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16 otherwise
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     outtype: OutType,
-    /// Replace the output if it exists
-    #[arg(long, alias = "force")]
-    overwrite: bool,
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
-    threads: i32,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
+    #[command(flatten)]
+    threads: ThreadsArg,
     /// Tell the type of each tensor
     #[arg(short, long)]
     verbose: bool,
@@ -114,10 +110,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         // Beside the folder, whatever its path looks like.
         args.folder.join("..").join(format!("{name}-{file_type}.gguf"))
     });
-    if output.exists() && !args.overwrite {
-        let exists = GgufError::Exists { path: output };
-        return Err(Failure::Work(format!("{exists}: --overwrite asks for it")));
-    }
+    args.overwrite.check(&output)?;
     let total: u64 = tensors.iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum();
 
     let rows = Rows::new("converting", total, args.threads)?;
@@ -156,9 +149,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
         });
     }
-    if args.overwrite {
-        writer.overwrite();
-    }
+    args.overwrite.apply(&mut writer);
     let written = writer.write(&output);
     rows.finish(written)?;
     // A tensor may be missing, or have a shape that the configuration does not tell.

@@ -73,7 +73,7 @@ impl Answer {
             (Some(piece), Some(recorder)) => recorder.push(piece.token),
             (None, recorder) => {
                 if let Some(recorder) = recorder.take() {
-                    recorder.finish();
+                    recorder.finish(self.stream.take_pooled());
                 }
             }
             (Some(_), None) => {}

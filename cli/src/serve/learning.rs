@@ -9,7 +9,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use ruvllm::exec::Engine;
+use ruvllm::exec::{Engine, PooledStates};
 use ruvllm::lora::Adapter;
 use ruvllm::sona::{Background, Sona, Trajectory};
 use serde_json::json;
@@ -110,9 +110,10 @@ impl Recorder {
     }
 
     /// Records it; what fails is logged, as the answer is there.
-    pub(super) fn finish(self) {
+    pub(super) fn finish(self, pooled: PooledStates) {
         let Recorder { learner, begun, mut trajectory } = self;
         trajectory.latency = begun.elapsed();
+        (trajectory.query_embedding, trajectory.response_embedding) = (pooled.prompt, pooled.answer);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = learner.sona.record(trajectory) {
                 tracing::warn!(target: super::log::HTTP, %error, "a request was not recorded");

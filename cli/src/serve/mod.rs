@@ -52,6 +52,7 @@ use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOpti
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
+use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -84,13 +85,39 @@ Examples:
 Clients of the OpenAI API take http://127.0.0.1:8080/v1 as their base URL. Ctrl-C or SIGTERM stops taking requests and
 answers what is there; a second one ends at once.";
 
+/// The model, and how it answers: what a server and a file of requests share.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct AppArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     residence: ResidenceArgs,
+    /// Requests that are computed side by side, each with a context of its own [short: -np]
+    #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) parallel: u32,
+    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again when they are asked for
+    /// [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    lora_budget: Option<u64>,
+    /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
+    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    n_predict: i64,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(long, value_name = "FILE", alias = "template")]
+    chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    session: SessionArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    app: AppArgs,
     /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "LLAMA_ARG_HOST")]
     host: String,
@@ -106,27 +133,12 @@ pub(super) struct Args {
     /// File with a key on each line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Requests that are computed side by side, each with a context of its own [short: -np]
-    #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
-    parallel: u32,
     /// Requests that run or wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     max_requests: u32,
     /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     max_itl_ms: Option<u64>,
-    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again when they are asked for
-    /// [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    lora_budget: Option<u64>,
-    /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i64).range(-1..))]
-    n_predict: i64,
-    /// Jinja file to use instead of the model's chat template
-    #[arg(long, value_name = "FILE", alias = "template")]
-    chat_template_file: Option<PathBuf>,
     /// Time in one pass after which /health answers 503
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
     watchdog_seconds: f64,
@@ -139,10 +151,6 @@ pub(super) struct Args {
     log: LogArgs,
     #[command(flatten)]
     witness: WitnessArgs,
-    #[command(flatten)]
-    session: SessionArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
 }
 
 /// A number of seconds above 0.
@@ -273,73 +281,124 @@ fn keys(args: &Args) -> Result<Vec<String>, Failure> {
 }
 
 fn load(args: &Args, keys: &[String]) -> Result<App, Failure> {
-    let model = args.model.open(&args.residence)?;
-    let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
-    let mut stop = Vec::new();
-    let source = match (&args.chat_template_file, model.chat_template()) {
-        (Some(path), _) => read_regular(path)?,
-        (None, Some(source)) => source.to_owned(),
-        (None, None) => {
-            note("The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".");
-            stop.push(TRANSCRIPT_STOP.to_owned());
-            TRANSCRIPT.to_owned()
+    let mut app = App::open(
+        &args.app,
+        Purpose {
+            alias: args.alias.clone(),
+            learns: args.sona.sona.is_some(),
+            reuse: Reuse::Any,
+            max_requests: args.max_requests as usize,
+            max_itl: args.max_itl_ms.map(Duration::from_millis),
+            watchdog: Duration::from_secs_f64(args.watchdog_seconds),
+            witness: Some(&args.witness),
+        },
+    )?;
+    app.learners = Learner::all(args, keys, &app.engine)?;
+    Ok(app)
+}
+
+/// What an application is for.
+struct Purpose<'a> {
+    alias: Option<String>,
+    /// Whether requests will have adapters that are learnt.
+    learns: bool,
+    reuse: Reuse,
+    max_requests: usize,
+    max_itl: Option<Duration>,
+    watchdog: Duration,
+    witness: Option<&'a WitnessArgs>,
+}
+
+impl App {
+    fn open(args: &AppArgs, purpose: Purpose<'_>) -> Result<App, Failure> {
+        let model = args.model.open(&args.residence)?;
+        let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
+        let mut stop = Vec::new();
+        let source = match (&args.chat_template_file, model.chat_template()) {
+            (Some(path), _) => read_regular(path)?,
+            (None, Some(source)) => source.to_owned(),
+            (None, None) => {
+                note("The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".");
+                stop.push(TRANSCRIPT_STOP.to_owned());
+                TRANSCRIPT.to_owned()
+            }
+        };
+        let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
+        options.prefix = PrefixOptions { cache: CacheMode::On, reuse: purpose.reuse, ..Default::default() };
+        if purpose.learns {
+            options.pooled_layer = pooled_layer(&model);
         }
-    };
-    let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
-    options.prefix = PrefixOptions { cache: CacheMode::On, reuse: Reuse::Any, ..Default::default() };
-    let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
-    let mut adapters = Vec::new();
-    for (path, scale) in args.session.lora.files()? {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let adapter = ServedAdapter { name, path: path.to_owned(), scale };
-        registry.set(adapter.key(), path);
-        // A damaged file is better found now.
-        registry.get(&adapter.key()).map_err(adapter_failure(path))?;
-        adapters.push(adapter);
+        let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
+        let mut adapters = Vec::new();
+        for (path, scale) in args.session.lora.files()? {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let adapter = ServedAdapter { name, path: path.to_owned(), scale };
+            registry.set(adapter.key(), path);
+            // A damaged file is better found now.
+            registry.get(&adapter.key()).map_err(adapter_failure(path))?;
+            adapters.push(adapter);
+        }
+        let engine = args.session.engine(&model, !adapters.is_empty() || purpose.learns, &options)?;
+        let metrics = Metrics::new(&engine);
+        let watchdog = Watchdog::new(purpose.watchdog);
+        let schedule = ScheduleOptions {
+            session: options,
+            n_parallel: args.parallel as usize,
+            max_requests: purpose.max_requests,
+            max_itl: purpose.max_itl,
+            ..Default::default()
+        };
+        let n_ctx = engine.sequence(&schedule.session)?.n_ctx();
+        let witness = purpose.witness.map(|witness| witness.open(&metrics.witness_dropped)).transpose()?.flatten();
+        let watch = Watch { metrics: metrics.clone(), witness: witness.clone(), watchdog: watchdog.clone() };
+        let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
+        let file_name = args.model.file_name().to_string_lossy().into_owned();
+        Ok(App {
+            learners: Vec::new(),
+            sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
+            mask: args.sampling.mask(&tokenizer)?,
+            seed: args.sampling.given_seed(),
+            trie: TokenTrie::new(&tokenizer)?,
+            name: purpose.alias.unwrap_or(file_name),
+            path: args.model.label(),
+            created: unix_time(),
+            n_ctx,
+            n_parallel: schedule.n_parallel,
+            template: ChatTemplate::parse(&source)?,
+            knows_developer: source.contains("developer"),
+            tool_format: ToolFormat::of(&source),
+            bos: bos_text(Some(&tokenizer)),
+            eos: eos_text(Some(&tokenizer)),
+            max_tokens: usize::try_from(args.n_predict).ok(),
+            model,
+            tokenizer,
+            engine,
+            scheduler,
+            metrics,
+            witness,
+            watchdog,
+            stop,
+            adapters,
+            registry,
+        })
     }
-    let engine = args.session.engine(&model, !adapters.is_empty() || args.sona.sona.is_some(), &options)?;
-    let metrics = Metrics::new(&engine);
-    let watchdog = Watchdog::new(Duration::from_secs_f64(args.watchdog_seconds));
-    let schedule = ScheduleOptions {
-        session: options,
-        n_parallel: args.parallel as usize,
-        max_requests: args.max_requests as usize,
-        max_itl: args.max_itl_ms.map(Duration::from_millis),
-        ..Default::default()
+}
+
+/// A server without a socket: its requests come from this process, which limits their number.
+pub(super) fn local(args: &AppArgs) -> Result<Router, Failure> {
+    let purpose = Purpose {
+        alias: None,
+        learns: false,
+        // An answer does not depend on those before.
+        reuse: Reuse::Prompt,
+        max_requests: usize::MAX,
+        max_itl: None,
+        watchdog: Duration::MAX,
+        witness: None,
     };
-    let n_ctx = engine.sequence(&schedule.session)?.n_ctx();
-    let witness = args.witness.open(&metrics.witness_dropped)?;
-    let watch = Watch { metrics: metrics.clone(), witness: witness.clone(), watchdog: watchdog.clone() };
-    let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
-    let file_name = args.model.file_name().to_string_lossy().into_owned();
-    Ok(App {
-        learners: Learner::all(args, keys, &engine)?,
-        sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
-        mask: args.sampling.mask(&tokenizer)?,
-        seed: args.sampling.given_seed(),
-        trie: TokenTrie::new(&tokenizer)?,
-        name: args.alias.clone().unwrap_or(file_name),
-        path: args.model.label(),
-        created: unix_time(),
-        n_ctx,
-        n_parallel: schedule.n_parallel,
-        template: ChatTemplate::parse(&source)?,
-        knows_developer: source.contains("developer"),
-        tool_format: ToolFormat::of(&source),
-        bos: bos_text(Some(&tokenizer)),
-        eos: eos_text(Some(&tokenizer)),
-        max_tokens: usize::try_from(args.n_predict).ok(),
-        model,
-        tokenizer,
-        engine,
-        scheduler,
-        metrics,
-        witness,
-        watchdog,
-        stop,
-        adapters,
-        registry,
-    })
+    let shared = Shared::default();
+    drop(shared.app.set(Arc::new(App::open(args, purpose)?)));
+    Ok(router(shared))
 }
 
 fn router(shared: Shared) -> Router {

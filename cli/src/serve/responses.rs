@@ -68,9 +68,7 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     if fields.flag("background")? {
         return Err(ApiError::field("background", "nothing is stored here"));
     }
-    if fields.take::<String>("truncation")?.is_some_and(|truncation| truncation != "disabled") {
-        return Err(ApiError::field("truncation", "only \"disabled\" is supported"));
-    }
+    fields.only("truncation", "disabled")?;
     let mut messages = Messages(Vec::new());
     if let Some(instructions) = fields.take::<String>("instructions")? {
         messages.0.push(json!({"role": "system", "content": instructions}));

@@ -1,5 +1,6 @@
 //! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels, at this level and
-//! those above, and of one row's products for the formats whose values are looked up. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
+//! those above, and of one row's products for the formats whose values are looked up. Scales have so few bits that one
+//! multiply-add gives exactly the values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;

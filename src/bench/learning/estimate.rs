@@ -1,4 +1,4 @@
-//! Means with intervals, and medians.
+//! Means with intervals.
 
 /// A value with the interval that contains 95 % of its bootstrap resamples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,11 +21,6 @@ impl Estimate {
 
 /// Bootstrap resamples of [`Estimate::of_ratio`].
 const RESAMPLES: usize = 2000;
-
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
-}
 
 /// `Σ sums / Σ sizes`, with its spread when chunks are resampled with replacement. Chunks of text depend on each other
 /// less than tokens do.

@@ -5,13 +5,14 @@ mod estimate;
 mod forgetting;
 mod temperature;
 
+use super::median;
 use crate::arch::Arch;
 use crate::error::{Error, LearnError};
 use crate::exec::{Engine, EngineOptions, SessionOptions};
-use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, UPDATE_TOKENS, softmax};
+use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax};
 use crate::model::{Finish, Model};
 use deep::{DeepArm, Rehearsal, Told};
-use estimate::{bootstrap, median};
+use estimate::bootstrap;
 use forgetting::{forgetting, forgetting_of};
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -402,7 +403,7 @@ pub fn learning(
         }
 
         let moved = learner.adapter.is_due() || learner.adapter.is_undecided();
-        session.prepare(&mut learner.adapter, &rows, Lesson::Text)?;
+        session.prepare(&mut learner.adapter, &rows, Lesson::Text, &mut Slices::whole())?;
         let mut truncated: Vec<f32> = Vec::new();
         while let Some(g) = session.head_gradient(&mut learner.adapter, &rows, Lesson::Text)? {
             learner.adapter.step(Lesson::Text, &g);
@@ -419,7 +420,7 @@ pub fn learning(
         }
         for arm in &mut arms {
             let begun = Instant::now();
-            session.prepare(&mut arm.adapter, &rows, arm.lesson)?;
+            session.prepare(&mut arm.adapter, &rows, arm.lesson, &mut Slices::whole())?;
             let mut before = Instant::now();
             while session.teach(&mut arm.adapter, &rows, arm.lesson)? {
                 arm.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
@@ -478,8 +479,8 @@ pub fn learning(
     let shuffled = arms.iter().find(|arm| arm.reads == Reads::Shuffled).map(|arm| arm.losses.clone());
     for (arm, forgetting) in arms.iter_mut().zip(&forgotten) {
         let found = Contender {
-            update_ms: median(&mut arm.update_ms),
-            settle_ms: median(&mut arm.settle_ms),
+            update_ms: median(&arm.update_ms).unwrap_or(0.0),
+            settle_ms: median(&arm.settle_ms).unwrap_or(0.0),
             longest_ms: arm.longest_ms,
             forgetting: Some(*forgetting),
             beyond_temperature: arm.tempered.as_ref().map(beyond),
@@ -493,7 +494,7 @@ pub fn learning(
     for mut arm in deep_arms {
         let forgetting = forgetting_of(&mut session, &mut arm.session, unknown, options.n_bootstrap)?;
         let longest_ms = arm.update_ms.iter().copied().fold(0.0, f64::max);
-        let update_ms = median(&mut arm.update_ms);
+        let update_ms = median(&arm.update_ms).unwrap_or(0.0);
         let (name, judged) = arm.names();
         let found = Contender { update_ms, longest_ms, forgetting: Some(forgetting), ..contender(name, &arm.losses) };
         let judged = judged.map(|name| contender(name, &arm.judged_losses));
@@ -513,7 +514,7 @@ pub fn learning(
         n_ctx,
         n_tokens: n_tokens as usize,
         n_chunk,
-        deep_cost: deep_ms / median(&mut prefill_ms).max(f64::MIN_POSITIVE),
+        deep_cost: deep_ms / median(&prefill_ms).unwrap_or(0.0).max(f64::MIN_POSITIVE),
         base_loss: base.iter().sum::<f64>() / n_tokens,
         control_loss,
         truncation: left_out.value(),

@@ -30,11 +30,13 @@ impl RowTimes {
     /// Learns from a pass over `n` rows.
     pub(in crate::exec) fn note(&mut self, n: usize, time: Duration) {
         let is_old = self.get(n).is_none();
+        // A first pass that others delayed: `n` rows never take longer than `n` passes.
+        let most = self.get(1).map_or(f64::INFINITY, |one| one * n as f64);
         self.n_passes += 1;
         let (n_passes, time) = (self.n_passes, time.as_secs_f64());
         if let Some((mean, pass)) = n.checked_sub(1).and_then(|i| self.rows.get_mut(i)) {
             // One pass that others delayed is not to count for more than twice what it would take.
-            let time = if is_old { time } else { time.min(2.0 * *mean) };
+            let time = time.min(if is_old { most } else { 2.0 * *mean });
             *mean += (time - *mean) * if is_old { 1.0 } else { NEWEST };
             *pass = n_passes;
         }
@@ -114,6 +116,8 @@ mod tests {
         // A delay counts little.
         times.note(1, MS(10_000));
         close(times.estimate(1), 0.012);
+        times.note(2, MS(10_000));
+        close(times.estimate(2), 0.024);
     }
 
     #[test]

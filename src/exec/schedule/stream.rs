@@ -2,6 +2,7 @@
 
 use super::RequestId;
 use crate::error::{Error, ScheduleError};
+use crate::exec::pool::PooledStates;
 use crate::exec::writer::{Finish, Piece};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +51,7 @@ struct Channel {
 struct State {
     pieces: VecDeque<Piece>,
     outcome: Option<Result<Finish, Error>>,
+    pooled: PooledStates,
     /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are left.
     is_paused: bool,
     /// Waker of the reader, if it is a waiting task.
@@ -81,7 +83,10 @@ pub(super) fn stream(id: RequestId, n_pieces: usize, wake: &Arc<Wake>) -> (Sende
         n_pieces,
         wake: Arc::clone(wake),
     });
-    (Sender(Arc::clone(&channel)), Stream { id, channel, finish: None, is_over: false })
+    (
+        Sender(Arc::clone(&channel)),
+        Stream { id, channel, finish: None, pooled: PooledStates::default(), is_over: false },
+    )
 }
 
 /// The schedule's end. If it is dropped without an outcome, the answer ends with [`ScheduleError::Ended`].
@@ -105,16 +110,18 @@ impl Sender {
         });
     }
 
-    pub(super) fn end(&self, outcome: Result<Finish, Error>) {
+    pub(super) fn end(&self, outcome: Result<Finish, Error>, pooled: PooledStates) {
         self.0.tell(|state| {
-            state.outcome.get_or_insert(outcome);
+            if state.outcome.is_none() {
+                (state.outcome, state.pooled) = (Some(outcome), pooled);
+            }
         });
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.end(Err(ScheduleError::Ended.into()));
+        self.end(Err(ScheduleError::Ended.into()), PooledStates::default());
     }
 }
 
@@ -129,6 +136,7 @@ pub struct Stream {
     id: RequestId,
     channel: Arc<Channel>,
     finish: Option<Finish>,
+    pooled: PooledStates,
     is_over: bool,
 }
 
@@ -141,6 +149,12 @@ impl Stream {
     /// How the answer ended, once all of its pieces were read; `None` after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+
+    /// Mean hidden states of prompt and answer, once all of its pieces were read; see
+    /// [`SessionOptions::pooled_layer`](crate::exec::SessionOptions::pooled_layer).
+    pub fn take_pooled(&mut self) -> PooledStates {
+        std::mem::take(&mut self.pooled)
     }
 
     /// Ends the request within a pass, as [`StopReason::Cancelled`](crate::exec::StopReason::Cancelled).
@@ -187,6 +201,7 @@ impl Stream {
                 Poll::Ready(match outcome {
                     Ok(finish) => {
                         self.finish = Some(finish);
+                        self.pooled = std::mem::take(&mut state.pooled);
                         None
                     }
                     Err(error) => Some(Err(error)),

@@ -1,0 +1,67 @@
+//! Mean hidden states of a prompt and its answer, summed by the passes that compute them anyway.
+
+use super::hook::TokenKind;
+use crate::arch::Arch;
+
+/// Means of the residual stream after a layer, see [`SessionOptions::pooled_layer`](super::SessionOptions::pooled_layer).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PooledStates {
+    /// Of a prompt's tokens, `(n_embd)`; empty if none was computed.
+    pub prompt: Vec<f32>,
+    /// Of the generated tokens, `(n_embd)`; empty if none was computed.
+    pub answer: Vec<f32>,
+}
+
+/// Sums of hidden states of a sequence's tokens, by their kind.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub(super) layer: usize,
+    /// Tokens before this position were added, or are not to be.
+    next: usize,
+    /// Sum and number, of prompt tokens and of generated ones.
+    sums: [(Vec<f32>, usize); 2],
+}
+
+impl Pool {
+    pub(super) fn new(layer: usize) -> Pool {
+        // The first token's state is the same whatever follows, and far longer than others.
+        Pool { layer, next: 1, sums: Default::default() }
+    }
+
+    /// Adds rows `(n, n_embd)` of tokens from `position` on. Of generated tokens only the first: others may be drafts.
+    pub(super) fn add(&mut self, arch: Arch, kind: TokenKind, position: usize, rows: &[f32], n_embd: usize) {
+        let most = if kind == TokenKind::Generated { 1 } else { usize::MAX };
+        let (sum, n) = &mut self.sums[usize::from(kind == TokenKind::Generated)];
+        for (at, row) in (position..).zip(rows.chunks_exact(n_embd)).take(most) {
+            if at >= self.next {
+                sum.resize(n_embd, 0.0);
+                arch.add(sum, row);
+                (*n, self.next) = (*n + 1, at + 1);
+            }
+        }
+    }
+
+    /// Tokens from `position` on are gone, others will follow.
+    pub(super) fn truncate(&mut self, position: usize) {
+        self.next = self.next.min(position.max(1));
+    }
+
+    /// `n` tokens before the last are gone.
+    pub(super) fn shift(&mut self, n: usize) {
+        self.next = self.next.saturating_sub(n).max(1);
+    }
+
+    /// Forgets the sums.
+    pub(super) fn clear(&mut self) {
+        self.sums = Default::default();
+    }
+
+    /// The means; begins new ones.
+    pub(super) fn take(&mut self) -> PooledStates {
+        let [prompt, answer] = std::mem::take(&mut self.sums).map(|(mut sum, n)| {
+            sum.iter_mut().for_each(|x| *x /= n as f32);
+            sum
+        });
+        PooledStates { prompt, answer }
+    }
+}
