@@ -31,6 +31,10 @@ OUT = pathlib.Path(__file__).parent / "data" / "convert.json"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
 
+# A list of steps.
+DEEPSEEK3 = [r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""]
+
 
 def fnv(data):
     h = 0xCBF29CE484222325
@@ -67,7 +71,8 @@ def bpe(pattern, ignore_merges=False, template=True, special=("<|begin|>", "<|en
         {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": s}
         for i, (text, s) in enumerate(added)
     ]
-    steps = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}] if pattern else []
+    patterns = pattern if isinstance(pattern, list) else [pattern] if pattern else []
+    steps = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns]
     steps += [{"type": "Digits", "individual_digits": True}] if digits else []
     steps += [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}]
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
@@ -127,6 +132,9 @@ TOKENIZERS = {
     },
     "digits": {"tokenizer.json": bpe(None, digits=True, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "smollm"},
     "dbrx": {"tokenizer.json": bpe(LLAMA3, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "dbrx"},
+    "glm": {"tokenizer.json": bpe(LLAMA3, template=False, special=("[gMASK]", "<|endoftext|>", "<|user|>", "<|observation|>")),
+            "tokenizer_config.json": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "dbrx"},
+    "deepseek": {"tokenizer.json": bpe(DEEPSEEK3), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "deepseek-v3"},
     "spm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": SP_SETTINGS, "pre": None},
 }
 
@@ -136,6 +144,15 @@ BASE = {
 }
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+         "layer_types": ["linear_attention", "full_attention"]}
+GLM_MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+           "routed_scaling_factor": 1.5, "norm_topk_prob": True, "num_nextn_predict_layers": 1}
+MLA = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
+           "layer_types": ["sliding_attention", "full_attention"],
+           "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
+                               "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 # Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
 MODELS = [
@@ -175,20 +192,49 @@ MODELS = [
     ("qwen3next", "Qwen3Next", {**MOE, "head_dim": 32, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                                 "linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
      "qwen", "bfloat16", "auto"),
+    ("qwen35", "Qwen3_5Text", {"head_dim": 32, "tie_word_embeddings": True, **DELTA}, "qwen", "bfloat16", "auto"),
+    ("qwen35moe", "Qwen3_5MoeText", {**MOE, "head_dim": 32, "shared_expert_intermediate_size": 32, **DELTA}, "qwen", "bfloat16", "auto"),
+    ("glm4", "Glm4", {"head_dim": 16, "pad_token_id": 0}, "glm", "bfloat16", "auto"),
+    ("glm4moe", "Glm4Moe", {**GLM_MOE, "head_dim": 32, "use_qk_norm": True, "partial_rotary_factor": 0.5, "attention_bias": True}, "glm", "bfloat16", "auto"),
+    ("glm4moe-lite", "Glm4MoeLite", {**GLM_MOE, **MLA, "q_lora_rank": 24, "mlp_layer_types": ["dense", "sparse"]}, "glm", "bfloat16", "auto"),
+    ("gpt-oss", "GptOss", GPT_OSS, "dbrx", "bfloat16", "auto"),
+    ("gpt-oss-mxfp4", "GptOss", GPT_OSS, "dbrx", "bfloat16", "auto"),
+    ("deepseek2-lite", "DeepseekV2", {**GLM_MOE, **MLA, "q_lora_rank": None, "norm_topk_prob": False, "routed_scaling_factor": 1.0}, "deepseek", "bfloat16", "auto"),
+    ("deepseek3", "DeepseekV3", {**GLM_MOE, **MLA, "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "scoring_func": "sigmoid",
+                                 "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                                                     "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}},
+     "deepseek", "bfloat16", "q8_0"),
+    ("mamba2", "Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2, "intermediate_size": 128}, "dbrx", "float32", "f16"),
+    ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
-CLASSES = {"Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model")}
+CLASSES = {"EmbeddingGemma": ("Gemma3Text", "Gemma3TextModel"), "Qwen3_5Text": ("Qwen3_5Text", "Qwen3_5ForCausalLM"), "Qwen3_5MoeText": ("Qwen3_5MoeText", "Qwen3_5MoeForCausalLM"),
+           "Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model")}
 # Files of sentence-transformers.
 FILES = {
     "qwen3-embedding": {
         "modules.json": [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
                          {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
         "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True},
-    }
+    },
+    "embeddinggemma": {
+        "modules.json": [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False},
+    },
 }
 
 
-def write_folder(folder, cls, options, kind, dtype):
+def packed(tensors):
+    """Experts in MXFP4, as gpt-oss has them: 32 values are 16 bytes and the exponent of a scale."""
+    for name in [name for name in tensors if "mlp.experts" in name and not name.endswith("_bias")]:
+        n_expert, n_in, n_out = tensors.pop(name).shape
+        shape = [n_expert, n_out, n_in // 32]
+        tensors[f"{name}_blocks"] = ((values(f"{name}_blocks", [*shape, 16]) + 1) * 64 * 37 % 256).to(torch.uint8)
+        # Between 2^-9 and 2^-2.
+        tensors[f"{name}_scales"] = (118 + (values(f"{name}_scales", shape) + 1) * 64 % 8).to(torch.uint8)
+
+
+def write_folder(folder, name, cls, options, kind, dtype):
     """The files of a model; the names, shapes and types of its tensors."""
     config_class, model_class = CLASSES.get(cls, (cls, cls + "ForCausalLM"))
     config = getattr(transformers, config_class + "Config")(**{**BASE, **options})
@@ -203,14 +249,24 @@ def write_folder(folder, cls, options, kind, dtype):
 
     tensors = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
-        for name in file.keys():
-            tensors[name] = values(name, file.get_slice(name).get_shape()).to(getattr(torch, dtype))
+        for key in file.keys():
+            tensors[key] = values(key, file.get_slice(key).get_shape()).to(getattr(torch, dtype))
+    if options.get("num_nextn_predict_layers"):
+        # A head for one more token, which is left out.
+        for part, shape in [("eh_proj", [64, 128]), ("enorm", [64])]:
+            key = f"model.layers.{config.num_hidden_layers}.{part}.weight"
+            tensors[key] = values(key, shape).to(getattr(torch, dtype))
+    if name.endswith("mxfp4"):
+        packed(tensors)
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+        (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in TOKENIZERS[kind].items():
-        if name != "pre":
-            (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    for file, content in TOKENIZERS[kind].items():
+        if file != "pre":
+            (folder / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True}))
-    return [[name, list(tensor.shape)] for name, tensor in tensors.items()]
+    return [[key, list(tensor.shape)] for key, tensor in tensors.items()]
 
 
 def convert(folder, kind, outtype):
@@ -260,7 +316,7 @@ def main():
         with tempfile.TemporaryDirectory() as parent:
             folder = pathlib.Path(parent) / "tiny-model"
             folder.mkdir()
-            tensors = write_folder(folder, cls, options, kind, dtype)
+            tensors = write_folder(folder, name, cls, options, kind, dtype)
             for file, content in FILES.get(name, {}).items():
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_text(json.dumps(content))

@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let row_bytes = data.len() / n_rows;
         let conversion = Conversion { n, from: t.dtype, to, map: None };
         writer.tensor_with(&t.name, &t.dims, to, move |out| {
-            rows.write(&t.name, n_rows, |i| &data[i * row_bytes..(i + 1) * row_bytes], conversion, out)
+            rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
         });
     }
     args.overwrite.apply(&mut writer);

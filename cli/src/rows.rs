@@ -6,6 +6,7 @@ use super::output::{Failure, Progress};
 use rayon::prelude::*;
 use ruvllm::quant::{DType, dequantize_row, quantize_row};
 use ruvllm::{GgufError, QuantError};
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -52,7 +53,7 @@ impl Rows {
         &self,
         name: &str,
         n_rows: usize,
-        row: impl Fn(usize) -> &'a [u8] + Sync,
+        row: impl Fn(usize) -> Cow<'a, [u8]> + Sync,
         conversion: Conversion,
         out: &mut dyn Write,
     ) -> io::Result<()> {
@@ -67,7 +68,7 @@ impl Rows {
             }
             let slab = first..n_rows.min(first + slab_rows);
             if copy {
-                slab.clone().try_for_each(|i| out.write_all(row(i)))?;
+                slab.clone().try_for_each(|i| out.write_all(&row(i)))?;
             } else {
                 let converted = &mut converted[..slab.len() * to_bytes];
                 let outcome = self.pool.install(|| {
@@ -75,7 +76,7 @@ impl Rows {
                         || vec![0.0; n],
                         |values, (i, into)| -> Result<(), (usize, QuantError)> {
                             let failed = |error| (i, error);
-                            dequantize_row(from, row(i), values).map_err(failed)?;
+                            dequantize_row(from, &row(i), values).map_err(failed)?;
                             values.iter_mut().for_each(|x| *x = map.map_or(*x, |map| map(*x)));
                             quantize_row(to, values, None, into).map_err(failed)
                         },

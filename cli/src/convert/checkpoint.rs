@@ -6,7 +6,7 @@ use ruvllm::gguf::MappedFile;
 use ruvllm::quant::DType;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 /// Most tensors of a checkpoint.
@@ -25,6 +25,8 @@ pub(super) struct Source<'a> {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     pub(super) data: &'a [u8],
+    /// Exponents of MXFP4's blocks, whose `data` has their codes alone; empty for other types.
+    pub(super) scales: &'a [u8],
 }
 
 impl Source<'_> {
@@ -83,6 +85,7 @@ impl Checkpoint {
                     return Err(wrong(format!("tensor {name} is there twice, or there are more than {MAX_TENSORS}")));
                 }
                 let dtype = match tensor.dtype() {
+                    Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => DType::MXFP4,
                     Dtype::F32 => DType::F32,
                     Dtype::F16 => DType::F16,
                     Dtype::BF16 => DType::BF16,
@@ -91,15 +94,43 @@ impl Checkpoint {
                 if tensor.shape().contains(&0) {
                     return Err(wrong(format!("tensor {name} is empty: {:?}", tensor.shape())));
                 }
-                all.push(Source { name, shape: tensor.shape().to_vec(), dtype, data: tensor.data() });
+                all.push(Source { name, shape: tensor.shape().to_vec(), dtype, data: tensor.data(), scales: &[] });
             }
         }
-        Ok(all)
+        join_blocks(all)
+    }
+}
+
+/// Ends of the names of MXFP4's tensors.
+const BLOCKS: &str = "_blocks";
+const SCALES: &str = "_scales";
+
+/// Makes one tensor of the codes `(…, n / 32, 16)` and the exponents `(…, n / 32)` of an MXFP4 tensor `(…, n)`.
+fn join_blocks(all: Vec<Source<'_>>) -> Result<Vec<Source<'_>>, Failure> {
+    let (scales, mut all): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|source| source.dtype == DType::MXFP4 && source.name.ends_with(SCALES));
+    let mut scales: HashMap<String, Source<'_>> =
+        scales.into_iter().map(|source| (source.name.trim_end_matches(SCALES).to_owned(), source)).collect();
+    for source in all.iter_mut().filter(|source| source.dtype == DType::MXFP4) {
+        let name = source.name.trim_end_matches(BLOCKS).to_owned();
+        let wrong = |what: String| Failure::Work(format!("tensor {}: {what}", source.name));
+        let of_blocks = scales.remove(&name).ok_or_else(|| wrong(format!("there is no {name}{SCALES}")))?;
+        let [outer @ .., _, 16] = &source.shape[..] else { return Err(wrong("blocks have 16 bytes".into())) };
+        if source.shape.split_last().map(|(_, blocks)| blocks) != Some(&of_blocks.shape[..]) || outer.is_empty() {
+            let (blocks, scales) = (&source.shape, &of_blocks.shape);
+            return Err(wrong(format!("blocks of shape {blocks:?} do not have scales of shape {scales:?}")));
+        }
+        source.shape = [outer, &[32 * of_blocks.n()]].concat();
+        (source.scales, source.name) = (of_blocks.data, name);
+    }
+    match scales.into_keys().next() {
+        Some(name) => Err(Failure::Work(format!("tensor {name}{SCALES} has no blocks"))),
+        None => Ok(all),
     }
 }
 
 pub(super) const QUANTISED: &str =
-    "only F32, F16 and BF16 weights are converted; take the checkpoint that was quantised";
+    "only F32, F16, BF16 and gpt-oss's MXFP4 weights are converted; take the checkpoint that was quantised";
 
 /// Whether `name` is that of a file or folder in the same folder.
 pub(super) fn is_plain(name: &str) -> bool {

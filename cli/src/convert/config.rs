@@ -157,6 +157,14 @@ impl Config {
         value.map(|value| self.finite("rope_parameters.sliding_attention.rope_theta", value)).transpose()
     }
 
+    /// A list of counts of the rope.
+    pub(super) fn rope_counts(&self, name: &str) -> Result<Option<Vec<i32>>, Failure> {
+        let Some(value) = self.rope.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        let counts = value.as_array().filter(|list| list.len() <= 4);
+        let counts = counts.and_then(|list| list.iter().map(|n| i32::try_from(n.as_u64()?).ok()).collect());
+        counts.ok_or_else(|| self.wrong(name, value, "a list of up to four whole numbers")).map(Some)
+    }
+
     /// A list of factors of the rope.
     pub(super) fn rope_factors(&self, name: &str) -> Result<Option<Vec<f32>>, Failure> {
         let Some(value) = self.rope.get(name) else { return Ok(None) };

@@ -28,10 +28,18 @@ pub(super) struct Family {
     pub(super) pairs: bool,
     /// What happens to the values of a tensor, by its name in the GGUF file.
     pub(super) map: fn(&str) -> Option<Map>,
+    /// Changes the shape of a tensor, by its part in the GGUF file (`ssm_norm`).
+    pub(super) reshape: fn(&Config, &str, &mut Vec<usize>) -> Result<(), Failure>,
     /// The parts of a tensor that is cut in two, from its number of rows; an expert's, if there are several.
     pub(super) cut: fn(&Config, usize) -> Result<Parts, Failure>,
+    /// The tensors whose matrices are transposed.
+    pub(super) transpose: fn(&str) -> Option<Transpose>,
+    /// The tensors whose rows or columns are reordered.
+    pub(super) reorder: fn(&Config, &str) -> Result<Option<Reorder>, Failure>,
     /// Whether the head's width is written even if the file does not say it.
     pub(super) head_dim: bool,
+    /// Special tokens that the other files do not tell: their names in GGUF files, and their texts.
+    pub(super) special: &'static [(&'static str, &'static str)],
     /// What the files say about a space before a text.
     pub(super) spaces: Spaces,
     /// Keys that are more than a copied value.
@@ -40,8 +48,29 @@ pub(super) struct Family {
     pub(super) extra: fn(&Config) -> Result<Vec<Extra>, Failure>,
 }
 
-/// Two lists of rows: a first row, and how many.
-pub(super) type Parts = [Vec<(usize, usize)>; 2];
+/// `n` rows or columns from `first` on, every `step`.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: usize,
+    pub(super) n: usize,
+    pub(super) step: usize,
+}
+
+/// Two lists of rows.
+pub(super) type Parts = [Vec<Run>; 2];
+
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Transpose {
+    BeforeCut,
+    AfterCut,
+}
+
+/// All of a tensor's rows, or all values of each.
+pub(super) enum Reorder {
+    Rows(Vec<Run>),
+    /// With steps of 1.
+    Columns(Vec<Run>),
+}
 /// Of a value.
 pub(super) type Map = fn(f32) -> f32;
 /// Writes a key behind the architecture.
@@ -71,6 +100,8 @@ pub(super) enum Kind {
     Flag,
     /// A list with a text per layer: whether it is `sliding_attention`.
     Sliding,
+    /// A function's name: 1 for `softmax`, 2 for `sigmoid`.
+    Gating,
 }
 
 /// Keys of most families.
@@ -90,6 +121,7 @@ pub(super) const KEYS: &[Key] = &[
     (&["num_experts_per_tok", "num_experts_per_token"], "expert_used_count", Kind::Count),
     (&["n_group"], "expert_group_count", Kind::Count),
     (&["topk_group"], "expert_group_used_count", Kind::Count),
+    (&["scoring_func"], "expert_gating_func", Kind::Gating),
 ];
 
 /// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*` stands for the number of
@@ -146,8 +178,12 @@ const PLAIN: Family = Family {
     skips: &[],
     pairs: false,
     map: |_| None,
+    reshape: |_, _, _| Ok(()),
     cut: halves,
+    transpose: |_| None,
+    reorder: |_, _| Ok(None),
     head_dim: false,
+    special: &[],
     spaces: Spaces::Unsaid,
     more: |_, _| Ok(()),
     extra: |_| Ok(Vec::new()),
@@ -183,6 +219,97 @@ const EXPERT_KEYS: &[Key] = &[
 ];
 
 const WINDOW: Key = (&["sliding_window"], "attention.sliding_window", Kind::Count);
+
+/// Gated delta rules. Qwen 3.5 has the inputs of Qwen3-Next's in several matrices.
+const QWEN3_NEXT: Family = Family {
+    defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4}"#,
+    names: &[
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("linear_attn.A_log", "ssm_a"),
+        ("linear_attn.conv1d", "ssm_conv1d"),
+        ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ("linear_attn.in_proj_ba", "ssm_ba"),
+        ("linear_attn.in_proj_qkvz", "attn_qkv + attn_gate"),
+        ("linear_attn.in_proj_qkv", "attn_qkv"),
+        ("linear_attn.in_proj_z", "attn_gate"),
+        ("linear_attn.in_proj_a", "ssm_alpha"),
+        ("linear_attn.in_proj_b", "ssm_beta"),
+        ("linear_attn.norm", "ssm_norm"),
+        ("linear_attn.out_proj", "ssm_out"),
+    ],
+    keys: &[
+        EXPERT_KEYS[0],
+        EXPERT_KEYS[1],
+        (&["linear_conv_kernel_dim"], "ssm.conv_kernel", Kind::Count),
+        (&["linear_key_head_dim"], "ssm.state_size", Kind::Count),
+        (&["linear_num_key_heads"], "ssm.group_count", Kind::Count),
+        (&["linear_num_value_heads"], "ssm.time_step_rank", Kind::Count),
+        (&["full_attention_interval"], "full_attention_interval", Kind::Count),
+    ],
+    // The multi-token head.
+    skips: &["mtp."],
+    map: |name| if name.ends_with("ssm_norm.weight") { None } else { norms_plus_one(name).or(decays(name)) },
+    cut: qwen3next_cut,
+    more: qwen3next_keys,
+    ..PLAIN
+};
+
+/// Experts that every token uses, and the bias that experts are chosen with.
+const SHARED_EXPERTS: [(&str, &str); 4] = [
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+];
+
+const GLM_SPECIAL: &[(&str, &str)] =
+    &[("bos", "[gMASK]"), ("eot", "<|user|>"), ("unknown", "<|endoftext|>"), ("eom", "<|observation|>")];
+
+/// Latent attention: keys and values of all heads from one vector per token.
+const DEEPSEEK2: Family = Family {
+    defaults: r#"{"rms_norm_eps": 1e-6, "n_shared_experts": 0}"#,
+    names: &[
+        SHARED_EXPERTS[0],
+        SHARED_EXPERTS[1],
+        SHARED_EXPERTS[2],
+        SHARED_EXPERTS[3],
+        ("self_attn.q_a_proj", "attn_q_a"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+        ("self_attn.q_b_proj", "attn_q_b"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("self_attn.kv_b_proj", "attn_k_b + attn_v_b"),
+    ],
+    keys: &[
+        (&["vocab_size"], "vocab_size", Kind::Count),
+        (&["q_lora_rank"], "attention.q_lora_rank", Kind::Count),
+        (&["kv_lora_rank"], "attention.kv_lora_rank", Kind::Count),
+        (&["v_head_dim"], "attention.value_length_mla", Kind::Count),
+        (&["qk_rope_head_dim"], "rope.dimension_count", Kind::Count),
+        (&["moe_intermediate_size", "intermediate_size"], "expert_feed_forward_length", Kind::Count),
+        (&["n_shared_experts"], "expert_shared_count", Kind::Count),
+        (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+        (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+    ],
+    reshape: |config, part, shape| {
+        // One matrix per head, of the keys' rows and the values'.
+        if let ("attn_k_b" | "attn_v_b", [rows, width]) = (part, &shape[..]) {
+            let n_head = config.u32("num_attention_heads")?.max(1) as usize;
+            *shape = vec![n_head, rows / n_head, *width];
+        }
+        Ok(())
+    },
+    cut: |config, n_rows| {
+        let n = config.u32("qk_nope_head_dim")? as usize;
+        let n_rest = n_rows.checked_sub(n);
+        let n_rest = n_rest.ok_or_else(|| config.refuse(format_args!("a head has {n_rows} rows, fewer than {n}")))?;
+        Ok([vec![Run { first: 0, n, step: 1 }], vec![Run { first: n, n: n_rest, step: 1 }]])
+    },
+    transpose: |part| (part == "attn_k_b").then_some(Transpose::AfterCut),
+    more: deepseek2_keys,
+    ..PLAIN
+};
 
 /// Every family that can be converted.
 pub(super) static FAMILIES: &[Family] = &[
@@ -414,35 +541,122 @@ pub(super) static FAMILIES: &[Family] = &[
         more: mamba_keys,
         ..PLAIN
     },
+    Family { hf: &["Qwen3NextForCausalLM"], arch: "qwen3next", ..QWEN3_NEXT },
     Family {
-        hf: &["Qwen3NextForCausalLM"],
-        arch: "qwen3next",
-        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4, "linear_conv_kernel_dim": 4}"#,
+        hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+        arch: "qwen35",
+        reorder: tile_heads,
+        more: qwen35_keys,
+        ..QWEN3_NEXT
+    },
+    Family {
+        hf: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+        arch: "qwen35moe",
+        reorder: tile_heads,
+        more: qwen35_keys,
+        ..QWEN3_NEXT
+    },
+    Family {
+        hf: &["Glm4ForCausalLM"],
+        arch: "glm4",
+        defaults: r#"{"partial_rotary_factor": 0.5}"#,
+        names: &[("post_self_attn_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm")],
+        special: &[
+            ("eos", "<|endoftext|>"),
+            ("eot", "<|user|>"),
+            ("unknown", "<|endoftext|>"),
+            ("bos", "<|endoftext|>"),
+        ],
+        more: partial_rope,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Glm4MoeForCausalLM"],
+        arch: "glm4moe",
+        defaults: r#"{"partial_rotary_factor": 0.5}"#,
         names: &[
             ("post_attention_layernorm", "post_attention_norm"),
-            ("linear_attn.A_log", "ssm_a"),
-            ("linear_attn.conv1d", "ssm_conv1d"),
-            ("linear_attn.dt_bias", "ssm_dt.bias"),
-            ("linear_attn.in_proj_ba", "ssm_ba"),
-            ("linear_attn.in_proj_qkvz", "attn_qkv + attn_gate"),
-            ("linear_attn.norm", "ssm_norm"),
-            ("linear_attn.out_proj", "ssm_out"),
+            SHARED_EXPERTS[0],
+            SHARED_EXPERTS[1],
+            SHARED_EXPERTS[2],
+            SHARED_EXPERTS[3],
         ],
         keys: &[
             EXPERT_KEYS[0],
-            EXPERT_KEYS[1],
-            (&["linear_conv_kernel_dim"], "ssm.conv_kernel", Kind::Count),
-            (&["linear_key_head_dim"], "ssm.state_size", Kind::Count),
-            (&["linear_num_key_heads"], "ssm.group_count", Kind::Count),
-            (&["linear_num_value_heads"], "ssm.time_step_rank", Kind::Count),
-            (&["full_attention_interval"], "full_attention_interval", Kind::Count),
+            (&["n_shared_experts"], "expert_shared_count", Kind::Count),
+            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
         ],
-        // The multi-token head.
-        skips: &["mtp."],
-        map: |name| if name.ends_with("ssm_norm.weight") { None } else { norms_plus_one(name).or(decays(name)) },
-        cut: qwen3next_cut,
-        more: qwen3next_keys,
+        special: GLM_SPECIAL,
+        more: |config, key| {
+            key("expert_gating_func", 2u32.into());
+            partial_rope(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["GptOssForCausalLM"],
+        arch: "gpt-oss",
+        defaults: r#"{"sliding_window": 128}"#,
+        names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("self_attn.sinks", "attn_sinks.weight"),
+            ("mlp.router", "ffn_gate_inp"),
+            ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias + ffn_up_exps.bias"),
+            ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+        ],
+        keys: &[WINDOW, (&["intermediate_size"], "expert_feed_forward_length", Kind::Count)],
+        // Gate and up take turns; matrices that are not quantised are input by output.
+        cut: |_, n_rows| Ok([0, 1].map(|first| vec![Run { first, n: n_rows / 2, step: 2 }])),
+        transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
+        ..PLAIN
+    },
+    Family { hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"], arch: "deepseek2", ..DEEPSEEK2 },
+    Family { hf: &["Glm4MoeLiteForCausalLM"], arch: "deepseek2", special: GLM_SPECIAL, ..DEEPSEEK2 },
+    Family {
+        hf: &["Mamba2ForCausalLM"],
+        arch: "mamba2",
+        defaults: r#"{"state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "head_dim": 64, "n_groups": 1,
+            "expand": 2}"#,
+        names: &[
+            ("embeddings", "token_embd"),
+            ("norm_f", "output_norm"),
+            ("norm", "attn_norm"),
+            ("mixer.A_log", "ssm_a"),
+            ("mixer.D", "ssm_d"),
+            ("mixer.conv1d", "ssm_conv1d"),
+            ("mixer.dt_bias", "ssm_dt.bias"),
+            ("mixer.in_proj", "ssm_in"),
+            ("mixer.norm", "ssm_norm"),
+            ("mixer.out_proj", "ssm_out"),
+        ],
+        keys: &[
+            (&["layer_norm_epsilon", "rms_norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+            (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
+            (&["state_size"], "ssm.state_size", Kind::Count),
+            (&["n_groups"], "ssm.group_count", Kind::Count),
+        ],
+        no_keys: &[
+            "attention.head_count_kv",
+            "attention.layer_norm_epsilon",
+            "attention.key_length",
+            "attention.value_length",
+        ],
+        map: decays,
+        reshape: mamba2_shapes,
+        more: mamba2_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Gemma3TextModel"],
+        arch: "gemma-embedding",
+        defaults: r#"{"max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
+        names: SANDWICH,
+        keys: &[WINDOW],
+        map: norms_plus_one,
+        spaces: Spaces::Never,
         ..PLAIN
     },
 ];
@@ -459,7 +673,7 @@ pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
 
 fn halves(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
     match n_rows.is_multiple_of(2) {
-        true => Ok([vec![(0, n_rows / 2)], vec![(n_rows / 2, n_rows / 2)]]),
+        true => Ok([0, n_rows / 2].map(|first| vec![Run { first, n: n_rows / 2, step: 1 }])),
         false => Err(config.refuse(format_args!("{n_rows} rows have no halves"))),
     }
 }
@@ -533,6 +747,91 @@ fn qwen3next_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     partial_rope(config, key)
 }
 
+fn qwen35_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let mut sections = config.rope_counts("mrope_section")?.unwrap_or(vec![11, 11, 10]);
+    sections.resize(4, 0);
+    key("rope.dimension_sections", Value::Array(Array::I32(sections)));
+    qwen3next_keys(config, key)
+}
+
+/// Value heads of the checkpoint are sorted by the key head that they share; those of GGUF files have the first of each key
+/// head before the second ones.
+fn tile_heads(config: &Config, part: &str) -> Result<Option<Reorder>, Failure> {
+    let number = |name: &str| config.u32(name).map(|n| n as usize);
+    let (n_k, n_v) = (number("linear_num_key_heads")?, number("linear_num_value_heads")?);
+    let (dim_k, dim_v) = (number("linear_key_head_dim")?, number("linear_value_head_dim")?);
+    let n_shared = n_v.checked_div(n_k).unwrap_or(0);
+    let tiled = |first: usize, n: usize| {
+        let heads = (0..n_shared).flat_map(move |i| (0..n_k).map(move |head| head * n_shared + i));
+        heads.map(move |head| Run { first: first + head * n, n, step: 1 }).collect::<Vec<Run>>()
+    };
+    Ok(match part {
+        "attn_qkv" | "ssm_conv1d" => {
+            // After the rows of queries and keys.
+            let first = 2 * n_k * dim_k;
+            Some(Reorder::Rows([vec![Run { first: 0, n: first, step: 1 }], tiled(first, dim_v)].concat()))
+        }
+        "attn_gate" => Some(Reorder::Rows(tiled(0, dim_v))),
+        "ssm_alpha" | "ssm_beta" | "ssm_a" | "ssm_dt" => Some(Reorder::Rows(tiled(0, 1))),
+        "ssm_out" => Some(Reorder::Columns(tiled(0, dim_v))),
+        _ => None,
+    })
+}
+
+fn deepseek2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    // One head reads the latent vector and the rotated part, which all heads share.
+    let (latent, rope) = (config.u32("kv_lora_rank")?, config.u32("qk_rope_head_dim")?);
+    let sum = |a: u32, b: u32| a.checked_add(b).ok_or_else(|| config.refuse("the widths of heads are too large"));
+    key("attention.head_count_kv", 1u32.into());
+    key("attention.key_length", sum(latent, rope)?.into());
+    key("attention.value_length", latent.into());
+    key("attention.key_length_mla", sum(config.u32("qk_nope_head_dim")?, rope)?.into());
+    if config.opt_u32(&["first_k_dense_replace"])?.is_none() {
+        let dense = if config.get(&["n_routed_experts"]).is_some() { 0 } else { config.u32("num_hidden_layers")? };
+        key("leading_dense_block_count", dense.into());
+    }
+    if config.opt_bool(&["norm_topk_prob"])? == Some(true) {
+        key("expert_weights_norm", true.into());
+    }
+    if let Some(scale) = config.rope_f32("mscale_all_dim")? {
+        key("rope.scaling.yarn_log_multiplier", (0.1 * f64::from(scale) as f32).into());
+    }
+    Ok(())
+}
+
+/// Width of Mamba 2's inner vectors.
+fn mamba2_inner(config: &Config) -> Result<u32, Failure> {
+    if let Some(n) = config.opt_u32(&["intermediate_size"])? {
+        return Ok(n);
+    }
+    let n = config.u32("expand")?.checked_mul(config.u32("hidden_size")?);
+    n.ok_or_else(|| config.refuse("hidden_size is too large"))
+}
+
+fn mamba2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let inner = mamba2_inner(config)?;
+    let n_head = inner.checked_div(config.u32("head_dim")?).ok_or_else(|| config.refuse("head_dim is 0"))?;
+    key("context_length", (1u32 << 20).into());
+    key("feed_forward_length", 0u32.into());
+    key("attention.head_count", 0u32.into());
+    key("ssm.inner_size", inner.into());
+    key("ssm.time_step_rank", n_head.into());
+    Ok(())
+}
+
+/// Decays and skips are columns, norms have a row per group.
+fn mamba2_shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<(), Failure> {
+    match part {
+        "ssm_a" | "ssm_d" => shape.push(1),
+        "ssm_norm" => {
+            let n_group = config.u32("n_groups")?.max(1) as usize;
+            *shape = vec![n_group, mamba2_inner(config)? as usize / n_group];
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Each key head of the checkpoint has its rows of queries, keys, values and gates; GGUF files have all queries, then all
 /// keys, then all values, and the gates for themselves.
 fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
@@ -543,7 +842,7 @@ fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
     if n_head == 0 || n_rows != n_head * whole {
         return Err(config.refuse(format_args!("in_proj_qkvz has {n_rows} rows, and {n_head} heads of {whole}")));
     }
-    let part = |start: usize, n: usize| (0..n_head).map(move |head| (head * whole + start, n));
+    let part = |start: usize, n: usize| (0..n_head).map(move |head| Run { first: head * whole + start, n, step: 1 });
     let qkv = part(0, dim_k).chain(part(dim_k, dim_k)).chain(part(2 * dim_k, dim_v));
     Ok([qkv.collect(), part(2 * dim_k + dim_v, dim_v).collect()])
 }
@@ -627,6 +926,12 @@ pub(super) fn write_keys(
             Kind::Count => config.opt_u32(names)?.map(Value::from),
             Kind::Number => config.opt_f32(names)?.map(Value::from),
             Kind::Flag => config.opt_bool(names)?.map(Value::from),
+            Kind::Gating => match config.get(names).map(|(name, value)| (name, value.as_str())) {
+                None => None,
+                Some((_, Some("softmax"))) => Some(1u32.into()),
+                Some((_, Some("sigmoid"))) => Some(2u32.into()),
+                Some((name, _)) => return Err(config.refuse(format_args!("{name} is neither softmax nor sigmoid"))),
+            },
             Kind::Sliding => {
                 let list = config.opt_strs(names[0])?;
                 list.map(|list| {

@@ -16,7 +16,7 @@ use super::output::{Failure, OverwriteArg, count, note, printable, size};
 use super::rows::{Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
-use ruvllm::gguf::{Value, Writer};
+use ruvllm::gguf::Writer;
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
 use serde_json::Value as Json;
@@ -51,6 +51,9 @@ pub(super) struct Args {
     verbose: bool,
 }
 
+/// `general.file_type` of files whose experts are MXFP4 (llama.cpp's `MOSTLY_MXFP4_MOE`).
+const MXFP4_EXPERTS: u32 = 38;
+
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum OutType {
     F32,
@@ -70,7 +73,7 @@ impl OutType {
             OutType::Q8_0 => FileType::Q8_0,
             OutType::Auto => {
                 let types = sources.iter().filter(|source| source.shape.len() > 1).map(|source| source.dtype);
-                match types.into_iter().find(|dtype| *dtype != DType::F32) {
+                match types.into_iter().find(|dtype| !matches!(dtype, DType::F32 | DType::MXFP4)) {
                     Some(DType::BF16) => FileType::BF16,
                     _ => FileType::F16,
                 }
@@ -89,8 +92,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     if let Some((_, how)) = config.get(&["quantization_config"]) {
         let method = how.get("quant_method").and_then(Json::as_str).unwrap_or("unknown");
-        let what = format!("the checkpoint is quantised ({method}): {}", checkpoint::QUANTISED);
-        return Err(config.refuse(what));
+        if method != "mxfp4" {
+            let what = format!("the checkpoint is quantised ({method}): {}", checkpoint::QUANTISED);
+            return Err(config.refuse(what));
+        }
     }
     let n_layer = config.u32("num_hidden_layers")?;
     let checkpoint = Checkpoint::open(&args.folder)?;
@@ -122,9 +127,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(pooling) = pooling(&args.folder)? {
         writer.metadata(format!("{}.pooling_type", family.arch), pooling);
     }
-    writer.metadata("general.file_type", Value::U32(file_type as u32));
+    let mxfp4 = tensors.iter().any(|tensor| tensor.to == DType::MXFP4);
+    writer.metadata("general.file_type", if mxfp4 { MXFP4_EXPERTS } else { file_type as u32 });
     writer.metadata("general.quantization_version", 2u32);
-    tokenizer.write(&config, family.spaces, &mut |key, value| {
+    tokenizer.write(&config, family, &mut |key, value| {
         writer.metadata(key, value);
     })?;
 
@@ -223,7 +229,7 @@ fn write_sampling(folder: &Path, writer: &mut Writer<'_>) -> Result<(), Failure>
 /// weights and those that all share.
 fn size_label(total: u64, tensors: &[tensors::Tensor<'_>], n_expert: Option<u32>) -> String {
     let Some(n_expert) = n_expert.filter(|n| *n > 0) else { return rounded(total) };
-    let is_expert = |tensor: &&tensors::Tensor<'_>| tensor.name.contains("_exps.");
+    let is_expert = |tensor: &&tensors::Tensor<'_>| tensor.name.contains("_exps.weight");
     let experts: u64 = tensors.iter().filter(is_expert).map(|tensor| tensor.dims.iter().product::<u64>()).sum();
     format!("{n_expert}x{}", rounded(total - experts + experts / u64::from(n_expert)))
 }

@@ -2,9 +2,10 @@
 
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
-use super::family::{Family, Map, NAMES};
+use super::family::{Family, Map, NAMES, Reorder, Run, Transpose};
 use super::{Failure, note};
 use ruvllm::quant::DType;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// A tensor of the GGUF file.
@@ -15,26 +16,30 @@ pub(super) struct Tensor<'a> {
     pub(super) from: DType,
     pub(super) to: DType,
     pub(super) map: Option<Map>,
-    /// The pieces whose rows follow one another: the tensor, or each expert's.
+    /// The pieces whose rows follow one another: the tensor, parts of it, or each expert's.
     pieces: Vec<Piece<'a>>,
     n_rows: usize,
+    /// The order of the values of a row, if it changes.
+    columns: Option<Vec<Run>>,
 }
 
 /// Some of the rows of a tensor in the checkpoint.
 struct Piece<'a> {
     /// Its first row in the GGUF file.
     start: usize,
-    data: &'a [u8],
+    source: &'a Source<'a>,
     row_bytes: usize,
     order: Order,
 }
 
 #[derive(Clone, Copy)]
 enum Order {
-    /// From this row on.
-    From(usize),
+    /// From a row on, every so many.
+    Rows { first: usize, step: usize },
     /// In each group of so many rows (a head), row `i` of the first half, then row `i` of the second.
     Pairs(usize),
+    /// Columns, from one on, every so many, of `n` rows beginning with `row`.
+    Columns { row: usize, n: usize, first: usize, step: usize },
 }
 
 impl<'a> Tensor<'a> {
@@ -43,18 +48,48 @@ impl<'a> Tensor<'a> {
     }
 
     /// The bytes of row `i`.
-    pub(super) fn row(&self, i: usize) -> &'a [u8] {
+    pub(super) fn row(&self, i: usize) -> Cow<'a, [u8]> {
         let piece = &self.pieces[self.pieces.partition_point(|piece| piece.start <= i) - 1];
-        let i = i - piece.start;
-        let i = match piece.order {
-            Order::From(first) => first + i,
+        let row = piece.row(i - piece.start);
+        let Some(columns) = &self.columns else { return row };
+        let size = self.from.block().1 as usize;
+        Cow::Owned(columns.iter().flat_map(|run| &row[run.first * size..(run.first + run.n) * size]).copied().collect())
+    }
+}
+
+impl<'a> Piece<'a> {
+    fn row(&self, i: usize) -> Cow<'a, [u8]> {
+        let i = match self.order {
+            Order::Rows { first, step } => first + i * step,
             Order::Pairs(head) => {
                 let in_head = i % head;
                 i - in_head + in_head % 2 * (head / 2) + in_head / 2
             }
+            Order::Columns { row, n, first, step } => {
+                let size = self.source.dtype.block().1 as usize;
+                let at = |j: usize| (row + j) * self.row_bytes + (first + i * step) * size;
+                return Cow::Owned((0..n).flat_map(|j| &self.source.data[at(j)..at(j) + size]).copied().collect());
+            }
         };
-        &piece.data[i * piece.row_bytes..(i + 1) * piece.row_bytes]
+        let row = &self.source.data[i * self.row_bytes..(i + 1) * self.row_bytes];
+        if self.source.dtype != DType::MXFP4 {
+            return Cow::Borrowed(row);
+        }
+        let n_blocks = self.row_bytes / 16;
+        Cow::Owned(mxfp4_row(row, &self.source.scales[i * n_blocks..(i + 1) * n_blocks]))
     }
+}
+
+/// Blocks of a GGUF file, whose byte `j` has the codes of values `j` and `j + 16`, from those of gpt-oss, whose byte `j` has
+/// `2j` and `2j + 1`; the first of the two is in the lower half.
+fn mxfp4_row(codes: &[u8], scales: &[u8]) -> Vec<u8> {
+    let mut row = Vec::with_capacity(17 * scales.len());
+    for (codes, scale) in codes.chunks_exact(16).zip(scales) {
+        let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
+        row.push(*scale);
+        row.extend((0..16).map(|j| code(j) | code(j + 16) << 4));
+    }
+    row
 }
 
 /// A module's name: its layer, its path with `*` for the number of an expert, that number, and its end.
@@ -101,18 +136,21 @@ fn parse(name: &str) -> Name<'_> {
 pub(super) fn plan<'a>(
     family: &Family,
     config: &Config,
-    sources: &[Source<'a>],
+    sources: &'a [Source<'a>],
     n_layer: u32,
     n_vocab: usize,
     outtype: DType,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
+    // Layers after the last one that guess further tokens.
+    let n_heads = config.opt_u32(&["num_nextn_predict_layers"])?.unwrap_or(0);
     // Pieces by the number of the expert, in the order of the checkpoint.
     let (mut order, mut n_left_out) = (Vec::new(), 0);
-    let mut parts: BTreeMap<String, BTreeMap<u32, (&Source<'a>, Half)>> = BTreeMap::new();
+    let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Half)>> = BTreeMap::new();
     for source in sources {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let name = parse(&source.name);
-        if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_left_out(family, &source.name) {
+        let is_head = name.layer.is_some_and(|layer| layer.checked_sub(n_layer).is_some_and(|i| i < n_heads));
+        if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_head || is_left_out(family, &source.name) {
             n_left_out += 1;
             continue;
         }
@@ -139,7 +177,9 @@ pub(super) fn plan<'a>(
         }
     }
     if n_left_out > 0 {
-        note(format!("{n_left_out} tensors are left out: other parts of the model, or buffers"));
+        note(format!(
+            "{n_left_out} tensors are left out: other parts of the model, heads for several tokens, or buffers"
+        ));
     }
     let tensor = |name: String| {
         let pieces = parts.remove(&name).unwrap_or_default();
@@ -176,7 +216,7 @@ fn stack<'a>(
     family: &Family,
     config: &Config,
     name: String,
-    pieces: BTreeMap<u32, (&Source<'a>, Half)>,
+    pieces: BTreeMap<u32, (&'a Source<'a>, Half)>,
     n_vocab: usize,
     outtype: DType,
 ) -> Result<Tensor<'a>, Failure> {
@@ -198,50 +238,102 @@ fn stack<'a>(
     if let [channels, 1, taps] = shape[..] {
         shape = vec![channels, taps];
     }
-    let pairs = family.pairs && (name.contains(".attn_q.") || name.contains(".attn_k."));
-    // A bias has a value for each row of its matrix.
-    let n = if pairs && shape.len() == 1 { 1 } else { first.n() };
-    let row_bytes = n * first.data.len() / shape.iter().product::<usize>();
-    let mut rows = first.data.len() / row_bytes;
-    if name == "token_embd.weight" && shape[0] > n_vocab && family.arch == "gemma3" {
-        // Rows that no token has.
-        (shape[0], rows) = (n_vocab, n_vocab);
+    let part = part_of(&name);
+    let n_values: usize = shape.iter().product();
+    (family.reshape)(config, part, &mut shape)?;
+    if shape.iter().product::<usize>() != n_values {
+        return refuse(format!("{:?} is not of the shape that the configuration tells, {shape:?}", first.shape));
     }
-    // Rows of a tensor that is cut, by expert where the checkpoint has stacked them.
-    let mut ranges = Vec::new();
+    if name == "token_embd.weight" && shape[0] > n_vocab && matches!(family.arch, "gemma3" | "gemma-embedding") {
+        // Rows that no token has.
+        shape[0] = n_vocab;
+    }
+    let pairs = family.pairs && matches!(part, "attn_q" | "attn_k");
+    let reorder = (family.reorder)(config, part)?;
+    let transpose = (family.transpose)(part).filter(|_| first.dtype != DType::MXFP4 && name.ends_with(".weight"));
+    // A bias has a value for each row of its matrix.
+    let by_value = match shape.len() {
+        1 => pairs || matches!(reorder, Some(Reorder::Rows(_))),
+        _ => half != Half::Both && !name.ends_with(".weight"),
+    };
+    let is_vector = shape.len() == 1 && !by_value;
+    // One matrix or several, such as those of experts.
+    let width = if by_value { 1 } else { shape.pop().unwrap_or(1) };
+    let height = shape.pop().unwrap_or(1);
+    let n_matrices: usize = shape.iter().product();
+    let row_bytes = if first.dtype == DType::MXFP4 { width / 2 } else { width * first.dtype.block().1 as usize };
+
+    // Rows, or columns that become rows, and their order.
+    let n_lines = if transpose == Some(Transpose::BeforeCut) { width } else { height };
+    let mut runs = vec![Run { first: 0, n: n_lines, step: 1 }];
     if half != Half::Both {
-        let Some(cut) = shape.iter_mut().rev().nth(1) else { return refuse("it is a vector".into()) };
-        let of_expert = *cut;
-        let parts = (family.cut)(config, of_expert)?;
-        let part = &parts[usize::from(half == Half::Second)];
-        *cut = part.iter().map(|(_, n)| n).sum();
-        let experts = (0..rows / of_expert).map(|expert| expert * of_expert);
-        ranges = experts.flat_map(|at| part.iter().map(move |&(first, n)| (at + first, n))).collect();
+        if is_vector {
+            return refuse("it is a vector".into());
+        }
+        let [one, other] = (family.cut)(config, n_lines)?;
+        runs = if half == Half::First { one } else { other };
+    } else if let Some(Reorder::Rows(order)) = &reorder {
+        runs.clone_from(order);
+    }
+    let columns = match reorder {
+        Some(Reorder::Columns(columns)) => Some(columns),
+        _ => None,
+    };
+    let inside = |runs: &[Run], n: usize| runs.iter().all(|run| run.n > 0 && run.first + (run.n - 1) * run.step < n);
+    let all = |runs: &[Run]| runs.iter().map(|run| run.n).sum::<usize>();
+    let n_lines_out = all(&runs);
+    if !inside(&runs, n_lines)
+        || (half == Half::Both && n_lines_out != n_lines)
+        || columns.as_ref().is_some_and(|columns| !inside(columns, width) || all(columns) != width)
+    {
+        return refuse(format!("{:?} is not of the shape that the configuration tells", first.shape));
     }
     let mut head = 0;
     if pairs {
-        let n_head = match name.contains(".attn_k.") {
-            true => config.opt_u32(&["num_key_value_heads", "num_attention_heads"])?,
-            false => config.opt_u32(&["num_attention_heads"])?,
+        let n_head = match part {
+            "attn_k" => config.opt_u32(&["num_key_value_heads", "num_attention_heads"])?,
+            _ => config.opt_u32(&["num_attention_heads"])?,
         };
-        head = n_head.and_then(|n| rows.checked_div(n as usize)).unwrap_or(0);
-        if head == 0 || head % 2 != 0 || !rows.is_multiple_of(head) {
-            return refuse(format!("{rows} rows are not {} heads", n_head.unwrap_or(0)));
+        head = n_head.and_then(|n| height.checked_div(n as usize)).unwrap_or(0);
+        if head == 0 || head % 2 != 0 || !height.is_multiple_of(head) {
+            return refuse(format!("{height} rows are not {} heads", n_head.unwrap_or(0)));
         }
     }
+
     let (mut n_rows, mut laid) = (0, Vec::new());
     for (source, _) in pieces.values() {
         let mut piece = |order, n: usize| {
-            laid.push(Piece { start: n_rows, data: source.data, row_bytes, order });
+            laid.push(Piece { start: n_rows, source, row_bytes, order });
             n_rows += n;
         };
-        match half {
-            Half::Both if pairs => piece(Order::Pairs(head), rows),
-            Half::Both => piece(Order::From(0), rows),
-            _ => ranges.iter().for_each(|&(first, n)| piece(Order::From(first), n)),
+        if pairs {
+            piece(Order::Pairs(head), height);
+            continue;
+        }
+        for row in (0..n_matrices).map(|i| i * height) {
+            for &Run { first, n, step } in &runs {
+                match transpose {
+                    None => piece(Order::Rows { first: row + first, step }, n),
+                    Some(Transpose::BeforeCut) => piece(Order::Columns { row, n: height, first, step }, n),
+                    Some(Transpose::AfterCut) => {
+                        piece(Order::Columns { row: row + first, n, first: 0, step: 1 }, width);
+                    }
+                }
+            }
         }
     }
-    if stacked && shape.len() == 2 {
+    let n = match transpose {
+        None => width,
+        Some(Transpose::BeforeCut) => height,
+        Some(Transpose::AfterCut) => n_lines_out,
+    };
+    match transpose {
+        _ if is_vector => shape.push(n),
+        _ if by_value => shape.push(n_lines_out),
+        Some(Transpose::AfterCut) => shape.extend([width, n]),
+        _ => shape.extend([n_lines_out, n]),
+    }
+    if stacked && shape.len() == 2 && name.ends_with(".weight") {
         shape.insert(0, n_pieces);
     }
     if shape.len() > 4 || n_rows * n != shape.iter().product::<usize>() {
@@ -251,13 +343,25 @@ fn stack<'a>(
     let map = (family.map)(&name);
     let to = if shape.len() == 1 || is_norm || !name.ends_with(".weight") || is_small(&name) {
         DType::F32
+    } else if first.dtype == DType::MXFP4 {
+        DType::MXFP4
     } else if !n.is_multiple_of(outtype.block().0 as usize) {
         DType::F16
     } else {
         outtype
     };
     let dims = shape.iter().rev().map(|&n| n as u64).collect();
-    Ok(Tensor { name, dims, from: first.dtype, to, map, pieces: laid, n_rows })
+    Ok(Tensor { name, dims, from: first.dtype, to, map, pieces: laid, n_rows, columns })
+}
+
+/// The name of a tensor without its layer and end: `attn_q`, `ssm_a`.
+fn part_of(name: &str) -> &str {
+    let name = name.strip_suffix(".weight").or(name.strip_suffix(".bias")).unwrap_or(name);
+    let mut parts = name.splitn(3, '.');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some("blk"), Some(_), Some(part)) => part,
+        _ => name,
+    }
 }
 
 /// Matrices that stay F32: routers and convolutions.

@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::config::{Config, read_file, read_json};
-use super::family::Spaces;
+use super::family::{Family, Spaces};
 use super::sentencepiece;
 use ruvllm::gguf::{Array, Value};
 use serde_json::Value as Json;
@@ -51,6 +51,9 @@ const PRE_TOKENIZERS: &[(&[&str], Option<bool>, &str)] = &[
      None, "gpt-4o"),
     (&[r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
      None, "tekken"),
+    (&[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+       r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##],
+     None, "deepseek-v3"),
     (&[DIGITS, GPT2], None, "smollm"),
     (&[GPT2], None, "gpt-2"),
 ];
@@ -264,7 +267,7 @@ impl Tokenizer {
     pub(super) fn write(
         &self,
         config: &Config,
-        spaces: Spaces,
+        family: &Family,
         key: &mut dyn FnMut(String, Value),
     ) -> Result<(), Failure> {
         let mut put = |name: &str, value: Value| key(format!("tokenizer.{name}"), value);
@@ -284,9 +287,17 @@ impl Tokenizer {
             let by_text =
                 text.or_else(|| self.special_text(&format!("{name}_token"))).and_then(|text| self.added_id(text));
             let by_number = || config.opt_u32(&[&format!("{name}_token_id")]).ok().flatten();
-            if let Some(id) = by_text.or_else(by_number).filter(|id| (*id as usize) < self.len()) {
+            let special = family.special.iter().find(|(special, _)| *special == ggml);
+            let by_family = || self.added_id(special?.1);
+            if let Some(id) = by_text.or_else(by_number).or_else(by_family).filter(|id| (*id as usize) < self.len()) {
                 put(&format!("ggml.{ggml}_token_id"), id.into());
             }
+        }
+        let further = family.special.iter().filter(|(name, _)| SPECIAL.iter().all(|(_, ggml)| ggml != name));
+        for (name, text) in further {
+            let id = self.added_id(text).filter(|id| (*id as usize) < self.len());
+            let id = id.ok_or_else(|| self.refuse("tokenizer.json", format_args!("there is no token {text}")))?;
+            put(&format!("ggml.{name}_token_id"), id.into());
         }
         for (name, _) in SPECIAL {
             let add = ends.adds.iter().find(|(special, _)| *special == name).map(|(_, add)| *add);
@@ -296,7 +307,7 @@ impl Tokenizer {
             }
         }
         let setting = self.settings.as_ref().and_then(|settings| settings.get("add_prefix_space")?.as_bool());
-        match (spaces, setting) {
+        match (family.spaces, setting) {
             (Spaces::Never, _) if self.scores.is_some() => put("ggml.add_space_prefix", false.into()),
             (Spaces::Setting, Some(add)) => put("ggml.add_space_prefix", add.into()),
             _ => {}
