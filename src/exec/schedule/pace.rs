@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit: a panel has 16, and fewer take
-/// as long (docs/drafts.md).
+/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit: a panel has 16, and fewer cost
+/// more each (docs/drafts.md).
 pub(super) const MIN_CHUNK: usize = 16;
 /// Prompt rows beside decoding ones until there are measurements.
 const FIRST_CHUNK: usize = 32;
