@@ -313,6 +313,19 @@ fn refusals_say_what_is_wrong() {
     says(config(&|c| c["rope_parameters"]["rope_type"] = json!("spiral")), "spiral");
     says(config(&|c| *c = json!([])), "not a JSON object");
 
+    let (folder, mut model) = good("qwen35");
+    model["config"]["linear_num_value_heads"] = json!(u32::MAX);
+    folder.write("config.json", model["config"].to_string());
+    says(folder.refusal(), "linear_num_value_heads");
+    let (folder, model) = good("gpt-oss-mxfp4");
+    let mut blocks = checkpoint(&model);
+    blocks.iter_mut().filter(|(name, _)| name.ends_with("_scales")).for_each(|(_, shape)| shape[2] = 5);
+    folder.write("model.safetensors", safetensors(&blocks, "bfloat16"));
+    says(folder.refusal(), "scales");
+    blocks.retain(|(name, _)| !name.ends_with("_scales"));
+    folder.write("model.safetensors", safetensors(&blocks, "bfloat16"));
+    says(folder.refusal(), "_scales");
+
     let file = |name: &str, bytes: &[u8]| {
         let (folder, _) = good("llama");
         folder.write(name, bytes);

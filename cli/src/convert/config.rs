@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// Largest JSON file that is read: tokenizers have tens of megabytes.
 const MAX_JSON: u64 = 256 << 20;
 
-/// Widest head.
-const MAX_HEAD: u32 = 1 << 16;
+/// Widest head, and most heads.
+pub(super) const MAX_HEAD: u32 = 1 << 16;
 
 /// Reads a JSON object, if the file exists.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, Failure> {

@@ -4,7 +4,7 @@
 //! with it.
 
 use super::Failure;
-use super::config::Config;
+use super::config::{Config, MAX_HEAD};
 use ruvllm::gguf::{Array, Value};
 
 /// A family of models.
@@ -608,7 +608,10 @@ pub(super) static FAMILIES: &[Family] = &[
         ],
         keys: &[WINDOW, (&["intermediate_size"], "expert_feed_forward_length", Kind::Count)],
         // Gate and up take turns; matrices that are not quantised are input by output.
-        cut: |_, n_rows| Ok([0, 1].map(|first| vec![Run { first, n: n_rows / 2, step: 2 }])),
+        cut: |config, n_rows| {
+            halves(config, n_rows)?;
+            Ok([0, 1].map(|first| vec![Run { first, n: n_rows / 2, step: 2 }]))
+        },
         transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
         ..PLAIN
     },
@@ -754,10 +757,18 @@ fn qwen35_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     qwen3next_keys(config, key)
 }
 
+/// A number of heads, or the width of one.
+fn delta_size(config: &Config, name: &str) -> Result<usize, Failure> {
+    match config.u32(name)? {
+        n if n <= MAX_HEAD => Ok(n as usize),
+        n => Err(config.refuse(format_args!("{name} is {n}, more than {MAX_HEAD}"))),
+    }
+}
+
 /// Value heads of the checkpoint are sorted by the key head that they share; those of GGUF files have the first of each key
 /// head before the second ones.
 fn tile_heads(config: &Config, part: &str) -> Result<Option<Reorder>, Failure> {
-    let number = |name: &str| config.u32(name).map(|n| n as usize);
+    let number = |name: &str| delta_size(config, name);
     let (n_k, n_v) = (number("linear_num_key_heads")?, number("linear_num_value_heads")?);
     let (dim_k, dim_v) = (number("linear_key_head_dim")?, number("linear_value_head_dim")?);
     let n_shared = n_v.checked_div(n_k).unwrap_or(0);
@@ -835,7 +846,7 @@ fn mamba2_shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<
 /// Each key head of the checkpoint has its rows of queries, keys, values and gates; GGUF files have all queries, then all
 /// keys, then all values, and the gates for themselves.
 fn qwen3next_cut(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
-    let number = |name: &str| config.u32(name).map(|n| n as usize);
+    let number = |name: &str| delta_size(config, name);
     let (n_head, dim_k) = (number("linear_num_key_heads")?, number("linear_key_head_dim")?);
     let dim_v = number("linear_num_value_heads")?.checked_div(n_head).unwrap_or(0) * number("linear_value_head_dim")?;
     let whole = 2 * (dim_k + dim_v);

@@ -257,6 +257,9 @@ fn stack<'a>(
         _ => half != Half::Both && !name.ends_with(".weight"),
     };
     let is_vector = shape.len() == 1 && !by_value;
+    if first.dtype == DType::MXFP4 && (!stacked || !name.ends_with(".weight")) {
+        return refuse("only experts are MXFP4".into());
+    }
     // One matrix or several, such as those of experts.
     let width = if by_value { 1 } else { shape.pop().unwrap_or(1) };
     let height = shape.pop().unwrap_or(1);
