@@ -75,12 +75,16 @@ def behind(name, key, command_of, is_cache_aware):
     program, folder = sys.argv[1], tempfile.mkdtemp()
     replica = [program, "serve", "--port", "0", "--temp", "0", "-c", "32768", "-t", "1", "--api-key", "secret"]
     with contextlib.ExitStack() as stack:
-        replicas = [stack.enter_context(running(replica, stderr=subprocess.PIPE, text=True)) for _ in range(2)]
+        # Slow ones: LiteLLM, one process of Python, takes no new requests while it passes on thousands of tokens per second.
+        slow = {**os.environ, "RUVLLM_ARCH": "scalar"}
+        replicas = [stack.enter_context(running(replica, env=slow, stderr=subprocess.PIPE, text=True)) for _ in range(2)]
         addresses = [address_of(server) for server in replicas]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
+        # LiteLLM ends a stream that says the same thing 100 times, as a small model does.
+        environment["REPEATED_STREAMING_CHUNK_LIMIT"] = "1000000"
         log = open(os.path.join(folder, "log"), "w+")
         router = stack.enter_context(running(command_of(addresses, port, folder), env=environment, stdout=log, stderr=log))
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
@@ -121,7 +125,7 @@ def behind(name, key, command_of, is_cache_aware):
         def stream(i):
             n, reason, waiting = 0, None, True
             try:
-                for chunk in ask(f"{i} " * 20, max_tokens=6000, stream=True, extra_body={"ignore_eos": True}):
+                for chunk in ask(f"{i} " * 20, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}):
                     if waiting:
                         waiting = False
                         begun.wait(60)
