@@ -7,7 +7,7 @@ use super::forward::{Pass, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
-use super::pool::Pool;
+use super::pooled::Pooling;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
@@ -390,7 +390,7 @@ impl Engine {
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
-                slot.seq.pool.iter_mut().for_each(Pool::clear);
+                slot.seq.pooling.iter_mut().for_each(Pooling::clear);
             }
         }
         slots.sort_unstable_by_key(|slot| slot.index);

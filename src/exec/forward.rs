@@ -618,8 +618,8 @@ pub(crate) fn forward(
 fn pool(arch: Arch, slots: &mut [Slot<'_>], i: usize, x: &[f32], n: usize) {
     for slot in slots {
         let (position, rows) = (slot.pos(), Rows::All.range(slot));
-        if let Some(pool) = slot.seq.pool.as_mut().filter(|pool| pool.layer == i) {
-            pool.add(arch, slot.kind, position, &x[rows.start * n..rows.end * n], n);
+        if let Some(pooling) = slot.seq.pooling.as_mut().filter(|pooling| pooling.layer == i) {
+            pooling.add(arch, slot.kind, position, &x[rows.start * n..rows.end * n], n);
         }
     }
 }

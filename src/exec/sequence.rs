@@ -4,7 +4,7 @@ use super::adapters::Adapters;
 use super::batch::reserve;
 use super::forward::RopeTables;
 use super::hook::{Cut, OutputHook, OutputRows, TokenKind};
-use super::pool::{Pool, PooledStates};
+use super::pooled::{PooledStates, Pooling};
 use super::{PrefixOptions, SessionOptions};
 use crate::cache::SeqKv;
 use crate::error::SessionError;
@@ -42,7 +42,7 @@ pub struct Sequence {
     /// Tokens behind them that are gone.
     pub(super) n_dropped: usize,
     /// Hidden states of its tokens, if they are pooled.
-    pub(super) pool: Option<Pool>,
+    pub(super) pooling: Option<Pooling>,
     /// The level or device that computes it.
     pub(super) device: String,
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -76,7 +76,7 @@ impl Sequence {
             prefix: options.prefix.clone(),
             context_shift: options.context_shift,
             n_dropped: 0,
-            pool: options.pooled_layer.map(Pool::new),
+            pooling: options.pooled_layer.map(Pooling::new),
             device,
             adapter_time: Duration::ZERO,
         };
@@ -150,8 +150,8 @@ impl Sequence {
         self.tokens.truncate(position);
         self.kinds.truncate(position);
         self.kv.truncate(position);
-        if let Some(pool) = &mut self.pool {
-            pool.truncate(position);
+        if let Some(pooling) = &mut self.pooling {
+            pooling.truncate(position);
         }
         if position <= self.context_shift.unwrap_or(0) {
             self.n_dropped = 0;
@@ -161,8 +161,8 @@ impl Sequence {
     /// Forgets the tokens `gone`, whose pages were dropped.
     pub(super) fn drop_tokens(&mut self, gone: Range<usize>) {
         self.n_dropped += gone.len();
-        if let Some(pool) = &mut self.pool {
-            pool.shift(gone.len());
+        if let Some(pooling) = &mut self.pooling {
+            pooling.shift(gone.len());
         }
         self.tokens.drain(gone.clone());
         self.kinds.drain(gone);
@@ -201,7 +201,7 @@ impl Sequence {
 
     /// Mean hidden states of the tokens computed since the last call; see [`SessionOptions::pooled_layer`].
     pub fn take_pooled(&mut self) -> PooledStates {
-        self.pool.as_mut().map(Pool::take).unwrap_or_default()
+        self.pooling.as_mut().map(Pooling::take).unwrap_or_default()
     }
 
     /// An independent sequence that continues from the same point. Keys and values are shared until one of them writes.
@@ -222,7 +222,7 @@ impl Sequence {
             prefix: self.prefix.clone(),
             context_shift: self.context_shift,
             n_dropped: self.n_dropped,
-            pool: self.pool.clone(),
+            pooling: self.pooling.clone(),
             device: self.device.clone(),
             adapter_time: self.adapter_time,
         };

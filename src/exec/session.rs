@@ -3,7 +3,7 @@
 use super::backward::Saved;
 use super::batch::{Outputs, Slot};
 use super::hook::{Cut, OutputRows, TokenKind};
-use super::pool::PooledStates;
+use super::pooled::PooledStates;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{CachedTokens, CancelToken, Engine, SessionOptions};

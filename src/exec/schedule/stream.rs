@@ -2,7 +2,7 @@
 
 use super::RequestId;
 use crate::error::{Error, ScheduleError};
-use crate::exec::pool::PooledStates;
+use crate::exec::pooled::PooledStates;
 use crate::exec::writer::{Finish, Piece};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

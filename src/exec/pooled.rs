@@ -14,7 +14,7 @@ pub struct PooledStates {
 
 /// Sums of hidden states of a sequence's tokens, by their kind.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct Pooling {
     pub(super) layer: usize,
     /// Tokens before this position were added, or are not to be.
     next: usize,
@@ -22,10 +22,10 @@ pub(super) struct Pool {
     sums: [(Vec<f32>, usize); 2],
 }
 
-impl Pool {
-    pub(super) fn new(layer: usize) -> Pool {
+impl Pooling {
+    pub(super) fn new(layer: usize) -> Pooling {
         // The first token's state is the same whatever follows, and far longer than others.
-        Pool { layer, next: 1, sums: Default::default() }
+        Pooling { layer, next: 1, sums: Default::default() }
     }
 
     /// Adds rows `(n, n_embd)` of tokens from `position` on. Of generated tokens only the first: others may be drafts.
