@@ -17,9 +17,10 @@ check() {
         --test it -- "$@"
 }
 
-all=(kernels_ conformance_logits:: conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: invariance:: demo::)
+all=(kernels_ conformance_logits:: invariance:: demo::)
+long=(conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: gradient::)
 # All levels of kernels, and the best one's engine.
-check max neon_i8mm "${all[@]}" ${RUVLLM_LONG:+gradient::}
+check max neon_i8mm "${all[@]}" ${RUVLLM_LONG:+"${long[@]}"}
 # What this CPU has not would end it.
-[ -n "${RUVLLM_LONG:-}" ] || all=(kernels_ demo::)
+[ -n "${RUVLLM_LONG:-}" ] || all=(kernels_gemm:: kernels_matvec:: demo::)
 check cortex-a72 neon "${all[@]}"

@@ -1185,7 +1185,11 @@ mod tests {
 
     #[test]
     fn ends_of_messages_are_kept() {
-        let layout = Arc::new(KvLayout::new(KvType::F16.into(), [shape(Some(64), 1, 8, 8), shape(None, 1, 8, 8)]));
+        let width = if cfg!(miri) { 2 } else { 8 };
+        let layout = Arc::new(KvLayout::new(
+            KvType::F16.into(),
+            [shape(Some(64), 1, width, width), shape(None, 1, width, width)],
+        ));
         let pool = KvPool::default();
         let mut pair = Pair::new(&pool, &layout);
         let mut random = Random(3);
