@@ -5,14 +5,15 @@ use super::output::{Failure, Progress, note, paint};
 use super::serve::{self, AppArgs};
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::Request;
-use futures_util::future::{Either, select};
+use axum::http::{Request, StatusCode};
+use futures_util::future::{Either, FutureExt, select};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Instant;
@@ -107,46 +108,39 @@ fn results(path: &Path) -> Result<(File, HashSet<String>), Failure> {
 
 /// The result of a request, as the server answers it.
 async fn answer(server: TowerToHyperService<Router>, Line { custom_id, url, body }: Line) -> Value {
+    let refuse = |status: StatusCode, message: String| {
+        let kind = if status == StatusCode::BAD_REQUEST { "invalid_request_error" } else { "server_error" };
+        result(&custom_id, status, None, json!({"error": {"message": message, "type": kind}}))
+    };
     if body.get("stream").is_some_and(|stream| stream == true) {
-        return result(
-            &custom_id,
-            400,
-            None,
-            json!({"error": {
-                "message": "stream: a file of results has no streams", "type": "invalid_request_error",
-            }}),
-        );
+        return refuse(StatusCode::BAD_REQUEST, "stream: a file of results has no streams".into());
     }
-    let request = Request::post(&url).body(Body::from(Value::Object(body).to_string()));
-    let response = match request {
-        Ok(request) => server.call(request).await.unwrap_or_else(|never| match never {}),
-        Err(error) => {
-            return result(
-                &custom_id,
-                400,
-                None,
-                json!({"error": {
-                    "message": format!("url {url:?}: {error}"), "type": "invalid_request_error",
-                }}),
-            );
-        }
+    let request = match Request::post(&url).body(Body::from(Value::Object(body).to_string())) {
+        Ok(request) => request,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, format!("url {url:?}: {error}")),
+    };
+    // Whose request fails so is told, and the others go on.
+    let response = match AssertUnwindSafe(server.call(request)).catch_unwind().await {
+        Ok(response) => response.unwrap_or_else(|never| match never {}),
+        Err(_) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, "the program failed; stderr says where".into()),
     };
     let (parts, body) = response.into_parts();
     let request_id = parts.headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let body = to_bytes(body, usize::MAX).await.ok().and_then(|body| serde_json::from_slice(&body).ok());
-    result(&custom_id, parts.status.as_u16(), request_id, body.unwrap_or_default())
+    result(&custom_id, parts.status, request_id, body.unwrap_or_default())
 }
 
 /// The line of a result.
-fn result(custom_id: &str, status: u16, request_id: Option<String>, body: Value) -> Value {
-    let error = match status {
-        200 => Value::Null,
-        _ => json!({"code": body["error"]["type"], "message": body["error"]["message"]}),
+fn result(custom_id: &str, status: StatusCode, request_id: Option<String>, body: Value) -> Value {
+    let error = match &body["error"] {
+        _ if status == StatusCode::OK => Value::Null,
+        Value::Null => json!({"code": null, "message": format!("{status}: this path takes no such request")}),
+        error => json!({"code": error["type"], "message": error["message"]}),
     };
     json!({
         "id": request_id.as_ref().map(|id| format!("batch_{id}")),
         "custom_id": custom_id,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
+        "response": {"status_code": status.as_u16(), "request_id": request_id, "body": body},
         "error": error,
     })
 }
@@ -165,10 +159,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (start, progress) = (Instant::now(), Progress::new("requests", total as u64));
     let (mut n_failed, mut n_done, mut n_tokens) = (0, n_skipped, 0);
     let mut write = |result: &Value| {
+        let response = &result["response"];
+        if response["status_code"] == StatusCode::SERVICE_UNAVAILABLE.as_u16() {
+            // Nothing is computed any more: what is left is for the next call.
+            return Err(Failure::Work(result["error"]["message"].as_str().unwrap_or_default().to_owned()));
+        }
         // In one call, so that a line is there or not.
         file.write_all(format!("{result}\n").as_bytes()).map_err(Failure::file(&args.output))?;
         n_failed += usize::from(!result["error"].is_null());
-        n_tokens += result["response"]["body"]["usage"]["completion_tokens"].as_u64().unwrap_or(0);
+        let usage = &response["body"]["usage"];
+        let n = usage["completion_tokens"].as_u64().or(usage["output_tokens"].as_u64());
+        n_tokens += n.unwrap_or(0);
         n_done += 1;
         progress.set(n_done as u64);
         Ok::<(), Failure>(())

@@ -897,15 +897,18 @@ fn batches() {
         ("long", json!({"prompt": "the ".repeat(500)}), "context"),
     ];
     let lines = wrong.iter().map(|(id, body, _)| line(id, "/v1/completions", body.clone())).collect::<String>();
-    let file = folder.file("wrong.jsonl", lines + &line("good", "/v1/completions", completion(1)));
+    let lines = lines + &line("path", "/health", json!({})) + &line("good", "/v1/completions", completion(1));
+    let file = folder.file("wrong.jsonl", lines);
     let (out, output) = (folder.path("wrong.out"), folder.name("wrong.out"));
-    fails(&["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"], 1, &["6 of 7 requests failed"]);
+    fails(&["batch", "-m", &model, "-f", &file, "-o", &output, "--ignore-eos"], 1, &["7 of 8 requests failed"]);
     let all = results(&out);
     for (id, _, part) in wrong {
         assert_eq!(all[id]["response"]["status_code"], 400);
         let message = all[id]["error"]["message"].as_str().unwrap();
         assert!(message.contains(part), "{id}: {message}");
     }
+    assert_eq!(all["path"]["response"]["status_code"], 405);
+    assert!(all["path"]["error"]["message"].as_str().unwrap().contains("405"));
     assert!(all["good"]["error"].is_null());
 
     // What is no batch is refused before anything is computed.

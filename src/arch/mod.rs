@@ -110,7 +110,7 @@ pub(crate) struct Gemm {
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Most activation rows that are multiplied one by one, so that reading weights may be what limits: then a task
+    /// Most activation rows that take time for each, not for a panel of them, so that reading weights may be what limits: then a task
     /// may take any number of weight rows.
     pub(crate) few: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
@@ -491,7 +491,7 @@ impl Arch {
         assert_eq!(Some(w.len()), f.bytes_of(y.cols(), k), "gemm: {dtype:?} weight bytes");
         assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
         assert!(workspace.len() >= gemm.workspace, "gemm: workspace");
-        if k == 0 {
+        if k == 0 || y.rows() == 0 {
             return y.fill(0.0);
         }
         // SAFETY: `self` proves the CPU features; shapes were checked above.

@@ -7,7 +7,6 @@ use super::forward::{Pass, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
-use super::pooled::Pooling;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
@@ -237,7 +236,7 @@ impl Engine {
             self.model.check_memory(&plan_options(options.clone(), self.n_threads()))?;
         }
         shift::check(self, n_ctx, options)?;
-        if let Some(layer) = options.pooled_layer.filter(|layer| layer + 1 >= h.n_layer) {
+        if let Some(layer) = options.pooled_layer.filter(|&layer| layer >= h.n_layer.saturating_sub(1)) {
             let expected = format!("below {}, the last layer", h.n_layer.saturating_sub(1));
             return Err(SessionError::Option { option: "pooled_layer", value: layer, expected });
         }
@@ -390,7 +389,6 @@ impl Engine {
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
-                slot.seq.pooling.iter_mut().for_each(Pooling::clear);
             }
         }
         slots.sort_unstable_by_key(|slot| slot.index);
@@ -484,9 +482,15 @@ impl Engine {
         self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
     }
 
-    /// How often [`Engine::enter`] was called, which tells whether somebody computes.
+    /// How often [`Engine::enter`] was called.
     pub(crate) fn n_turns(&self) -> u64 {
         self.core.turns.lock().last
+    }
+
+    /// Whether somebody computes, or has since there were `n_turns`; to be called by who does not.
+    pub(crate) fn is_busy_since(&self, n_turns: u64) -> bool {
+        let queue = self.core.turns.lock();
+        queue.last != n_turns || !queue.tickets.is_empty()
     }
 
     /// Runs `f` with all threads and the arena, after earlier callers.

@@ -8,7 +8,8 @@ use crate::arch::Arch;
 pub struct PooledStates {
     /// Of a prompt's tokens, `(n_embd)`; empty if none was computed.
     pub prompt: Vec<f32>,
-    /// Of the generated tokens, `(n_embd)`; empty if none was computed.
+    /// Of generated tokens, `(n_embd)`: of those that a pass computes together, as with drafts, only of the first; empty if
+    /// none was computed.
     pub answer: Vec<f32>,
 }
 
@@ -49,11 +50,6 @@ impl Pooling {
     /// `n` tokens before the last are gone.
     pub(super) fn shift(&mut self, n: usize) {
         self.next = self.next.saturating_sub(n).max(1);
-    }
-
-    /// Forgets the sums.
-    pub(super) fn clear(&mut self) {
-        self.sums = Default::default();
     }
 
     /// The means; begins new ones.

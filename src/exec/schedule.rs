@@ -16,6 +16,7 @@ mod stream;
 
 use super::draft::{DraftStats, Speculation, Speculator, best_length};
 use super::hook::TokenKind;
+use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
 use crate::cache::KvLayout;
@@ -305,6 +306,7 @@ impl Terms {
             n_passes: 0,
             has_begun: false,
             seq: None,
+            pooling: None,
             rows: RequestRows::default(),
             since: Timer::start(),
             timings: Timings::default(),
@@ -404,6 +406,8 @@ struct Live {
     has_begun: bool,
     /// Keys and values; `None` while it waits.
     seq: Option<Sequence>,
+    /// What a sequence that was released had pooled.
+    pooling: Option<Pooling>,
     /// Its rows in the next pass.
     rows: RequestRows,
     since: Timer,
@@ -428,6 +432,10 @@ impl Live {
             self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
         } else {
             seq.recall(&self.tokens, &self.kinds)?;
+        }
+        // What is computed again is not pooled again.
+        if self.pooling.is_some() {
+            seq.pooling = self.pooling.take();
         }
         self.seq = Some(seq);
         Ok(())
@@ -485,8 +493,9 @@ impl Live {
 
     /// Releases its pages.
     fn release_sequence(&mut self) {
-        if let Some(seq) = self.seq.take() {
+        if let Some(mut seq) = self.seq.take() {
             self.timings.adapters += seq.adapter_time;
+            self.pooling = seq.pooling.take();
         }
     }
 
@@ -636,7 +645,7 @@ pub struct Schedule {
     n_passes: u64,
     pace: Pace,
     outputs: Outputs,
-    /// Never used: requests are cancelled between passes.
+    /// Never cancelled: requests are, between passes.
     cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,

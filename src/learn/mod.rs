@@ -24,5 +24,5 @@ pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use moments::softmax;
 pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};
-pub(crate) use slices::Slices;
+pub(crate) use slices::{Pause, Slices};
 pub(crate) use state::{number, put, values};

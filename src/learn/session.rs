@@ -211,8 +211,8 @@ impl Session {
     }
 
     /// As [`Session::update`], in slices of about half a millisecond of what can wait, the choice of directions: between them
-    /// other passes can be computed. Calls `pause` after each with the time that it took; if that returns false, gives up, and
-    /// what was recorded is still to be learnt.
+    /// other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
+    /// directions are chosen, gives up, and what was recorded is still to be learnt.
     ///
     /// # Errors
     /// As [`Session::update`].

@@ -4,10 +4,10 @@ use crate::clock::Timer;
 use std::time::Duration;
 
 /// Time after which a slice ends where it can: half of the millisecond that it may take.
-const SLICE: Duration = Duration::from_micros(500);
+const SLICE_TIME: Duration = Duration::from_micros(500);
 
 /// Rests after a slice that took so long; false: gives up.
-pub(super) type Pause<'p> = &'p mut dyn FnMut(Duration) -> bool;
+pub(crate) type Pause<'p> = &'p mut dyn FnMut(Duration) -> bool;
 
 /// The current slice of work that can be interrupted.
 pub(crate) struct Slices<'p> {
@@ -30,7 +30,7 @@ impl<'p> Slices<'p> {
     pub(crate) fn tick(&mut self) -> Option<()> {
         let Some(pause) = &mut self.pause else { return Some(()) };
         let took = self.timer.elapsed();
-        if took >= SLICE {
+        if took >= SLICE_TIME {
             let goes_on = pause(took);
             self.timer = Timer::start();
             return goes_on.then_some(());

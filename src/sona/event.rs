@@ -122,18 +122,20 @@ impl Event {
         Some(sum)
     }
 
-    /// A history in fewer events, in which the first `n_old` that nothing depends on are summed up. Of them stay the first
-    /// and the last that brought into effect each version that `is_there`, or the newest of all, and the last training: so
-    /// going back and forgetting do what they would have done.
+    /// A history in fewer events, in which the first `n_old` that nothing depends on are summed up. Of each version that
+    /// `is_there`, and the newest of all, those stay that made it, and by which its owner returned to it; and the last
+    /// training. So going back and forgetting do what they would have done.
     pub(super) fn summarised(history: &[Event], n_old: usize, is_there: impl Fn(u64) -> bool) -> Vec<Event> {
         let newest = history.iter().map(|event| event.version).max().unwrap_or(0);
         let is_needed = |i: usize| {
             let (before, event, after) = (&history[..i], &history[i], &history[i + 1..]);
             let same = |other: &Event| other.kind.is_start() && other.version == event.version;
             let is_end = !before.iter().any(same) || !after.iter().any(same);
+            let is_return = matches!(event.kind, EventKind::RolledBack | EventKind::Forgotten);
             let is_held = event.version == 0 || event.version == newest || is_there(event.version);
             let is_training = |event: &Event| event.kind == EventKind::Trained;
-            event.kind.is_start() && is_held && is_end || is_training(event) && !after.iter().any(is_training)
+            event.kind.is_start() && is_held && (is_end || is_return)
+                || is_training(event) && !after.iter().any(is_training)
         };
         let (mut left, mut run) = (Vec::new(), Vec::new());
         for (i, event) in history.iter().enumerate() {

@@ -116,7 +116,8 @@ impl SonaFolder {
         }
         let too_old = |event: &&Event| event.timestamp.saturating_add(age) < unix_millis();
         let n_old = folder.history.iter().take_while(too_old).count();
-        folder.summarise(n_old)?;
+        // Where there is no room for it, they stay.
+        let _ = folder.summarise(n_old);
         Ok(folder)
     }
 
@@ -498,6 +499,7 @@ mod tests {
                 let n_old = (2 * summed.history.len() / 3).min(summed.history.len() - 1);
                 summed.summarise(n_old).unwrap();
                 assert_eq!(whole.version(), summed.version(), "round {round}");
+                assert_eq!(whole.through(), summed.through(), "round {round}");
                 assert_eq!(whole.versions(), summed.versions(), "round {round}");
                 assert_eq!(whole.next_version(), summed.next_version(), "round {round}");
             }
@@ -510,6 +512,27 @@ mod tests {
             assert_eq!(summed.history, history);
             [whole, summed].into_iter().for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
         }
+    }
+
+    /// What its owner undid does not come back.
+    #[test]
+    fn a_summary_keeps_what_was_undone() {
+        let [mut whole, mut summed] = ["undone-whole", "undone-summed"].map(folder);
+        for folder in [&mut whole, &mut summed] {
+            (0..4).for_each(|_| learn(folder, EventKind::Accepted, &[1]));
+            folder.rollback(3).unwrap();
+            learn(folder, EventKind::Refused, &[9]);
+            folder.rollback(3).unwrap();
+        }
+        summed.summarise(summed.history.len() - 1).unwrap();
+        for folder in [&mut whole, &mut summed] {
+            let event = Event::new(EventKind::Forget, folder.version(), folder.through());
+            folder.push(Event { sessions: vec![9], ..event }).unwrap();
+            folder.finish_forgetting(9).unwrap();
+        }
+        assert_eq!((whole.version(), whole.through()), (summed.version(), summed.through()));
+        assert_eq!(summed.version(), 3);
+        [whole, summed].into_iter().for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
     }
 
     /// The log stays small however much happens, and forgetting goes too far rather than not far enough.

@@ -6,7 +6,7 @@ use super::trajectory::Trajectory;
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SonaError};
 use crate::exec::{Engine, Session, SessionOptions};
-use crate::learn::{Learner, LearnerOptions, Losses, UPDATE_TOKENS};
+use crate::learn::{Learner, LearnerOptions, Losses, Pause, UPDATE_TOKENS};
 use crate::lora::Adapter;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,7 +29,7 @@ const JUDGED: usize = 4;
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
-/// While others compute, it rests so many times as long as it computed: it takes 2 % of the time.
+/// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the time.
 const BUSY_REST: u32 = 49;
 /// Time after which one that rests looks whether its owner waits.
 const NAP: Duration = Duration::from_millis(10);
@@ -200,9 +200,6 @@ struct Worker {
     /// All that was learnt, whether or not it is in effect.
     working: Arc<Learner>,
 }
-
-/// Rests after a slice of work that took so long; false: gives up.
-type Pause<'p> = &'p mut dyn FnMut(Duration) -> bool;
 
 impl std::fmt::Debug for Sona {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -511,8 +508,9 @@ impl Sona {
                     if sona.state().pending.len() >= max_pending_samples {
                         return rest(Duration::ZERO);
                     }
-                    let before = sona.shared.engine.n_turns();
-                    rest(took) && (sona.shared.engine.n_turns() == before || rest(BUSY_REST.saturating_sub(1) * took))
+                    let engine = &sona.shared.engine;
+                    let n_turns = engine.n_turns();
+                    rest(took) && (!engine.is_busy_since(n_turns) || rest(BUSY_REST.saturating_sub(1) * took))
                 });
                 let outcome = outcome.and_then(|learnt| {
                     if !learnt {

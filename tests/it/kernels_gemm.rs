@@ -301,6 +301,8 @@ fn few_rows_are_the_first_of_many() {
                 let few = gemm(arch, f.dtype, w.bytes(), n, &x[..m * k], m);
                 assert_eq!(few, &all[..m * n], "{} {}: {m} rows", arch.name(), f.name);
             }
+            let mut workspace = workspace(arch.gemm_workspace(f.dtype));
+            arch.gemm(f.dtype, &mut ColumnsMut::new(&mut [], 0, n), w.bytes(), &[], k, &mut workspace);
         }
     }
 }

@@ -270,11 +270,21 @@ fn who_was_preempted_answers_the_same() {
     let n = 24;
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
+    let pooling = |n_batch| SessionOptions { pooled_layer: Some(1), ..session_options(600, n_batch) };
+    let mut pooled = Vec::new();
+    for i in 0..n {
+        let options = ScheduleOptions { session: pooling(512), n_pieces: 1000, ..Default::default() };
+        let mut schedule = Schedule::new(&engine(2, None), &options).unwrap();
+        let mut stream = schedule.submit(Case::numbered(i).request()).unwrap();
+        while schedule.step() {}
+        answer(&mut stream);
+        pooled.push(stream.take_pooled());
+    }
     let cases = [(1, 512, CacheMode::Off), (1, 9, CacheMode::Off), (2, 64, CacheMode::Off), (2, 32, CacheMode::On)];
     for (n_longest, n_batch, cache) in cases {
         let budget = n_longest * page_bytes(longest);
         let (engine, log) = (engine(2, Some(budget)), Log::default());
-        let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
+        let session = SessionOptions { prefix: cache.into(), ..pooling(n_batch) };
         let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut streams = Vec::new();
@@ -285,6 +295,10 @@ fn who_was_preempted_answers_the_same() {
         }
         while schedule.step() {}
         all_are(&expected, &mut streams, &format!("pool of {budget} bytes, {cache:?}"));
+        // What came from the prefix cache was not pooled.
+        for (i, (stream, pooled)) in streams.iter_mut().zip(&pooled).enumerate().filter(|_| cache == CacheMode::Off) {
+            assert_eq!(stream.take_pooled(), *pooled, "request {i}, pool of {budget} bytes");
+        }
         let hits = engine.pool().prefixes().hits;
         assert_eq!(hits > 0, cache == CacheMode::On, "{hits}");
         engine.pool().clear_prefixes();

@@ -712,8 +712,10 @@ fn hidden_states_are_pooled() {
     }
     assert_eq!(stream.take_pooled(), expected.unwrap());
     assert_ne!(beside.take_pooled(), PooledStates::default());
-    let last = SessionOptions { pooled_layer: Some(model.hparams().n_layer - 1), ..Default::default() };
-    assert!(matches!(engine.session_with(&last), Err(ruvllm::SessionError::Option { option: "pooled_layer", .. })));
+    for layer in [model.hparams().n_layer - 1, usize::MAX] {
+        let last = SessionOptions { pooled_layer: Some(layer), ..Default::default() };
+        assert!(matches!(engine.session_with(&last), Err(ruvllm::SessionError::Option { option: "pooled_layer", .. })));
+    }
 }
 
 /// How fast tokens come while the background learns: bursts with it and without it in turns, with one core free and with none,
@@ -776,7 +778,7 @@ fn decoding_beside_the_loop() {
     }
 }
 
-/// Which layer's pooled states find text that helps: each request of four texts is read behind the request whose vector is
+/// Which layer's pooled states find text that helps: each request of three texts is read behind the request whose vector is
 /// nearest, of all that are not its neighbours in the text, and behind one chosen at random.
 #[test]
 #[ignore = "measures"]

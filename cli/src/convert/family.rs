@@ -49,7 +49,7 @@ pub(super) struct Family {
 }
 
 /// `n` rows or columns from `first` on, every `step`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Run {
     pub(super) first: usize,
     pub(super) n: usize,

@@ -142,14 +142,14 @@ pub(super) fn plan<'a>(
     outtype: DType,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
     // Layers after the last one that guess further tokens.
-    let n_heads = config.opt_u32(&["num_nextn_predict_layers"])?.unwrap_or(0);
+    let n_next = config.opt_u32(&["num_nextn_predict_layers"])?.unwrap_or(0);
     // Pieces by the number of the expert, in the order of the checkpoint.
     let (mut order, mut n_left_out) = (Vec::new(), 0);
     let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Half)>> = BTreeMap::new();
     for source in sources {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let name = parse(&source.name);
-        let is_head = name.layer.is_some_and(|layer| layer.checked_sub(n_layer).is_some_and(|i| i < n_heads));
+        let is_head = name.layer.is_some_and(|layer| layer.checked_sub(n_layer).is_some_and(|i| i < n_next));
         if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_head || is_left_out(family, &source.name) {
             n_left_out += 1;
             continue;
@@ -311,6 +311,10 @@ fn stack<'a>(
         };
         if pairs {
             piece(Order::Pairs(head), height);
+            continue;
+        }
+        if transpose.is_none() && runs[..] == [Run { first: 0, n: height, step: 1 }] {
+            piece(Order::Rows { first: 0, step: 1 }, n_matrices * height);
             continue;
         }
         for row in (0..n_matrices).map(|i| i * height) {

@@ -96,15 +96,15 @@ pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(z: V, panel: *const f32, 
 }
 
 /// Rows that [`turn`] transposes at a time.
-pub(in crate::arch) const TURNED: usize = 32;
+pub(in crate::arch) const TURN_ROWS: usize = 32;
 
-/// See [`crate::arch::transposed::Turn::TURN`]: transposes columns of [`TURNED`] rows.
+/// See [`crate::arch::transposed::Turn::TURN`]: transposes columns of [`TURN_ROWS`] rows.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
 pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel: *mut f32) {
-    for part in 0..TURNED / V::N {
+    for part in 0..TURN_ROWS / V::N {
         let mut rows = [z; MAX_LANES];
         for r in 0..V::N {
             // SAFETY: a vector of a row.
@@ -166,7 +166,7 @@ macro_rules! f32_panels {
         }
 
         impl Turn for F32Panels {
-            const ROWS: usize = panels::TURNED;
+            const ROWS: usize = panels::TURN_ROWS;
             const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
             const TURN: unsafe fn(*const f32, *mut u32) = turn;
         }
