@@ -59,7 +59,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut stream = TextStream::new(&t, true);
         let mut text: String = ids.iter().map(|&id| stream.push(id).unwrap().to_owned()).collect();
         text.push_str(stream.finish());
-        let joined: Vec<u8> = ids.iter().flat_map(|&id| t.token_bytes(id).unwrap().into_owned()).collect();
+        let joined: Vec<u8> = ids.iter().flat_map(|&id| t.token_bytes(id).unwrap()).collect();
         assert_eq!(text, String::from_utf8_lossy(&joined));
     }
     let arbitrary: Vec<u32> = rest.iter().map(|&b| u32::from(b)).collect();
