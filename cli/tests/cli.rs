@@ -840,9 +840,11 @@ fn batches() {
     };
     let completion = |i: u64| json!({"prompt": "the the", "max_tokens": 4 + i % 9, "seed": i, "model": "m"});
     let mut requests: String = (0..20).map(|i| line(&format!("r{i}"), "/v1/completions", completion(i))).collect();
-    let chat = json!({"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 5, "stop": "t"});
+    let chat =
+        json!({"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 5, "stop": "t", "seed": 7});
     requests += &line("chat", "/v1/chat/completions", chat);
-    requests += &line("both", "/v1/completions", json!({"prompt": "the", "n": 2, "max_tokens": 2, "logprobs": 1}));
+    requests +=
+        &line("both", "/v1/completions", json!({"prompt": "the", "n": 2, "max_tokens": 2, "logprobs": 1, "seed": 7}));
     requests += &line("vector", "/v1/embeddings", json!({"input": "the the"}));
     let file = folder.file("requests.jsonl", &requests);
     let (out, output) = (folder.path("results.jsonl"), folder.name("results.jsonl"));

@@ -234,19 +234,8 @@ fn fill_groups<B: Groups, const BYTES: bool, const EXCESS: bool>(rows: &[&[u8]; 
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_pairs(a: [__m512i; 8]) -> [__m512i; 8] {
-    let mut b = a;
-    for i in (0..8).step_by(2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
     // The 128-bit lanes of `c[4h + j]` have words `j` and `j + 4` of rows `8h..8h + 4`, then of the next four.
-    let mut c = b;
-    for i in [0, 4] {
-        c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        c[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        c[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        c[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
+    let c = transpose_lanes(a);
     let mut d = c;
     for j in 0..4 {
         d[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]);
@@ -537,23 +526,30 @@ pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     [low, high]
 }
 
-/// Transposes: word `i` of row `j` becomes word `j` of row `i`.
+/// Transposes the 128-bit lanes of each four registers: in lane `l`, `c[4g + j]` has word `4l + j` of `a[4g..4g + 4]`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
+fn transpose_lanes<const N: usize>(a: [__m512i; N]) -> [__m512i; N] {
     let mut b = a;
-    for i in (0..16).step_by(2) {
+    for i in (0..N).step_by(2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
-    // In each 128-bit lane `l`, `c[4g + j]` has word `4l + j` of the rows `4g..4g + 4`.
     let mut c = b;
-    for i in (0..16).step_by(4) {
+    for i in (0..N).step_by(4) {
         c[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
         c[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
         c[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
         c[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
+    c
+}
+
+/// Transposes: word `i` of row `j` becomes word `j` of row `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
+    let c = transpose_lanes(a);
     // What is left is to transpose the 4 × 4 lanes of the registers `j, 4 + j, 8 + j, 12 + j`.
     let mut d = c;
     for j in 0..4 {
