@@ -31,7 +31,7 @@ fn product(c: &mut Criterion, name: &str, arch: Arch, dtype: DType, m: usize, n:
     benches.bench_function(arch.name(), |b| {
         b.iter(|| {
             for (x, packed) in x.chunks(group * k).zip(packed.chunks_mut(arch.packed_len(dtype, group, k))) {
-                arch.pack(dtype, x, x.len() / k, k, packed);
+                arch.pack(dtype, x, m, k, packed);
             }
             let view = ColumnsMut::new(y, m, n);
             for start in (0..n).step_by(tile) {

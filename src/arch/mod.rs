@@ -118,7 +118,7 @@ pub(crate) struct Gemm {
     /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the other:
     /// `packed_len(m) = packed_len(group) + packed_len(m − group)` for `m > group`.
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
-    /// Packs `x` (`m × k`, row-major, at most a group) for [`Gemm::kernel`].
+    /// Packs `x` (rows of `k` values, at most a group of the `m` rows of a product) for [`Gemm::kernel`].
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
     /// Size of the workspace that [`Gemm::kernel`] needs for panels and sums, in cache lines.
     pub(crate) workspace: usize,
@@ -451,15 +451,16 @@ impl Arch {
         (self.0.gemm)(dtype).group
     }
 
-    /// Packs one group of rows, `x` (`m × k`, `m ≤ pack_group`), for [`Arch::gemm`] with weights of
-    /// `dtype`. Group `g` of many rows begins at `g·packed_len(group)`.
+    /// Packs one group of the `m` rows of a product for [`Arch::gemm`] with weights of `dtype`: `x` has at most
+    /// [`Arch::pack_group`] rows of `k` values. Group `g` begins at `g·packed_len(group)`.
     ///
     /// # Panics
     /// If the lengths disagree.
     pub fn pack(self, dtype: DType, x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         let gemm = (self.0.gemm)(dtype);
-        assert!(Some(x.len()) == m.checked_mul(k) && m <= gemm.group, "pack: {m} rows of {k} activations");
-        assert_eq!(packed.len(), (gemm.packed_len)(m, k), "pack: buffer");
+        let rows = x.len().checked_div(k).unwrap_or(0);
+        assert!(x.len() == rows * k && rows <= m.min(gemm.group), "pack: {} activations, {m} rows of {k}", x.len());
+        assert_eq!(packed.len(), (gemm.packed_len)(rows, k), "pack: buffer");
         if x.is_empty() {
             return;
         }

@@ -194,7 +194,7 @@ fn packed(arch: Arch, dtype: DType, x: &[f32], m: usize) -> Vec<u32> {
     let mut packed = vec![0u32; arch.packed_len(dtype, m, N) / 4];
     let groups = bytemuck::cast_slice_mut::<u32, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, N));
     for (x, packed) in x.chunks(group * N).zip(groups) {
-        arch.pack(dtype, x, x.len() / N, N, packed);
+        arch.pack(dtype, x, m, N, packed);
     }
     packed
 }

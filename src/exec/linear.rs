@@ -318,7 +318,7 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
         let group = ctx.arch.pack_group(dtype);
         ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
             let rows = group.min(n_prompt - i * group);
-            ctx.arch.pack(dtype, &prompt[i * group * n..][..rows * n], rows, n, packed);
+            ctx.arch.pack(dtype, &prompt[i * group * n..][..rows * n], n_prompt, n, packed);
         });
     }
     Prepared { generated, packed, n_prompt, n }

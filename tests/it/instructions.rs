@@ -21,7 +21,7 @@ fn product() {
         let group = arch.pack_group(dtype);
         let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, k));
         for (x, packed) in x.chunks(group * k).zip(groups) {
-            arch.pack(dtype, x, x.len() / k, k, packed);
+            arch.pack(dtype, x, m, k, packed);
         }
         let mut workspace = vec![bytemuck::Zeroable::zeroed(); arch.gemm_workspace(dtype)];
         for _ in 0..rounds {

@@ -64,7 +64,7 @@ fn pack(arch: Arch, dtype: DType, x: &[f32], m: usize, k: usize) -> Vec<u32> {
     let mut packed = vec![0u32; arch.packed_len(dtype, m, k) / 4];
     let groups = bytemuck::cast_slice_mut::<_, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, k));
     for (x, packed) in x.chunks(group * k).zip(groups) {
-        arch.pack(dtype, x, x.len() / k, k, packed);
+        arch.pack(dtype, x, m, k, packed);
     }
     packed
 }

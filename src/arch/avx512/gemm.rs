@@ -14,6 +14,7 @@
 //! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
 
 use super::elementwise::{F32x16, zero};
+use super::few;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
@@ -36,8 +37,8 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         };
     }
     match dtype {
-        DType::Q4_K | DType::Q5_K => const { table::<IntPanels<true, 32>>() },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<IntPanels<true, 16>>() },
+        DType::Q4_K | DType::Q5_K => const { few::table::<32>() },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::table::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
         _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
     }
@@ -109,7 +110,7 @@ pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
 
 /// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With `EXCESS`, weights are bytes
 /// 128 too large, and activations those of [`round_halves`].
-enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
+pub(super) enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
     const LANES: usize = LANES;
@@ -139,6 +140,7 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 
+    // `few` has the K-quants.
     const FEW: Option<FewRows> = Some(FewRows {
         most: if EXCESS { 12 } else { 10 },
         fill: fill_ints::<BYTES, EXCESS>,
@@ -550,23 +552,27 @@ fn transpose_lanes<const N: usize>(a: [__m512i; N]) -> [__m512i; N] {
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     let c = transpose_lanes(a);
-    // What is left is to transpose the 4 × 4 lanes of the registers `j, 4 + j, 8 + j, 12 + j`.
     let mut d = c;
     for j in 0..4 {
-        let (even_low, odd_low) = (
-            _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]),
-            _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]),
-        );
-        let (even_high, odd_high) = (
-            _mm512_shuffle_i32x4::<0b10_00_10_00>(c[8 + j], c[12 + j]),
-            _mm512_shuffle_i32x4::<0b11_01_11_01>(c[8 + j], c[12 + j]),
-        );
-        d[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even_low, even_high);
-        d[4 + j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd_low, odd_high);
-        d[8 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even_low, even_high);
-        d[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd_low, odd_high);
+        [d[j], d[4 + j], d[8 + j], d[12 + j]] = transpose_quarters([c[j], c[4 + j], c[8 + j], c[12 + j]]);
     }
     d
+}
+
+/// Transposes 128-bit lanes: lane `i` of register `j` becomes lane `j` of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let even_low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+    let odd_low = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
+    let even_high = _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d);
+    let odd_high = _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d);
+    [
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(even_low, even_high),
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(odd_low, odd_high),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(even_low, even_high),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(odd_low, odd_high),
+    ]
 }
 
 /// Transposes columns of 64 rows to records of bytes.

@@ -4,6 +4,7 @@ pub(super) mod attention;
 mod attention_i16;
 mod attention_i8;
 pub(super) mod elementwise;
+mod few;
 pub(super) mod gemm;
 mod kv;
 mod matmul;

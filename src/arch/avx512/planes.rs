@@ -20,11 +20,11 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(super) struct Unpacked {
     /// Bytes in the order of [`BlockP16`].
-    w: [__m512i; 4],
+    pub(super) w: [__m512i; 4],
     /// Scale per 16 weights.
-    scale: __m512,
+    pub(super) scale: __m512,
     /// Offset per 16 weights.
-    offset: __m512,
+    pub(super) offset: __m512,
 }
 
 /// A format with blocks of 256 weights.

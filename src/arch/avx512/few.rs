@@ -1,0 +1,205 @@
+//! Products of K-quants with few rows of prompts.
+//!
+//! With one to [`MOST`] activation rows the time goes into unpacking weights, which the panels of
+//! [`crate::arch::gemm`] share among many rows. Here weights stay in registers as `planes` unpacks them: a 32-bit lane
+//! has 16 values of one scale, so that four `vpdpbusd` give the 16 integer sums of a block. The sums of 16 weight rows
+//! are transposed, not the weights: then a lane is a weight row, and scales, offsets and `f32` sums follow in the order
+//! of the panels' tiles, with the same bits.
+//!
+//! Instructions for each 32 weights of a row (Q4_K): 2 to unpack nibbles, 2 for scales and their transposition, and for
+//! each activation row 0.5 to multiply, 0.4 to transpose, 0.3 for `f32`; panels take 20 and 0.8.
+
+use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
+use super::matmul::load_64;
+use super::planes::{UnpackPlanes, Unpacked};
+use crate::arch::avx2::gemm::round;
+use crate::arch::gemm::{self, prefetch_line};
+use crate::arch::{BlockP16, CacheLine, ColumnsMut, Gemm};
+use crate::quant::*;
+use std::arch::x86_64::*;
+
+/// Most activation rows for which this is faster than panels.
+const MOST: usize = 16;
+
+/// 256 activations rounded to bytes, with a scale per 32: the integers of the panels in the order of [`BlockP16`].
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block8 {
+    /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
+    q: [[[u8; 4]; 16]; 4],
+    /// Scale per 32 values.
+    d: [f32; 8],
+    /// `d·Σq` per 32 values.
+    sums: [f32; 8],
+    /// `d·Σq` per 16 values.
+    half_sums: [f32; 16],
+}
+
+const VALUES: usize = 256;
+
+/// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
+pub(super) const fn table<const SPAN: usize>() -> Gemm {
+    Gemm { few: MOST, pack, kernel: kernel::<SPAN>, ..gemm::table::<IntPanels<true, SPAN>>() }
+}
+
+/// Packs the rows of a product that has few of them as `[block][row]`.
+///
+/// # Safety
+/// As for [`Gemm::pack`].
+unsafe fn pack(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if m > MOST {
+        // SAFETY: the caller's promise; activations are packed alike for all spans.
+        return unsafe { gemm::pack::<IntPanels<true, 32>>(x, m, k, packed) };
+    }
+    let blocks = bytemuck::cast_slice_mut::<_, Block8>(&mut packed[..m * (k / VALUES) * size_of::<Block8>()]);
+    for (i, x) in x.chunks_exact(k).enumerate() {
+        for (x, blocks) in x.as_chunks::<VALUES>().0.iter().zip(blocks.chunks_exact_mut(m)) {
+            // SAFETY: this level includes AVX2.
+            unsafe { pack_block(x, &mut blocks[i]) };
+        }
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn pack_block(x: &[f32; VALUES], block: &mut Block8) {
+    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+        let [words, [d, first, second, both, ..], _] = round::<true>(x);
+        for (i, word) in words.into_iter().enumerate() {
+            block.q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();
+        }
+        block.d[b] = d;
+        block.sums[b] = both;
+        block.half_sums[2 * b] = first;
+        block.half_sums[2 * b + 1] = second;
+    }
+}
+
+/// Implements [`Gemm::kernel`].
+///
+/// # Safety
+/// As for [`Gemm::kernel`].
+unsafe fn kernel<const SPAN: usize>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
+    if y.rows() > MOST {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::kernel::<IntPanels<true, SPAN>>(y, dtype, w, packed, k, workspace) };
+    }
+    let x = bytemuck::cast_slice(&packed[..y.rows() * (k / VALUES) * size_of::<Block8>()]);
+    // SAFETY: the CPU has this level's features.
+    unsafe {
+        match dtype {
+            DType::Q2_K => multiply::<BlockQ2K, SPAN>(y, bytemuck::cast_slice(w), x),
+            DType::Q3_K => multiply::<BlockQ3K, SPAN>(y, bytemuck::cast_slice(w), x),
+            DType::Q4_K => multiply::<BlockQ4K, SPAN>(y, bytemuck::cast_slice(w), x),
+            DType::Q5_K => multiply::<BlockQ5K, SPAN>(y, bytemuck::cast_slice(w), x),
+            DType::Q6_K => multiply::<BlockQ6K, SPAN>(y, bytemuck::cast_slice(w), x),
+            _ => unreachable!("{dtype} is no K-quant"),
+        }
+    }
+}
+
+/// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of each.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B], x: &[Block8]) {
+    let m = y.rows();
+    let row_blocks = x.len() / m;
+    // Integer sums of blocks: `[activation row][weight row][16 columns]`.
+    let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
+    let ints = &mut ints[..m];
+    for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
+        let n_rows = w.len() / row_blocks;
+        let mut totals = [_mm512_setzero_ps(); MOST];
+        for (k, x) in x.chunks_exact(m).enumerate() {
+            // The next weight rows, which lie behind these, are read in one stream.
+            let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
+            for line in (0..n_rows * size_of::<B>()).step_by(64) {
+                prefetch_line(ahead.wrapping_add(line));
+            }
+            let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
+            for r in 0..LANES {
+                // Lanes of missing rows hold the last one.
+                let block = &w[r.min(n_rows - 1) * row_blocks + k];
+                // SAFETY: this function has the features.
+                let Unpacked { w, scale, offset } = unsafe { block.unpack() };
+                scales[r] = _mm512_castps_si512(scale);
+                offsets[r] = _mm512_castps_si512(offset);
+                for (ints, x) in ints.iter_mut().zip(x) {
+                    let mut sum = _mm512_setzero_si512();
+                    for j in 0..4 {
+                        sum = _mm512_dpbusd_epi32(sum, w[j], load_64(bytemuck::cast_ref(&x.q[j])));
+                    }
+                    ints[r] = sum;
+                }
+            }
+            if SPAN == 32 {
+                // Both halves of 32 weights have the same scale and the same offset.
+                for r in 0..LANES {
+                    scales[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
+                }
+                let factors = transpose(scales);
+                for ((total, ints), x) in totals.iter_mut().zip(&*ints).zip(x) {
+                    let ints = pair_sums(ints);
+                    for g in 0..8 {
+                        *total = add(*total, ints[g], x.d[g], factors[2 * g], x.sums[g], factors[2 * g + 1]);
+                    }
+                }
+            } else {
+                let (scales, offsets) = (transpose(scales), transpose(offsets));
+                for ((total, ints), x) in totals.iter_mut().zip(&*ints).zip(x) {
+                    let ints = transpose(*ints);
+                    for g in 0..16 {
+                        *total = add(*total, ints[g], x.d[g / 2], scales[g], x.half_sums[g], offsets[g]);
+                    }
+                }
+            }
+        }
+        for (i, total) in totals[..m].iter().enumerate() {
+            let mut sums = [0.0f32; LANES];
+            // SAFETY: array and register have the same size.
+            unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), *total) };
+            y.row(i)[t * LANES..][..n_rows].copy_from_slice(&sums[..n_rows]);
+        }
+    }
+}
+
+/// `total + int·d·scale + sum·offset`, rounded as the panels' tiles do.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add(total: __m512, int: __m512i, d: f32, scale: __m512i, sum: f32, offset: __m512i) -> __m512 {
+    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int), _mm512_set1_ps(d));
+    let total = _mm512_fmadd_ps(product, _mm512_castsi512_ps(scale), total);
+    _mm512_fmadd_ps(_mm512_castsi512_ps(offset), _mm512_set1_ps(sum), total)
+}
+
+/// Adds neighbouring words of 16 rows and transposes: lane `r` of register `g` is the sum of words `2g` and `2g + 1` of
+/// row `r`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pair_sums(rows: &[__m512i; LANES]) -> [__m512i; 8] {
+    let zip = |a: __m512i, b: __m512i| {
+        let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+        let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+        let odd = _mm512_shuffle_ps::<0b11_01_11_01>(a, b);
+        [_mm512_castps_si512(even), _mm512_castps_si512(odd)]
+    };
+    // In each 128-bit lane `l` two sums of row `2i`, then those of row `2i + 1`.
+    let mut pairs = [_mm512_setzero_si512(); 8];
+    for i in 0..8 {
+        let [even, odd] = zip(rows[2 * i], rows[2 * i + 1]);
+        pairs[i] = _mm512_add_epi32(even, odd);
+    }
+    // In lane `l` sum `2l` or `2l + 1` of four rows.
+    let (mut first, mut second) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
+    for i in 0..4 {
+        [first[i], second[i]] = zip(pairs[2 * i], pairs[2 * i + 1]);
+    }
+    let (first, second) = (transpose_quarters(first), transpose_quarters(second));
+    [first[0], second[0], first[1], second[1], first[2], second[2], first[3], second[3]]
+}
