@@ -1,13 +1,20 @@
 //! Products of K-quants with few rows of prompts.
 //!
-//! With one to [`MOST`] activation rows the time goes into unpacking weights, which the panels of
-//! [`crate::arch::gemm`] share among many rows. Here weights stay in registers as `planes` unpacks them: a 32-bit lane
-//! has 16 values of one scale, so that four `vpdpbusd` give the 16 integer sums of a block. The sums of 16 weight rows
-//! are transposed, not the weights: then a lane is a weight row, and scales, offsets and `f32` sums follow in the order
-//! of the panels' tiles, with the same bits.
+//! With few activation rows most time goes into unpacking and transposing weights, which panels do once for many. Here
+//! weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the
+//! 16 integer sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
+//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with the same bits.
 //!
-//! Instructions for each 32 weights of a row (Q4_K): 2 to unpack nibbles, 2 for scales and their transposition, and for
-//! each activation row 0.5 to multiply, 0.4 to transpose, 0.3 for `f32`; panels take 20 and 0.8.
+//! Of 32 weights of Q4_K a thread reads 18 bytes, in 1.1 ns at 16 GB/s. Instructions for them: 4 to unpack and prefetch,
+//! and for each activation row 0.5 to multiply, 0.4 to transpose sums, 0.3 for `f32` (Zen 4 has three ports for these,
+//! half a register wide); panels take 20 and 0.8. Measured from L2, one thread of Zen 4, nanoseconds for 32 weights:
+//!
+//! | activation rows | 1 | 2 | 4 | 8 | 12 | 16 |
+//! |---|---|---|---|---|---|---|
+//! | Q4_K | 0.93 | 1.13 | 1.57 | 2.59 | 3.58 | 4.62 |
+//! | Q4_K, panels | 2.20 | 2.32 | 2.56 | 3.31 | 4.51 | 4.54 |
+//! | Q6_K | 1.43 | 1.78 | 2.50 | 4.05 | 5.63 | 7.13 |
+//! | Q6_K, panels | 2.32 | 2.33 | 2.80 | 3.72 | 5.42 | 5.42 |
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
@@ -18,8 +25,13 @@ use crate::arch::{BlockP16, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
-/// Most activation rows for which this is faster than panels.
-const MOST: usize = 16;
+/// Most activation rows for which this is faster than panels. With a scale per 16 weights twice as many sums are
+/// transposed.
+const fn most(span: usize) -> usize {
+    if span == 32 { MOST } else { 6 }
+}
+
+const MOST: usize = 12;
 
 /// 256 activations rounded to bytes, with a scale per 32: the integers of the panels in the order of [`BlockP16`].
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -35,21 +47,26 @@ struct Block8 {
     half_sums: [f32; 16],
 }
 
+/// Values per block.
 const VALUES: usize = 256;
+/// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
+const TOGETHER: usize = 2;
 
 /// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
 pub(super) const fn table<const SPAN: usize>() -> Gemm {
-    Gemm { few: MOST, pack, kernel: kernel::<SPAN>, ..gemm::table::<IntPanels<true, SPAN>>() }
+    let panels = gemm::table::<IntPanels<true, SPAN>>();
+    let few = if panels.few > most(SPAN) { panels.few } else { most(SPAN) };
+    Gemm { few, pack: pack::<SPAN>, kernel: kernel::<SPAN>, ..panels }
 }
 
-/// Packs the rows of a product that has few of them as `[block][row]`.
+/// Implements [`Gemm::pack`]; few rows become `[block][row]` of [`Block8`].
 ///
 /// # Safety
 /// As for [`Gemm::pack`].
-unsafe fn pack(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > MOST {
-        // SAFETY: the caller's promise; activations are packed alike for all spans.
-        return unsafe { gemm::pack::<IntPanels<true, 32>>(x, m, k, packed) };
+unsafe fn pack<const SPAN: usize>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if m > most(SPAN) {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::pack::<IntPanels<true, SPAN>>(x, m, k, packed) };
     }
     let blocks = bytemuck::cast_slice_mut::<_, Block8>(&mut packed[..m * (k / VALUES) * size_of::<Block8>()]);
     for (i, x) in x.chunks_exact(k).enumerate() {
@@ -86,21 +103,24 @@ unsafe fn kernel<const SPAN: usize>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
-    if y.rows() > MOST {
+    if y.rows() > most(SPAN) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<IntPanels<true, SPAN>>(y, dtype, w, packed, k, workspace) };
     }
     let x = bytemuck::cast_slice(&packed[..y.rows() * (k / VALUES) * size_of::<Block8>()]);
     // SAFETY: the CPU has this level's features.
-    unsafe {
-        match dtype {
-            DType::Q2_K => multiply::<BlockQ2K, SPAN>(y, bytemuck::cast_slice(w), x),
-            DType::Q3_K => multiply::<BlockQ3K, SPAN>(y, bytemuck::cast_slice(w), x),
-            DType::Q4_K => multiply::<BlockQ4K, SPAN>(y, bytemuck::cast_slice(w), x),
-            DType::Q5_K => multiply::<BlockQ5K, SPAN>(y, bytemuck::cast_slice(w), x),
-            DType::Q6_K => multiply::<BlockQ6K, SPAN>(y, bytemuck::cast_slice(w), x),
-            _ => unreachable!("{dtype} is no K-quant"),
-        }
+    unsafe { few_rows(y, dtype, w, x) }
+}
+
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+fn few_rows(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Block8]) {
+    match dtype {
+        DType::Q2_K => multiply::<BlockQ2K, 16>(y, bytemuck::cast_slice(w), x),
+        DType::Q3_K => multiply::<BlockQ3K, 16>(y, bytemuck::cast_slice(w), x),
+        DType::Q4_K => multiply::<BlockQ4K, 32>(y, bytemuck::cast_slice(w), x),
+        DType::Q5_K => multiply::<BlockQ5K, 32>(y, bytemuck::cast_slice(w), x),
+        DType::Q6_K => multiply::<BlockQ6K, 16>(y, bytemuck::cast_slice(w), x),
+        _ => unreachable!("{dtype} is no K-quant"),
     }
 }
 
@@ -113,6 +133,8 @@ fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B],
     // Integer sums of blocks: `[activation row][weight row][16 columns]`.
     let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
     let ints = &mut ints[..m];
+    // Of blocks of 16 weight rows, `[weight row][16 columns]`.
+    let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
     for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
         let n_rows = w.len() / row_blocks;
         let mut totals = [_mm512_setzero_ps(); MOST];
@@ -122,28 +144,35 @@ fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B],
             for line in (0..n_rows * size_of::<B>()).step_by(64) {
                 prefetch_line(ahead.wrapping_add(line));
             }
-            let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
-            for r in 0..LANES {
-                // Lanes of missing rows hold the last one.
-                let block = &w[r.min(n_rows - 1) * row_blocks + k];
-                // SAFETY: this function has the features.
-                let Unpacked { w, scale, offset } = unsafe { block.unpack() };
-                scales[r] = _mm512_castps_si512(scale);
-                offsets[r] = _mm512_castps_si512(offset);
+            for r in (0..LANES).step_by(TOGETHER) {
+                let mut weights = [[_mm512_setzero_si512(); 4]; TOGETHER];
+                for i in 0..TOGETHER {
+                    // Lanes of missing rows hold the last one.
+                    let block = &w[(r + i).min(n_rows - 1) * row_blocks + k];
+                    // SAFETY: this function has the features.
+                    let Unpacked { w, scale, offset } = unsafe { block.unpack() };
+                    weights[i] = w;
+                    scales[r + i] = _mm512_castps_si512(scale);
+                    offsets[r + i] = _mm512_castps_si512(offset);
+                }
                 for (ints, x) in ints.iter_mut().zip(x) {
-                    let mut sum = _mm512_setzero_si512();
+                    let mut sums = [_mm512_setzero_si512(); TOGETHER];
                     for j in 0..4 {
-                        sum = _mm512_dpbusd_epi32(sum, w[j], load_64(bytemuck::cast_ref(&x.q[j])));
+                        let x = load_64(bytemuck::cast_ref(&x.q[j]));
+                        for i in 0..TOGETHER {
+                            sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i][j], x);
+                        }
                     }
-                    ints[r] = sum;
+                    ints[r..r + TOGETHER].copy_from_slice(&sums);
                 }
             }
             if SPAN == 32 {
                 // Both halves of 32 weights have the same scale and the same offset.
+                let mut factors = scales;
                 for r in 0..LANES {
-                    scales[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
+                    factors[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
                 }
-                let factors = transpose(scales);
+                let factors = transpose(factors);
                 for ((total, ints), x) in totals.iter_mut().zip(&*ints).zip(x) {
                     let ints = pair_sums(ints);
                     for g in 0..8 {

@@ -140,7 +140,6 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
         with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
     }
 
-    // `few` has the K-quants.
     const FEW: Option<FewRows> = Some(FewRows {
         most: if EXCESS { 12 } else { 10 },
         fill: fill_ints::<BYTES, EXCESS>,
