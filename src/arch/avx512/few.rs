@@ -7,14 +7,15 @@
 //!
 //! Of 32 weights of Q4_K a thread reads 18 bytes, in 1.1 ns at 16 GB/s. Instructions for them: 4 to unpack and prefetch,
 //! and for each activation row 0.5 to multiply, 0.4 to transpose sums, 0.3 for `f32` (Zen 4 has three ports for these,
-//! half a register wide); panels take 20 and 0.8. Measured from L2, one thread of Zen 4, nanoseconds for 32 weights:
+//! half a register wide); panels take 20 and 0.8. Nanoseconds for 32 weights, one thread of Zen 4, from L2 (in brackets
+//! from memory):
 //!
 //! | activation rows | 1 | 2 | 4 | 8 | 12 | 16 |
 //! |---|---|---|---|---|---|---|
-//! | Q4_K | 0.93 | 1.13 | 1.57 | 2.59 | 3.58 | 4.62 |
-//! | Q4_K, panels | 2.20 | 2.32 | 2.56 | 3.31 | 4.51 | 4.54 |
-//! | Q6_K | 1.43 | 1.78 | 2.50 | 4.05 | 5.63 | 7.13 |
-//! | Q6_K, panels | 2.32 | 2.33 | 2.80 | 3.72 | 5.42 | 5.42 |
+//! | Q4_K | 0.92 (1.01) | 1.13 (1.19) | 1.57 (1.66) | 2.6 (2.8) | 3.6 (4.0) | 4.6 (5.5) |
+//! | Q4_K, panels | 2.20 (2.65) | 2.20 (2.48) | 2.56 (2.81) | 3.3 (4.5) | 4.5 (5.6) | 4.5 (5.7) |
+//! | Q6_K | 1.28 (1.99) | 1.66 (2.42) | 2.39 (3.46) | 4.0 (5.1) | 5.5 | 7.1 |
+//! | Q6_K, panels | 2.30 (2.73) | 2.30 (2.69) | 2.78 (3.23) | 3.7 (4.3) | 5.4 | 5.4 |
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
@@ -25,12 +26,13 @@ use crate::arch::{BlockP16, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
-/// Most activation rows for which this is faster than panels. With a scale per 16 weights twice as many sums are
+/// Most activation rows for which this is faster than panels: fewer with a scale per 16 weights, where more sums are
 /// transposed.
 const fn most(span: usize) -> usize {
-    if span == 32 { MOST } else { 6 }
+    if span == 32 { MOST } else { 3 }
 }
 
+/// The largest [`most`].
 const MOST: usize = 12;
 
 /// 256 activations rounded to bytes, with a scale per 32: the integers of the panels in the order of [`BlockP16`].
