@@ -224,6 +224,29 @@ fn completions() {
     }
 }
 
+/// A pool of connections keeps one that is idle for longer than a new one may take to ask; one that asks nothing at all
+/// is closed.
+#[test]
+fn idle_connections() {
+    let server = &*shared();
+    let ask = |stream: &mut TcpStream| {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut response = Vec::new();
+        while !response.ends_with(br#"{"status":"ok"}"#) {
+            let mut bytes = [0; 512];
+            let n = stream.read(&mut bytes).unwrap();
+            assert!(n > 0, "closed behind {:?}", String::from_utf8_lossy(&response));
+            response.extend(&bytes[..n]);
+        }
+    };
+    let (mut kept, mut silent) = (server.connect(), server.connect());
+    ask(&mut kept);
+    std::thread::sleep(Duration::from_secs(if load::is_long() { 75 } else { 12 }));
+    ask(&mut kept);
+    silent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "it is still open");
+}
+
 #[test]
 fn how_answers_are_chosen_and_end() {
     let server = &*shared();

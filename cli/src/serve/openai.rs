@@ -310,7 +310,7 @@ pub(super) async fn completions(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_with_room()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
@@ -353,7 +353,7 @@ pub(super) async fn chat(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     Call::new(job, true).respond(answers, 1).await

@@ -70,7 +70,8 @@ impl Job {
 
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
-        blocking(move || {
+        let app = Arc::clone(&self.app);
+        app.prepare(move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();
             for tokens in &prompts {
@@ -129,7 +130,8 @@ impl Turn {
 
     /// As many answers as are asked for.
     pub(super) async fn submit(self) -> Result<(Job, Vec<Answer>), ApiError> {
-        blocking(move || {
+        let app = Arc::clone(&self.job.app);
+        app.prepare(move || {
             let Turn { job, format, conversation, tools, choice, one_call } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
