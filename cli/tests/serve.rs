@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 mod hostile;
 #[path = "serve/load.rs"]
 mod load;
+#[path = "serve/overhead.rs"]
+mod overhead;
 
 /// A server on a free port; ended when dropped.
 struct Server {
