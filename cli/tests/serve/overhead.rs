@@ -11,11 +11,6 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::time::{Duration, Instant};
 
-/// Generated tokens of a request.
-const N_TOKENS: usize = 96;
-/// Turns whose medians are compared: of whole answers, and of single tokens.
-const TURNS: (usize, usize) = (7, 25);
-
 /// A vocabulary of words, bytes, and what ends a text.
 fn vocabulary(n: usize) -> Writer<'static> {
     let words = (0..n - 259).map(|i| format!("\u{2581}w{i}"));
@@ -77,15 +72,13 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// At most 1 % of the tokens per second, and 1 ms to the first token. For a quiet machine: docs/server.md has the numbers.
-#[test]
-#[ignore = "a measurement"]
-fn overhead() {
+/// Times of answers of `n_tokens` from the library and through the server, with so many layers.
+fn measure(n_layer: usize, n_tokens: usize, n_turns: usize) -> [Vec<Times>; 2] {
     let folder = std::env::temp_dir().join(format!("ruvllm-overhead-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join("1b.gguf");
+    let path = folder.join(format!("{n_layer}.gguf"));
     let vocabulary = Gguf::from_bytes(vocabulary(32000).to_bytes().unwrap()).unwrap();
-    let shape = Shape::from_name("llama-1b").unwrap();
+    let shape = Shape::from_name("llama-1b").unwrap().with_layers(n_layer);
     let file = synthetic_with_tokens(shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
     let mut writer = Writer::new();
     for (key, value) in file.metadata().iter() {
@@ -100,45 +93,46 @@ fn overhead() {
     let model = Model::open(&path).unwrap();
     let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
 
-    // Other prompts each time, as the server would find them in its cache.
-    let mut n = 0;
-    let mut turns = |n_turns: usize, n_tokens: usize| {
-        let (mut of_library, mut of_server) = (Vec::new(), Vec::new());
-        for turn in 0..=n_turns {
-            n += 1;
-            let prompt = format!("{n} to go");
-            let pair = if turn % 2 == 0 {
-                let library = library(&engine, &prompt, n_tokens);
-                (library, served(&server, &prompt, n_tokens))
-            } else {
-                let served = served(&server, &prompt, n_tokens);
-                (library(&engine, &prompt, n_tokens), served)
-            };
-            // The first one warms both up.
-            if turn > 0 {
-                of_library.push(pair.0);
-                of_server.push(pair.1);
-            }
+    let (mut of_library, mut of_server) = (Vec::new(), Vec::new());
+    for turn in 0..=n_turns {
+        // Other prompts each time, as the server would find them in its cache.
+        let prompt = format!("{turn:03}");
+        if turn % 2 == 0 {
+            of_library.push(library(&engine, &prompt, n_tokens));
+            of_server.push(served(&server, &prompt, n_tokens));
+        } else {
+            of_server.push(served(&server, &prompt, n_tokens));
+            of_library.push(library(&engine, &prompt, n_tokens));
         }
-        (of_library, of_server)
-    };
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let first = |all: &[Times]| median(all.iter().map(|times| ms(times[0])).collect());
-    let (of_library, of_server) = turns(TURNS.1, 1);
-    let (first_library, first_server) = (first(&of_library), first(&of_server));
-    println!("to the first token: {first_library:.2} ms in the library, {first_server:.2} ms through the server");
-
-    let (of_library, of_server) = turns(TURNS.0, N_TOKENS);
-    let rate = |times: &Times| (N_TOKENS - 1) as f64 / (times[N_TOKENS - 1] - times[0]).as_secs_f64();
-    let rates = |all: &[Times]| median(all.iter().map(rate).collect());
-    let (rate_library, rate_server) = (rates(&of_library), rates(&of_server));
-    let share =
-        median(of_server.iter().zip(&of_library).map(|(server, library)| rate(server) / rate(library)).collect());
-    println!(
-        "tokens per second: {rate_library:.2} in the library, {rate_server:.2} through the server, {share:.4} of it in pairs"
-    );
+    }
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
-    assert!(first_server <= first_library + 1.0, "{first_server} ms, not {first_library} ms, to the first token");
-    assert!(share >= 0.99, "{share} of the library's tokens per second");
+    // Both are warm from the second turn on.
+    [of_library, of_server].map(|times| times[1..].to_vec())
+}
+
+/// At most 1 ms to the first token, and at most 1 % of the tokens per second of a model of 1B. What the server adds does
+/// not depend on the model, and is too little to be told from how the speed of a machine varies within 20 ms: it is
+/// measured with one layer. docs/server.md has the numbers.
+#[test]
+#[ignore = "a measurement"]
+fn overhead() {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let first = |all: &[Times]| median(all.iter().map(|times| ms(times[0])).collect());
+    let between = |all: &[Times]| {
+        median(all.iter().flat_map(|times| times.windows(2).map(|pair| ms(pair[1] - pair[0]))).collect())
+    };
+    let names = ["the library", "the server"];
+    let small = measure(1, 24, 200);
+    for (name, all) in names.iter().zip(&small) {
+        println!("one layer, {name}: {:.3} ms to the first token, {:.3} for each other", first(all), between(all));
+    }
+    let large = measure(16, 24, 16);
+    for (name, all) in names.iter().zip(&large) {
+        println!("1B, {name}: {:.3} ms for each token", between(all));
+    }
+    let [first_more, more] = [first(&small[1]) - first(&small[0]), between(&small[1]) - between(&small[0])];
+    let share = more / between(&large[0]);
+    println!("the server adds {first_more:.3} ms to the first token, {more:.3} to each other: {:.2} %", 100.0 * share);
+    assert!(first_more <= 1.0 && share <= 0.01);
 }
