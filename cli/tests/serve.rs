@@ -226,6 +226,24 @@ fn completions() {
     }
 }
 
+/// What docs/ tell routers to read is there, as the gauges that they expect.
+#[test]
+fn metrics_for_routers() {
+    let server = &*shared();
+    let (_, metrics) = server.get("/metrics");
+    let docs = [include_str!("../../docs/server.md"), include_str!("../../docs/kubernetes.yaml")].concat();
+    let is_name = |c: char| c == ':' || c == '_' || c.is_ascii_alphanumeric();
+    let names =
+        docs.split(|c| !is_name(c)).filter(|name| name.strip_prefix("vllm:").is_some_and(|rest| !rest.is_empty()));
+    let names: std::collections::BTreeSet<_> = names.collect();
+    for name in &names {
+        assert!(metrics.contains(&format!("# TYPE {name} gauge\n")), "no gauge {name} in {metrics}");
+    }
+    for name in ["vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info"] {
+        assert!(names.contains(name), "{name} is in none of {names:?}");
+    }
+}
+
 /// A pool of connections keeps one that is idle for longer than a new one may take to ask; one that asks nothing at all
 /// is closed.
 #[test]
@@ -914,6 +932,11 @@ fn adapters() {
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!(names, ["m", "m:one", "m:two"]);
+    let (_, metrics) = server.get("/metrics");
+    assert!(
+        metrics.contains(r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="m:one,m:two","#),
+        "{metrics}"
+    );
     let prompt = "A prompt that is long enough to be found again. ".repeat(4);
     let cached = |choice: Value| {
         let mut body = completion(&prompt, 1);

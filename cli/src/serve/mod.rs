@@ -220,6 +220,11 @@ impl App {
         self.seed.unwrap_or_else(|| random() >> 32)
     }
 
+    /// The names by which requests ask for the model with an adapter.
+    fn adapted_names(&self) -> Vec<String> {
+        self.adapters.iter().map(|adapter| format!("{}:{}", self.name, adapter.name)).collect()
+    }
+
     /// Refuses a request that would find the queue full, before anything is done for it.
     fn has_room(&self) -> Result<(), ApiError> {
         let max = self.max_requests;

@@ -248,7 +248,7 @@ impl Call {
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let text = app.metrics.text().map_err(|error| ApiError::internal(error.to_string()))?;
+    let text = app.metrics.text(&app.adapted_names()).map_err(|error| ApiError::internal(error.to_string()))?;
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

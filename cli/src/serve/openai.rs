@@ -30,8 +30,7 @@ pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, Api
             "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
         })
     };
-    let adapted = app.adapters.iter().map(|adapter| format!("{}:{}", app.name, adapter.name));
-    let models = std::iter::once(app.name.clone()).chain(adapted).map(model).collect::<Vec<_>>();
+    let models = std::iter::once(app.name.clone()).chain(app.adapted_names()).map(model).collect::<Vec<_>>();
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
 }
 

@@ -71,7 +71,9 @@ impl Job {
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.app);
-        app.prepare(move || {
+        // A moment: another thread would take longer to wake up.
+        let is_quick = format.is_text() && prompts.len() * self.params.n == 1;
+        let work = move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();
             for tokens in &prompts {
@@ -83,8 +85,8 @@ impl Job {
                 }
             }
             Ok((self, answers))
-        })
-        .await
+        };
+        if is_quick { work() } else { app.prepare(work).await }
     }
 }
 

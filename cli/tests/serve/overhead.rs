@@ -9,6 +9,7 @@ use ruvllm::quant::FileType;
 use ruvllm::{Model, Sampler};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// A vocabulary of words, bytes, and what ends a text.
@@ -44,27 +45,26 @@ fn library(engine: &Engine, prompt: &str, n: usize) -> Times {
     times
 }
 
-fn served(server: &Server, prompt: &str, n: usize) -> Times {
+/// On a connection that is kept, as by the clients that programs use.
+fn served(stream: &mut BufReader<TcpStream>, prompt: &str, n: usize) -> Times {
     let begun = Instant::now();
-    let mut stream = server.connect();
-    stream.set_nodelay(true).unwrap();
     let body = json!({"prompt": prompt, "max_tokens": n, "ignore_eos": true, "stream": true}).to_string();
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
-    stream.write_all((head + &body).as_bytes()).unwrap();
-    let mut times = Times::new();
-    for line in BufReader::new(stream).lines() {
-        let line = line.unwrap();
-        let Some(data) = line.strip_prefix("data: ") else { continue };
-        if data == "[DONE]" {
-            assert_eq!(times.len(), n);
-            return times;
-        }
+    stream.get_mut().write_all((head + &body).as_bytes()).unwrap();
+    let (mut times, mut line) = (Times::new(), String::new());
+    // A chunk of no bytes is the last.
+    while line != "0\r\n" {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "no end behind {} tokens", times.len());
+        let Some(data) = line.strip_prefix("data: ").filter(|data| !data.starts_with("[DONE]")) else { continue };
         let event: Value = serde_json::from_str(data).unwrap();
         if !event["choices"][0]["text"].as_str().unwrap().is_empty() {
             times.push(begun.elapsed());
         }
     }
-    panic!("no end behind {} tokens", times.len());
+    stream.read_line(&mut line).unwrap();
+    assert_eq!(times.len(), n);
+    times
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -93,15 +93,17 @@ fn measure(n_layer: usize, n_tokens: usize, n_turns: usize) -> [Vec<Times>; 2] {
     let model = Model::open(&path).unwrap();
     let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
 
+    let mut stream = BufReader::new(server.connect());
+    stream.get_ref().set_nodelay(true).unwrap();
     let (mut of_library, mut of_server) = (Vec::new(), Vec::new());
     for turn in 0..=n_turns {
         // Other prompts each time, as the server would find them in its cache.
         let prompt = format!("{turn:03}");
         if turn % 2 == 0 {
             of_library.push(library(&engine, &prompt, n_tokens));
-            of_server.push(served(&server, &prompt, n_tokens));
+            of_server.push(served(&mut stream, &prompt, n_tokens));
         } else {
-            of_server.push(served(&server, &prompt, n_tokens));
+            of_server.push(served(&mut stream, &prompt, n_tokens));
             of_library.push(library(&engine, &prompt, n_tokens));
         }
     }
