@@ -113,9 +113,9 @@ fn measure(n_layer: usize, n_tokens: usize, n_turns: usize) -> [Vec<Times>; 2] {
     [of_library, of_server].map(|times| times[1..].to_vec())
 }
 
-/// At most 1 ms to the first token, and at most 1 % of the tokens per second of a model of 1B. What the server adds does
-/// not depend on the model, and is too little to be told from how the speed of a machine varies within 20 ms: it is
-/// measured with one layer. docs/server.md has the numbers.
+/// At most 1 ms to the first token, and at most 1 % of the tokens per second of a model of 1B. What the server adds is too
+/// little to be told from how much the 20 ms of a token vary on a shared machine: it is measured with one layer, and the
+/// comparison at 1B is printed. docs/server.md has the numbers.
 #[test]
 #[ignore = "a measurement"]
 fn overhead() {
