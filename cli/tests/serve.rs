@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 mod hostile;
 #[path = "serve/load.rs"]
 mod load;
+#[path = "serve/overhead.rs"]
+mod overhead;
 
 /// A server on a free port; ended when dropped.
 struct Server {
@@ -222,6 +224,47 @@ fn completions() {
     for (choice, alone) in several["choices"].as_array().unwrap().iter().zip(&alone) {
         assert_eq!(choice["text"], **alone);
     }
+}
+
+/// What docs/ tell routers to read is there, as the gauges that they expect.
+#[test]
+fn metrics_for_routers() {
+    let server = &*shared();
+    let (_, metrics) = server.get("/metrics");
+    let docs = [include_str!("../../docs/server.md"), include_str!("../../docs/kubernetes.yaml")].concat();
+    let is_name = |c: char| c == ':' || c == '_' || c.is_ascii_alphanumeric();
+    let names =
+        docs.split(|c| !is_name(c)).filter(|name| name.strip_prefix("vllm:").is_some_and(|rest| !rest.is_empty()));
+    let names: std::collections::BTreeSet<_> = names.collect();
+    for name in &names {
+        assert!(metrics.contains(&format!("# TYPE {name} gauge\n")), "no gauge {name} in {metrics}");
+    }
+    for name in ["vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info"] {
+        assert!(names.contains(name), "{name} is in none of {names:?}");
+    }
+}
+
+/// A pool of connections keeps one that is idle for longer than a new one may take to ask; one that asks nothing at all
+/// is closed.
+#[test]
+fn idle_connections() {
+    let server = &*shared();
+    let ask = |stream: &mut TcpStream| {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut response = Vec::new();
+        while !response.ends_with(br#"{"status":"ok"}"#) {
+            let mut bytes = [0; 512];
+            let n = stream.read(&mut bytes).unwrap();
+            assert!(n > 0, "closed behind {:?}", String::from_utf8_lossy(&response));
+            response.extend(&bytes[..n]);
+        }
+    };
+    let (mut kept, mut silent) = (server.connect(), server.connect());
+    ask(&mut kept);
+    std::thread::sleep(Duration::from_secs(if load::is_long() { 75 } else { 12 }));
+    ask(&mut kept);
+    silent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "it is still open");
 }
 
 #[test]
@@ -889,6 +932,11 @@ fn adapters() {
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!(names, ["m", "m:one", "m:two"]);
+    let (_, metrics) = server.get("/metrics");
+    assert!(
+        metrics.contains(r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="m:one,m:two","#),
+        "{metrics}"
+    );
     let prompt = "A prompt that is long enough to be found again. ".repeat(4);
     let cached = |choice: Value| {
         let mut body = completion(&prompt, 1);

@@ -26,7 +26,7 @@ pub(super) async fn messages(
         }
         fields.set("max_tokens", max_tokens.into())?;
         translate(&mut fields)?;
-        let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+        let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
         let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };

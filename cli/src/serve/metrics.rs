@@ -1,7 +1,9 @@
 //! What the server did, for Prometheus, under llama-server's names and, for routers, vLLM's.
 
+use super::super::output::unix_time;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
@@ -55,8 +57,8 @@ impl Metrics {
         }
     }
 
-    /// All of them, as text.
-    pub(super) fn text(&self) -> Result<String, std::fmt::Error> {
+    /// All of them, as text. `adapters` are the models that requests may name besides the first.
+    pub(super) fn text(&self, adapters: &[String]) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::default();
         let pool = self.engine.pool().stats();
         let kv_usage = Gauge::<f64, AtomicU64>::default();
@@ -64,6 +66,14 @@ impl Metrics {
         let (kv_bytes, prefix_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
         kv_bytes.set(pool.used as i64);
         prefix_bytes.set(self.engine.pool().prefixes().bytes as i64);
+        // All adapters are ready at any time: a router may send any of them here.
+        let lora_info = Family::<Vec<(&str, String)>, Gauge<i64>>::default();
+        let labels = [
+            ("max_lora", adapters.len().to_string()),
+            ("running_lora_adapters", adapters.join(",")),
+            ("waiting_lora_adapters", String::new()),
+        ];
+        lora_info.get_or_create(&labels.into()).set(unix_time() as i64);
         macro_rules! register {
             ($($name:literal, $help:literal, $metric:expr;)+) => {
                 $(registry.register($name, $help, $metric.clone());)+
@@ -80,6 +90,7 @@ impl Metrics {
             "vllm:num_requests_running", "Requests that run", self.running;
             "vllm:num_requests_waiting", "Requests that wait", self.waiting;
             "vllm:kv_cache_usage_perc", "Share of the pool of keys and values in use", kv_usage;
+            "vllm:lora_requests_info", "Adapters that requests may name, and when this was told", lora_info;
             "vllm:num_preemptions", "Times that a request lost its pages", self.preempted;
             "vllm:request_success", "Requests that ended without an error", self.requests;
             "vllm:time_to_first_token_seconds", "Time to the first token", self.first_token;

@@ -40,6 +40,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use error::ApiError;
 use futures_util::future::{Either, select};
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -54,7 +55,7 @@ use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
 use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{Error, Model};
+use ruvllm::{Error, Model, ScheduleError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -62,7 +63,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
-use tokio::sync::{Semaphore, watch as channel};
+use tokio::sync::{Notify, Semaphore, watch as channel};
 use watch::{Watch, Watchdog};
 use witness::{Witness, WitnessArgs};
 
@@ -72,8 +73,10 @@ const FINGERPRINT: &str = concat!("ruvllm-", env!("CARGO_PKG_VERSION"));
 const MAX_CONNECTIONS: usize = 4096;
 /// Threads for what takes longer than a moment.
 const MAX_BLOCKING: usize = 32;
-/// Most time that the headers of a request may take to come.
+/// Most time until a new connection has sent the headers of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most time from an answer to the headers of the next request on its connection: pools of clients keep idle connections.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -173,6 +176,8 @@ struct App {
     created: u64,
     n_ctx: usize,
     n_parallel: usize,
+    max_requests: usize,
+    preparing: Arc<Semaphore>,
     template: ChatTemplate,
     tool_format: ToolFormat,
     bos: String,
@@ -214,6 +219,33 @@ impl App {
         // 32 bits are easier to type again.
         self.seed.unwrap_or_else(|| random() >> 32)
     }
+
+    /// The names by which requests ask for the model with an adapter.
+    fn adapted_names(&self) -> Vec<String> {
+        self.adapters.iter().map(|adapter| format!("{}:{}", self.name, adapter.name)).collect()
+    }
+
+    /// Refuses a request that would find the queue full, before anything is done for it.
+    fn has_room(&self) -> Result<(), ApiError> {
+        let max = self.max_requests;
+        if self.scheduler.n_requests() < max { Ok(()) } else { Err(ScheduleError::QueueFull { max }.into()) }
+    }
+
+    /// Does what makes a request of what was asked: template, tokens, grammar. One at a time for each core, so that
+    /// passes keep theirs.
+    async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = Arc::clone(&self.preparing).acquire_owned().await;
+        // While it waited, others may have come.
+        self.has_room()?;
+        blocking(move || {
+            let _permit = permit;
+            work()
+        })
+        .await
+    }
 }
 
 /// The application, once the model is there.
@@ -226,6 +258,13 @@ struct Shared {
 impl Shared {
     fn app(&self) -> Result<Arc<App>, ApiError> {
         self.app.get().cloned().ok_or_else(ApiError::loading)
+    }
+
+    /// The application, if it takes another request.
+    fn app_with_room(&self) -> Result<Arc<App>, ApiError> {
+        let app = self.app()?;
+        app.has_room()?;
+        Ok(app)
     }
 }
 
@@ -364,6 +403,8 @@ impl App {
             created: unix_time(),
             n_ctx,
             n_parallel: schedule.n_parallel,
+            max_requests: schedule.max_requests,
+            preparing: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, |n| n.get()))),
             template: ChatTemplate::parse(&source)?,
             knows_developer: source.contains("developer"),
             tool_format: ToolFormat::of(&source),
@@ -474,7 +515,7 @@ async fn serve(
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     loop {
         let accept = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
@@ -495,11 +536,20 @@ async fn serve(
         };
         // Tokens are sent one by one.
         let _ = stream.set_nodelay(true);
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-        let connection = graceful.watch(connection);
+        let asked = Arc::new(Notify::new());
+        let (service, begins) = (TowerToHyperService::new(router.clone()), Arc::clone(&asked));
+        let service = service_fn(move |request| {
+            begins.notify_one();
+            service.call(request)
+        });
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            // A client that went away is no failure of the server.
-            let _ = connection.await;
+            let mut connection = pin!(connection);
+            let first = tokio::time::timeout(HEADER_TIMEOUT, asked.notified());
+            if let Either::Right((Ok(()), _)) = select(connection.as_mut(), pin!(first)).await {
+                // A client that went away is no failure of the server.
+                let _ = connection.await;
+            }
             drop(permit);
         });
     }

@@ -98,7 +98,7 @@ pub(super) async fn completion(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_with_room()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
     complete(app, caller, fields, prompts).await
 }
@@ -109,7 +109,7 @@ pub(super) async fn infill(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_with_room()?;
     let tokenizer = &app.tokenizer;
     let Some(fim) = tokenizer.fill_in_the_middle() else {
         let message = "the model has no tokens for texts with a gap";
@@ -248,7 +248,7 @@ impl Call {
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let text = app.metrics.text().map_err(|error| ApiError::internal(error.to_string()))?;
+    let text = app.metrics.text(&app.adapted_names()).map_err(|error| ApiError::internal(error.to_string()))?;
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

@@ -30,8 +30,7 @@ pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, Api
             "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
         })
     };
-    let adapted = app.adapters.iter().map(|adapter| format!("{}:{}", app.name, adapter.name));
-    let models = std::iter::once(app.name.clone()).chain(adapted).map(model).collect::<Vec<_>>();
+    let models = std::iter::once(app.name.clone()).chain(app.adapted_names()).map(model).collect::<Vec<_>>();
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
 }
 
@@ -310,7 +309,7 @@ pub(super) async fn completions(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_with_room()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
@@ -353,7 +352,7 @@ pub(super) async fn chat(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     Call::new(job, true).respond(answers, 1).await

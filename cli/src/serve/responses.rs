@@ -19,7 +19,7 @@ pub(super) async fn responses(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<HttpResponse, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_with_room()?;
     let about = translate(&mut fields)?;
     let turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;

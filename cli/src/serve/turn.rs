@@ -70,7 +70,10 @@ impl Job {
 
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
-        blocking(move || {
+        let app = Arc::clone(&self.app);
+        // A moment: another thread would take longer to wake up.
+        let is_quick = format.is_text() && prompts.len() * self.params.n == 1;
+        let work = move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();
             for tokens in &prompts {
@@ -82,8 +85,8 @@ impl Job {
                 }
             }
             Ok((self, answers))
-        })
-        .await
+        };
+        if is_quick { work() } else { app.prepare(work).await }
     }
 }
 
@@ -129,7 +132,8 @@ impl Turn {
 
     /// As many answers as are asked for.
     pub(super) async fn submit(self) -> Result<(Job, Vec<Answer>), ApiError> {
-        blocking(move || {
+        let app = Arc::clone(&self.job.app);
+        app.prepare(move || {
             let Turn { job, format, conversation, tools, choice, one_call } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;

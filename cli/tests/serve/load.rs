@@ -15,6 +15,8 @@ const CLIENTS: usize = 64;
 const PARALLEL: usize = 8;
 /// Requests that may run or wait: fewer than there are clients, so that some are refused.
 const PLACES: usize = 48;
+/// Time in which an answer has to be there to be of use.
+const USEFUL: Duration = Duration::from_secs(10);
 
 pub(super) fn is_long() -> bool {
     std::env::var_os("RUVLLM_LONG").is_some()
@@ -105,12 +107,12 @@ struct Counts {
     answered: AtomicUsize,
     refused: AtomicUsize,
     gone: AtomicUsize,
-    /// Generated tokens of answers that came to their ends.
-    tokens: AtomicUsize,
 }
 
-/// One request of a client that stays: a canary that only its own answer has, or a text that is known.
-fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
+/// One request of a client that stays: a canary that only its own answer has, or a text that is known. If it is refused,
+/// it waits for `patience`. Returns the tokens of a text that came in time.
+fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts, patience: Duration) -> usize {
+    let begun = Instant::now();
     let streams = rng.below(2) == 0;
     let (body, expected, n_tokens) = match rng.below(3) {
         0 => {
@@ -145,11 +147,12 @@ fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
         200 => {
             assert_eq!(text, expected, "the text of another request");
             counts.answered.fetch_add(1, Relaxed);
-            counts.tokens.fetch_add(n_tokens, Relaxed);
+            if begun.elapsed() <= USEFUL { n_tokens } else { 0 }
         }
         429 => {
             counts.refused.fetch_add(1, Relaxed);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(patience);
+            0
         }
         status => panic!("status {status}: {text}"),
     }
@@ -213,7 +216,8 @@ fn slow_loris(server: &Server, head: &str, limit: Duration) {
     let begun = Instant::now();
     loop {
         match stream.read(&mut [0; 512]) {
-            Ok(_) => break,
+            Ok(0) => break,
+            Ok(_) => {}
             Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind()) => {}
             Err(_) => break,
         }
@@ -240,24 +244,54 @@ fn clients(n: usize, seed: u64, time: Duration, act: impl Fn(&mut Rng) + Sync) {
     });
 }
 
-/// Tokens per second of whole answers for `n` clients that stay.
+/// Goodput for `n` clients that stay: tokens per second of answers that end within `time`, each of them within
+/// [`USEFUL`]. Who is refused comes back after the time that `Retry-After` says.
 fn goodput(server: &Server, known: &Known, n: usize, time: Duration) -> f64 {
-    let (counts, begun) = (Counts::default(), Instant::now());
-    clients(n, 77, time, |rng| stay(server, known, rng, &counts));
-    counts.tokens.load(Relaxed) as f64 / begun.elapsed().as_secs_f64()
+    let (counts, n_tokens, begun) = (Counts::default(), AtomicUsize::new(0), Instant::now());
+    clients(n, 77, time, |rng| {
+        let n = stay(server, known, rng, &counts, Duration::from_secs(1));
+        n_tokens.fetch_add(if begun.elapsed() <= time { n } else { 0 }, Relaxed);
+    });
+    n_tokens.into_inner() as f64 / time.as_secs_f64()
+}
+
+/// Goodput of a server that is just full, and at four times that load. In turns, as the machine has others to serve.
+fn goodputs(server: &Server, known: &Known, n_turns: usize, time: Duration) -> (f64, f64) {
+    let (mut full, mut four_times) = (0.0, 0.0);
+    for _ in 0..n_turns {
+        full += goodput(server, known, 2 * PARALLEL, time) / n_turns as f64;
+        four_times += goodput(server, known, 8 * PARALLEL, time) / n_turns as f64;
+    }
+    println!("goodput: {full:.0} tokens/s with {} clients, {four_times:.0} with {}", 2 * PARALLEL, 8 * PARALLEL);
+    (full, four_times)
+}
+
+fn overloaded() -> Server {
+    let (n, places) = (PARALLEL.to_string(), PLACES.to_string());
+    Server::start(&["-c", "512", "-np", &n, "--max-requests", &places, "--temp", "0"])
+}
+
+/// The goodput alone, for a quiet machine: docs/server.md has the numbers.
+#[test]
+#[ignore = "a measurement"]
+fn goodput_when_overloaded() {
+    let server = overloaded();
+    let known = Known::of(&server);
+    let (full, four_times) = goodputs(&server, &known, 4, Duration::from_secs(5));
+    assert!(four_times >= 0.95 * full, "{four_times} of {full} tokens/s");
 }
 
 #[test]
 fn load() {
-    let (n, places) = (PARALLEL.to_string(), PLACES.to_string());
-    let server = Server::start(&["-c", "512", "-np", &n, "--max-requests", &places, "--temp", "0"]);
+    let server = overloaded();
     let known = Known::of(&server);
     let seconds = |short, long| Duration::from_secs(if is_long() { long } else { short });
     let mixed = |seed, time| {
         let counts = Counts::default();
         clients(CLIENTS, seed, time, |rng| match rng.below(3) {
             0 => leave(&server, &known, rng, &counts),
-            _ => stay(&server, &known, rng, &counts),
+            // It does not wait as long as it is told to.
+            _ => drop(stay(&server, &known, rng, &counts, Duration::from_millis(20))),
         });
         counts
     };
@@ -273,8 +307,11 @@ fn load() {
             scope.spawn(|| slow_loris(&server, "POST /v1/completions HTTP/1.1\r\nhost: ", Duration::from_secs(60))),
         ];
         if is_long() {
-            let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n";
-            slow_loris(&server, head, Duration::from_secs(90));
+            let body = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n";
+            slow_loris(&server, body, Duration::from_secs(90));
+            // A connection that had an answer.
+            let second = "GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\n";
+            slow_loris(&server, second, Duration::from_secs(150));
         }
         let counts = mixed(1, seconds(8, 420));
         hostile.into_iter().for_each(|hostile| hostile.join().unwrap());
@@ -304,10 +341,7 @@ fn load() {
     }
 
     // At four times the load as much is answered as when the server is just full.
-    let time = seconds(3, 60);
-    let (full, four_times) =
-        (goodput(&server, &known, 2 * PARALLEL, time), goodput(&server, &known, 8 * PARALLEL, time));
-    println!("goodput: {full:.0} tokens/s with {} clients, {four_times:.0} with {}", 2 * PARALLEL, 8 * PARALLEL);
+    let (full, four_times) = goodputs(&server, &known, if is_long() { 4 } else { 1 }, seconds(3, 15));
     if is_long() {
         assert!(four_times >= 0.95 * full, "{four_times} of {full} tokens/s");
     }
