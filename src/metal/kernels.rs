@@ -163,6 +163,7 @@ args! {
     AddScaledArgs { n: u32, scale: f32 }
     AddBiasArgs { n: u32, n_rows: u32 }
     AddGatedArgs { n: u32, n_rows: u32 }
+    AddExpertBiasArgs { n: u32, n_chosen: u32, n_expert: u32 }
     FinishLogitsArgs { n: u32, scale: f32, softcap: f32 }
     RouteArgs { n_rows: u32, n_expert: u32, n_used: u32, gating: u32, normalise: u32, scale: f32 }
     ExpertRowsArgs { n_chosen: u32, n_expert: u32 }
@@ -568,6 +569,9 @@ pub static SILU_MUL: Kernel<ElementwiseArgs> = Kernel {
 /// `gate = gelu(gate)·up`.
 pub static GELU_MUL: Kernel<ElementwiseArgs> = Kernel { name: "gelu_mul", ..SILU_MUL };
 
+/// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7.
+pub static SWIGLU_OAI: Kernel<ElementwiseArgs> = Kernel { name: "swiglu_oai", ..SILU_MUL };
+
 /// `x = gelu(x)`.
 pub static GELU: Kernel<ElementwiseArgs> =
     Kernel { name: "gelu", buffers: &[changes("x", Element::F32, |a| a.n.into())], ..SILU_MUL };
@@ -658,6 +662,22 @@ pub static EXPERT_ROWS: Kernel<ExpertRowsArgs> = Kernel {
     threads: 32,
     threadgroup_bytes: NO_MEMORY,
     grid: |a, _| [a.n_expert, 1, 1],
+};
+
+/// Adds to each product of an expert that expert's bias.
+pub static ADD_EXPERT_BIAS: Kernel<AddExpertBiasArgs> = Kernel {
+    name: "add_expert_bias",
+    source: "experts.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        changes("y", Element::F32, |a| product(&[a.n_chosen, a.n])),
+        reads("bias", Element::F32, |a| product(&[a.n_expert, a.n])),
+        reads("chosen", Element::U32, |a| a.n_chosen.into()),
+    ],
+    threads: 256,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| [a.n.div_ceil(256), a.n_chosen, 1],
 };
 
 /// Sums the outputs of a row's experts.
@@ -782,6 +802,7 @@ pub fn declarations() -> Vec<Declaration> {
         ROPE_NEOX.declaration(),
         SILU_MUL.declaration(),
         GELU_MUL.declaration(),
+        SWIGLU_OAI.declaration(),
         GELU.declaration(),
         SQUARED_RELU.declaration(),
         ADD_SCALED.declaration(),
@@ -790,6 +811,7 @@ pub fn declarations() -> Vec<Declaration> {
         FINISH_LOGITS.declaration(),
         ROUTE.declaration(),
         EXPERT_ROWS.declaration(),
+        ADD_EXPERT_BIAS.declaration(),
         COMBINE_EXPERTS.declaration(),
         ARGMAX.declaration(),
         SOFTMAX.declaration(),

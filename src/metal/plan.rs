@@ -610,13 +610,13 @@ impl<'m, 'b> Planner<'m, 'b> {
             window,
             rope: _,
             qk_norm: _,
-            clip: _, // this and what follows is in `forward_only`
+            sinks: _, // among the weights
+            clip: _,  // this and what follows is in `forward_only`
             value_scale: _,
             value_norm: _,
             keys_as_values: _,
             shares_kv: _,
             alibi: _,
-            sinks: _,
             temperature: _,
             gated: _,
             gate_in_q: _,
@@ -652,7 +652,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let rows = self.rows.clone();
         let (row_data, pages) = (Name::Input(Input::Rows(rows.set)), Name::Input(Input::Pages(place.group)));
-        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(&NO_SINKS));
+        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(w.sinks.as_deref().unwrap_or(&NO_SINKS)));
         let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
         let tile_rows = prompt_tile_rows(variant);
         let tiles = self.tiles(&rows, tile_rows);
@@ -702,11 +702,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
-            Activation::ReGlu
-            | Activation::SwiGluOai
-            | Activation::GeGluErf
-            | Activation::GeluErf
-            | Activation::Xielu { .. } => {
+            Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
+            Activation::ReGlu | Activation::GeGluErf | Activation::GeluErf | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }
@@ -745,9 +742,6 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let Moe { spec: _, router, router_norm: _, output_scales: _, bias, stacked, shared, shared_gate } = moe;
         let Ffn { gate, up, down, activation: _, sparsity: _ } = stacked;
-        if up.b.is_some() || down.b.is_some() || gate.as_ref().is_some_and(|gate| gate.b.is_some()) {
-            return Err(refused("biases of experts".to_string()));
-        }
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
         self.linear(router, x, Left(Intermediate::Router))?;
@@ -772,11 +766,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             (Left(Intermediate::Gate), Left(Intermediate::Up), Left(Intermediate::ExpertOut));
         let runs = self.expert_runs(used, expert_count);
         if let Some(gate) = gate {
-            self.expert_product(&runs, &gate.w, (x, used), of_gate)?;
+            self.expert_product(&runs, gate, (x, used), of_gate)?;
         }
-        self.expert_product(&runs, &up.w, (x, used), of_up)?;
+        self.expert_product(&runs, up, (x, used), of_up)?;
         let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
-        self.expert_product(&runs, &down.w, (inner, 1), of_out)?;
+        self.expert_product(&runs, down, (inner, 1), of_out)?;
         let out = Left(Intermediate::FfnOut);
         self.plain(&COMBINE_EXPERTS, &CombineExpertsArgs { n, n_rows, n_used: used }, &[of_out, weights, out]);
 
@@ -817,14 +811,15 @@ impl<'m, 'b> Planner<'m, 'b> {
         runs
     }
 
-    /// `y = x·Wᵀ` for each choice of an expert; a row of `x` has `choices_per_row` choices.
+    /// `y = x·Wᵀ + b` for each choice of an expert; a row of `x` has `choices_per_row` choices.
     fn expert_product(
         &mut self,
         runs: &[ExpertRun],
-        w: &Weight,
+        linear: &'m Linear,
         (x, choices_per_row): (Name<'m>, u32),
         y: Name<'m>,
     ) -> Result<(), MetalError> {
+        let w = &linear.w;
         let (matrix, format) = self.weight(w)?;
         for &ExpertRun { run, n_used, n_expert, counts, lists } in runs {
             let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)? / n_expert, size(w.row_bytes())?);
@@ -838,6 +833,11 @@ impl<'m, 'b> Planner<'m, 'b> {
                 let args = MatmulExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
                 let lists = [(Left(Intermediate::ExpertCounts), counts), (Left(Intermediate::ExpertLists), lists)];
                 self.push((&MATMUL_EXPERTS, format, 0), &args, &[matrix, x, lists[0], lists[1], y], None);
+            }
+            if let Some(b) = &linear.b {
+                let args = AddExpertBiasArgs { n: n_out, n_chosen, n_expert };
+                let buffers = [y, (Name::Constant(b), 0), (Left(Intermediate::Chosen), bytes(first, 1))];
+                self.push((&ADD_EXPERT_BIAS, DType::F32, 0), &args, &buffers, None);
             }
         }
         Ok(())

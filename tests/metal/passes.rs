@@ -10,7 +10,7 @@ use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvType, Outputs, SessionOptions, Slot, TokenKind};
 use ruvllm::lora::Adapter;
 use ruvllm::metal::MetalRunner;
-use ruvllm::model::Model;
+use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
 use ruvllm::{MetalError, Session, SessionError};
 use std::num::NonZeroUsize;
@@ -53,22 +53,28 @@ fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     all
 }
 
+/// These models and gpt-oss, with their names.
+fn models(tiny: &[Tiny], dtype: DType) -> Vec<(&'static str, Model)> {
+    let oss = crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap();
+    tiny.iter().map(|tiny| (tiny.name(), tiny.model(dtype))).chain([("gpt-oss", oss)]).collect()
+}
+
 /// Largest difference of logits from the scalar level's, where both keep keys and values in half precision: those of
 /// tiny models are below 10, and a key that rounds the other way moves them by some 1e-4.
 const CLOSE: f32 = 1e-3;
 
 #[test]
 fn passes_of_every_shape_of_a_layer() {
-    for tiny in Tiny::SHAPES {
-        for dtype in [DType::F32, DType::Q8_0] {
-            let model = tiny.model(dtype).on(Arch::scalar());
+    for dtype in [DType::F32, DType::Q8_0] {
+        for (name, model) in models(&Tiny::SHAPES, dtype) {
+            let model = model.on(Arch::scalar());
             let (gpu, _) = on_gpu(&model, usize::MAX);
             let tokens = tokens(41, 3);
             let ours = logits(&mut gpu.session_with(&options()).unwrap(), &tokens, 37);
             let expected = logits(&mut engine(&model, 1).session_with(&options()).unwrap(), &tokens, 37);
             let difference = max_abs(&ours, &expected);
-            println!("{} {dtype}: {difference:.1e}", tiny.name());
-            assert!(difference <= CLOSE, "{} {dtype}: {difference}", tiny.name());
+            println!("{name} {dtype}: {difference:.1e}");
+            assert!(difference <= CLOSE, "{name} {dtype}: {difference}");
         }
     }
 }
@@ -84,8 +90,7 @@ fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
 /// are, on pages that are shared, or on the order of threads.
 #[test]
 fn several_sequences_in_one_pass() {
-    for tiny in Tiny::ALL {
-        let model = tiny.model(DType::Q8_0);
+    for (_, model) in models(&Tiny::ALL, DType::Q8_0) {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
         let (prompt, other) = (tokens(70, 1), tokens(21, 2));
         let draft = [7, 8, 9];
@@ -223,16 +228,26 @@ fn what_the_gpu_does_without_is_refused() {
 #[test]
 fn conformance_models() {
     let Some(root) = conformance() else { return };
-    for name in ["llama-gqa-tied-rope3", "qwen3-tied", "gemma2", "gemma3", "qwen3moe"] {
-        let dir = root.join("models").join(name);
+    for name in ["llama-gqa-tied-rope3", "qwen3-tied", "gemma2", "gemma3", "qwen3moe", "gpt-oss", "q-gpt-oss-mxfp4"] {
+        let (folder, file, logits_of) = match name {
+            "gpt-oss" => ("models2", "model-f16.gguf", "logits.f32"),
+            "q-gpt-oss-mxfp4" => ("models2/quantised", "model-mxfp4.gguf", "logits.mxfp4.f32"),
+            _ => ("models", "model-f16.gguf", "logits.f32"),
+        };
+        let dir = root.join(folder).join(name);
         let manifest = read_json(&dir.join("manifest.json"));
-        let model = Model::open(dir.join("model-f16.gguf")).unwrap().on(Arch::scalar());
+        let mut open = OpenOptions::new();
+        if name == "q-gpt-oss-mxfp4" {
+            // As its reference, see `conformance_logits.rs`.
+            open = open.override_kv("gpt-oss.rope.scaling.yarn_truncate", true);
+        }
+        let model = open.open(dir.join(file)).unwrap().on(Arch::scalar());
         let n_vocab = model.hparams().n_vocab;
         let (gpu, _) = on_gpu(&model, usize::MAX);
         for id in ["len17", "len150"] {
             let test = manifest["tests"].as_array().unwrap().iter().find(|test| test["id"] == id).unwrap();
             let (tokens, positions) = (numbers::<u32>(&test["tokens"]), numbers::<usize>(&test["positions"]));
-            let golden = read_f32(&dir.join(test["logits_file"].as_str().unwrap()));
+            let golden = read_f32(&dir.join(format!("{id}.{logits_of}")));
             let n_prompt = tokens.len() - 4;
             let of = |engine: &Engine| {
                 let all = logits(&mut engine.session_with(&options()).unwrap(), &tokens, n_prompt);

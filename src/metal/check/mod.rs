@@ -46,6 +46,7 @@ pub const CASES: &[Case] = &[
     Case { name: "elementwise", source: "elementwise.metal", run: elementwise::elementwise },
     Case { name: "route", source: "experts.metal", run: experts::route },
     Case { name: "expert_rows", source: "experts.metal", run: experts::expert_rows },
+    Case { name: "add_expert_bias", source: "experts.metal", run: experts::add_expert_bias },
     Case { name: "combine_experts", source: "experts.metal", run: experts::combine_experts },
     Case { name: "argmax", source: "sample.metal", run: sample::argmax },
     Case { name: "softmax", source: "sample.metal", run: sample::softmax },
