@@ -10,7 +10,7 @@ use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvType, Outputs, SessionOptions, Slot, TokenKind};
 use ruvllm::lora::Adapter;
 use ruvllm::metal::MetalRunner;
-use ruvllm::model::{Model, OpenOptions};
+use ruvllm::model::{Model, OpenOptions, Site};
 use ruvllm::quant::DType;
 use ruvllm::{MetalError, Session, SessionError};
 use std::num::NonZeroUsize;
@@ -189,6 +189,73 @@ fn passes_need_each_of_their_barriers() {
     }
 }
 
+/// An adapter of every matrix that `targets` selects, with terms that change logits by about their own size.
+fn adapter(model: &Model, rank: usize, seed: u64, targets: fn(&Site) -> bool) -> Arc<Adapter> {
+    let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
+    for (site, term) in adapter.terms_mut() {
+        let b = term.parts_mut().1;
+        b.iter_mut().enumerate().for_each(|(i, b)| *b = ((i * 7 + site * 5 + seed as usize) % 11) as f32 / 50.0 - 0.1);
+    }
+    Arc::new(adapter)
+}
+
+/// Adapters of all matrices, of some experts, two at a time, and none: several sequences in one pass have the bits of
+/// each alone, and the logits of the scalar level, also with layers split. A changed adapter is used at once.
+#[test]
+fn sequences_have_their_own_adapters() {
+    let phi3 = ("phi3", Tiny::Phi3.model(DType::F32));
+    for (name, model) in models(&[Tiny::Gemma2], DType::F32).into_iter().chain([phi3]) {
+        let model = model.on(Arch::scalar());
+        let (engine, _) = on_gpu(&model, usize::MAX);
+        let cpu = crate::run::engine(&model, 1);
+        let all = adapter(&model, 2, 1, |_| true);
+        // Of a stack of experts only the second.
+        let some = adapter(&model, 3, 2, |site| site.expert.is_none_or(|e| e == 1) && site.part() != "token_embd");
+        let attached = [vec![], vec![&all], vec![&some, &all], vec![&all]];
+        let prompts = [tokens(9, 1), tokens(5, 2), tokens(7, 3), tokens(3, 4)];
+        let sequence = |engine: &Engine, adapters: &[&Arc<Adapter>]| {
+            let mut sequence = engine.sequence(&options()).unwrap();
+            for (i, adapter) in adapters.iter().enumerate() {
+                sequence.attach(Arc::clone(adapter), 1.0 - i as f32 / 4.0).unwrap();
+            }
+            sequence
+        };
+        let run = |engine: &Engine, which: &[usize]| -> Vec<Vec<f32>> {
+            let mut sequences: Vec<_> = which.iter().map(|&i| sequence(engine, &attached[i])).collect();
+            let slots = sequences.iter_mut().zip(which);
+            let prompt = |(s, &i): (_, &usize)| Slot::new(s, &prompts[i][..], TokenKind::Prompt).outputs_from(1);
+            let mut logits = step(engine, &mut slots.map(prompt).collect::<Vec<_>>());
+            let slots = sequences.iter_mut().map(|s| Slot::new(s, &[4, 5], TokenKind::Generated).outputs_from(0));
+            let next = step(engine, &mut slots.collect::<Vec<_>>());
+            logits.iter_mut().zip(next).for_each(|(logits, next)| logits.extend(next));
+            logits
+        };
+        let together = run(&engine, &[0, 1, 2, 3]);
+        for (i, together) in together.iter().enumerate() {
+            assert_eq!(run(&engine, &[i])[0], *together, "{name} {i}");
+            let difference = max_abs(together, &run(&cpu, &[i])[0]);
+            println!("{name} {i}: {difference:.1e}");
+            assert!(difference <= CLOSE, "{name} {i}: {difference}");
+        }
+        // The CPU adds the terms of the first layer and of the embeddings, the GPU the others.
+        let (split, _) = on_gpu(&model, 1);
+        let difference = max_abs(&run(&split, &[2])[0], &run(&cpu, &[2])[0]);
+        assert!(difference <= CLOSE, "{name}, split: {difference}");
+
+        let mut session = engine.session_with(&options()).unwrap();
+        let id = session.attach(all, 1.0).unwrap();
+        session.prefill(&prompts[1]).unwrap();
+        let before = session.logits().to_vec();
+        session.update_adapter(id, |all| all.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.0))).unwrap();
+        session.clear();
+        session.prefill(&prompts[1]).unwrap();
+        let mut plain = engine.session_with(&options()).unwrap();
+        plain.prefill(&prompts[1]).unwrap();
+        assert_eq!(session.logits(), plain.logits());
+        assert!(max_abs(&before, plain.logits()) > 100.0 * CLOSE, "{name}: the adapter has no effect");
+    }
+}
+
 #[test]
 fn what_the_gpu_does_without_is_refused() {
     let model = Tiny::Llama.model(DType::F32);
@@ -201,11 +268,6 @@ fn what_the_gpu_does_without_is_refused() {
     };
     let exact = SessionOptions { kv_type: KvType::F32, ..options() };
     refused(engine.session_with(&exact).map(|_| ()), "f16");
-    let mut session = engine.session_with(&options()).unwrap();
-    let mut adapter = Adapter::zeros(&model, 2, 1, |_| true).unwrap();
-    adapter.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.1));
-    session.attach(Arc::new(adapter), 1.0).unwrap();
-    refused(session.prefill(&[1, 2]), "adapters");
     struct Look;
     impl ruvllm::exec::Probe for Look {
         fn tensor(&mut self, _: ruvllm::exec::Tap, _: usize, _: &[f32]) {}

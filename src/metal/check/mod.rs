@@ -38,6 +38,7 @@ pub const CASES: &[Case] = &[
     Case { name: "matmul_experts", source: "matmul.metal", run: products::matmul_experts },
     Case { name: "embed", source: "embed.metal", run: products::embed },
     Case { name: "lora", source: "lora.metal", run: products::lora },
+    Case { name: "lora_experts", source: "lora.metal", run: products::lora_experts },
     Case { name: "attention_decode", source: "attention_decode.metal", run: attention::decode },
     Case { name: "attention_prompt", source: "attention_prompt.metal", run: attention::prompt },
     Case { name: "append", source: "pages.metal", run: attention::append },
