@@ -780,20 +780,3 @@ pub struct ArchError {
     /// Whether this build knows the level at all.
     pub known: bool,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_level_is_there_or_refused() {
-        for level in LEVELS {
-            match Arch::named(level.name) {
-                Ok(arch) => assert!(arch.name() == level.name && (level.supported)()),
-                Err(e) => assert!(e.known && !(level.supported)() && !e.available.contains(&level.name)),
-            }
-        }
-        let e = Arch::named("sse9").unwrap_err();
-        assert!(!e.known && e.available.last() == Some(&"scalar"), "{e}");
-    }
-}

@@ -1272,7 +1272,7 @@ mod tests {
             seq.reserve(70).unwrap();
             let mut rows = [vec![1.0; 70 * 8], vec![1.0; 70 * 8]];
             rows[part][67 * 8 + 5] = x;
-            let outcome = seq.append(&Crew::alone(), Arch::detect(), 1, 0, &rows[0], &rows[1]);
+            let outcome = seq.append(&Crew::alone(), Arch::scalar(), 1, 0, &rows[0], &rows[1]);
             let expected = [KvPart::Key, KvPart::Value][part];
             match outcome {
                 Ok(()) => assert!(fits, "{x} {kind:?}"),

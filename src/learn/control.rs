@@ -268,14 +268,13 @@ mod tests {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
             moments.push(Arch::scalar(), Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
         }
-        for arch in Arch::available() {
-            let whitening = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
-            let [g, h]: [Vec<f32>; 2] = [5, 9].map(|i| (0..n).map(|j| value(i, j)).collect());
-            let found = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4, &mut Slices::whole());
-            let (a, b) = found.unwrap();
-            assert!(arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6, "{a:?} {b:?}");
-            assert!(a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0), "{a:?} {b:?}");
-        }
+        let arch = Arch::scalar();
+        let whitening = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
+        let [g, h]: [Vec<f32>; 2] = [5, 9].map(|i| (0..n).map(|j| value(i, j)).collect());
+        let found = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4, &mut Slices::whole());
+        let (a, b) = found.unwrap();
+        assert!(arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6, "{a:?} {b:?}");
+        assert!(a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0), "{a:?} {b:?}");
     }
 
     #[test]

@@ -642,21 +642,6 @@ pub enum Biases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::Gguf;
-    use crate::model::Model;
-
-    /// Hugging Face's `build_alibi_tensor` for 6 heads: the slopes of 4 heads, then every other one of 8.
-    #[test]
-    fn slopes_of_heads_that_are_no_power_of_two() -> Result<(), Box<dyn std::error::Error>> {
-        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
-        let model = Model::from_gguf(Gguf::open(demo)?)?;
-        let attn = model.hparams().attention().next().ok_or("no attention")?;
-        let attn = AttnSpec { n_head: 6, n_head_kv: 6, alibi: Some(8.0), ..attn.clone() };
-        let slopes: Vec<f32> = (0..6).map(|head| attn.slope(head).log2()).collect();
-        assert_eq!(slopes, [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
-        assert_eq!(AttnSpec { alibi: None, ..attn }.slope(3), 0.0);
-        Ok(())
-    }
 
     #[test]
     fn temperature_rises_by_steps() {

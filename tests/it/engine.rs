@@ -641,3 +641,31 @@ fn absurd_sizes_of_measurements_are_refused() {
     outcome.rates.clear();
     assert!(outcome.median().is_nan());
 }
+
+#[test]
+fn a_level_is_there_or_refused() {
+    let x86 = ["amx", "avx512_bf16", "avx512", "avx2"];
+    let arm = ["neon_i8mm", "neon_dotprod", "neon"];
+    for name in x86.into_iter().chain(arm).chain(["scalar"]) {
+        let built =
+            name == "scalar" || if cfg!(target_arch = "x86_64") { x86.contains(&name) } else { arm.contains(&name) };
+        match Arch::named(name) {
+            Ok(arch) => assert!(built && arch.name() == name),
+            Err(e) => assert!(e.known == built && !e.available.contains(&name)),
+        }
+    }
+    let e = Arch::named("sse9").unwrap_err();
+    assert!(!e.known && e.available.last() == Some(&"scalar"), "{e}");
+}
+
+/// Hugging Face's `build_alibi_tensor` for 6 heads: the slopes of 4 heads, then every other one of 8.
+#[test]
+fn slopes_of_heads_that_are_no_power_of_two() {
+    let model = Tiny::Llama.model(DType::F32);
+    let mut attn = model.hparams().attention().next().unwrap().clone();
+    (attn.n_head, attn.n_head_kv, attn.alibi) = (6, 6, Some(8.0));
+    let slopes: Vec<f32> = (0..6).map(|head| attn.slope(head).log2()).collect();
+    assert_eq!(slopes, [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
+    attn.alibi = None;
+    assert_eq!(attn.slope(3), 0.0);
+}

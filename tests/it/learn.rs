@@ -1,5 +1,6 @@
 //! Learning while running, from outside.
 
+use crate::common::long;
 use crate::run::{Pass, session_on};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::bench::{Contender, LearningOptions, learning};
@@ -514,7 +515,8 @@ fn killed_while_saving_leaves_a_whole_file() {
 fn the_shipped_model_learns() {
     let (model, tokens) = shipped();
     let control = tokens("models/demo-heldout.txt");
-    for (name, deep_controls) in [("river-station", false), ("project-docs", false), ("bakery-papers", true)] {
+    let streams = [("bakery-papers", true), ("river-station", false), ("project-docs", false)];
+    for (name, deep_controls) in streams.into_iter().take(if long() { 3 } else { 1 }) {
         let stream = tokens(&format!("tests/data/{name}.txt"));
         let options = LearningOptions { n_bootstrap: 500, deep_controls, ..Default::default() };
         let report = learning(&model, &stream[..6144], &control, &options).unwrap();
@@ -706,7 +708,7 @@ fn a_stream_that_attacks_does_no_lasting_harm() {
     let (model, tokens) = shipped();
     let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
     let (known, unknown) = control.split_at(control.len() / 2);
-    let n_poison = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 2000 };
+    let n_poison = if long() { 100_000 } else { 2000 };
     let n_vocab = model.hparams().n_vocab;
     // The opposite: what followed a word follows it no more, but something else each time.
     let opposite = |seed: u64| river[..4096].iter().zip(chance(seed, n_vocab)).enumerate();
@@ -784,7 +786,7 @@ fn many_updates() {
     let model = model();
     let mut session = learning_session(&model);
     session.calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>()).unwrap();
-    let n = if std::env::var_os("RUVLLM_LONG").is_some() { 100_000 } else { 1000 };
+    let n = if long() { 100_000 } else { 1000 };
     let (mut stream, mut noise) = (phrases(7), chance(8, N_VOCAB));
     let mut full = 0;
     for i in 0..n {

@@ -1,5 +1,6 @@
 //! Many requests on one engine: every answer is that of a session alone, and every request ends.
 
+use crate::common::long;
 use crate::run::{level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::exec::{
@@ -788,7 +789,7 @@ impl Random {
 /// pool of a few pages, from several threads: all of them end or are refused with a type, in order, and nothing is left.
 #[test]
 fn random_requests_on_a_tiny_pool_all_end() {
-    let n = if std::env::var_os("RUVLLM_LONG").is_some() { 10_000 } else { 160 };
+    let n = if long() { 10_000 } else { 160 };
     let page = page_bytes(1);
     let (engine, log) = (engine(2, Some(40 * page)), Log::default());
     let options = ScheduleOptions {

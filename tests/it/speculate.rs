@@ -1,6 +1,6 @@
 //! Drafts change the speed, never the text: whoever drafts, and however much, all is as in plain decoding.
 
-use crate::common::emulated;
+use crate::common::{emulated, long};
 use crate::run::{engine, level, open};
 use ruvllm::exec::{
     Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook, OutputRows, Piece,
@@ -256,8 +256,8 @@ fn check(model: &Model, options: &SessionOptions, cases: impl Iterator<Item = us
 fn the_text_is_that_of_plain_decoding() {
     let n = match emulated() {
         true => 6,
-        false if std::env::var_os("RUVLLM_LONG").is_some() => 1000,
-        false => 28,
+        false if long() => 1000,
+        false => 14,
     };
     check(&MODEL, &SessionOptions { n_ctx: Some(300), ..Default::default() }, 0..n);
     // Whose context is full soon, at the end of a page and within one.
@@ -269,7 +269,7 @@ fn the_text_is_that_of_plain_decoding() {
 /// What is rewound leaves no trace in keys and values of any precision, precision by age and windows included.
 #[test]
 fn rejected_drafts_leave_no_trace_in_any_cache() {
-    let n = if emulated() { 4 } else { 8 };
+    let n = if emulated() { 2 } else { 4 };
     for kv_type in [KvType::F32, KvType::Bf16, KvType::Q8, KvType::Q4] {
         check(&MODEL, &SessionOptions { n_ctx: Some(300), kv_type, ..Default::default() }, 0..n);
     }

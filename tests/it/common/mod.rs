@@ -26,11 +26,16 @@ pub(crate) fn emulated() -> bool {
     std::env::var_os("RUVLLM_EMULATED").is_some()
 }
 
+/// Whether time does not matter (`RUVLLM_LONG` is set, as `.ci/long` does): all cases of tests that otherwise take some.
+pub(crate) fn long() -> bool {
+    std::env::var_os("RUVLLM_LONG").is_some()
+}
+
 /// Random cases of a property: a tenth of `n` on an emulated CPU, ten times `n` when `RUVLLM_LONG` is set
 /// (`.ci/long`). `PROPTEST_RNG_SEED` repeats a run.
 pub(crate) fn cases(n: u32) -> ProptestConfig {
     let n = if emulated() { n.div_ceil(10) } else { n };
-    let n = if std::env::var_os("RUVLLM_LONG").is_some() { 10 * n } else { n };
+    let n = if long() { 10 * n } else { n };
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(n) }
 }
 
