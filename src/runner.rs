@@ -6,6 +6,7 @@
 
 use crate::cache::{PageMemory, PagePlace};
 use crate::error::SessionError;
+use crate::lora::Attached;
 use std::ops::Range;
 
 /// Computes passes of one model.
@@ -58,6 +59,8 @@ pub struct BatchSlot<'a> {
     /// For each group of layers, the addresses of the sequence's pages, by position divided by 64; 0 for pages that
     /// have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
+    /// Its adapters, whose terms are added to products in this order.
+    pub(crate) adapters: &'a [Attached],
 }
 
 /// Destination of the results, with a row for each output of the batch.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Modules may import only from layers below their own:
-#   error, quant, arch, team, cache, runner, gguf, tokenizer, model, metal, lora, exec, learn, train, sona, bench — and sample, grammar, chat
+#   error, quant, arch, team, cache, gguf, tokenizer, model, lora, runner, metal, exec, learn, train, sona, bench — and sample, grammar, chat
 # beside them.
 # `error` sits at the bottom: it names types of other layers only to wrap them.
 set -euo pipefail
@@ -18,8 +18,8 @@ tokenizer:error gguf
 grammar:error tokenizer sample
 model:error quant arch gguf tokenizer
 team:arch
-metal:error quant arch gguf model cache runner
-runner:error cache
+metal:error quant arch gguf model cache lora runner
+runner:error cache lora
 cache:error arch team
 lora:error quant arch gguf tokenizer model
 exec:error quant arch gguf tokenizer model lora team cache sample runner metal

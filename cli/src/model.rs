@@ -427,14 +427,14 @@ impl SessionArgs {
         options
     }
 
-    /// An engine for sessions with or without adapters.
-    pub(super) fn engine(&self, model: &Model, adapters: bool, options: &SessionOptions) -> Result<Engine, Failure> {
+    /// An engine for sessions that learn or do not.
+    pub(super) fn engine(&self, model: &Model, learns: bool, options: &SessionOptions) -> Result<Engine, Failure> {
         let engine_options = EngineOptions {
             prefix_folder: self.prompt_cache.clone(),
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()
         };
-        let engine = engine(model, self.threads.number(), adapters, options, engine_options)?;
+        let engine = engine(model, self.threads.number(), learns, options, engine_options)?;
         if self.prompt_cache.is_some() && !engine.uses_prefix_folder(options) {
             note(
                 "--prompt-cache: prompts of a model with windows or recurrent state, or with --kv-tiers, stay in memory only.",
@@ -444,11 +444,11 @@ impl SessionArgs {
     }
 }
 
-/// An engine for `model` and sessions with or without adapters. The CPU computes, with a note, where the GPU cannot.
+/// An engine for `model` and sessions whose adapters learn or do not. The CPU computes, with a note, where the GPU cannot.
 pub(super) fn engine(
     model: &Model,
     n_threads: Option<NonZeroUsize>,
-    adapters: bool,
+    learns: bool,
     options: &SessionOptions,
     engine_options: EngineOptions,
 ) -> Result<Engine, Failure> {
@@ -457,8 +457,8 @@ pub(super) fn engine(
         note(format!("computing on the CPU: {why}"));
         Ok(Engine::new(model, &EngineOptions { device: Some(Device::Cpu), ..engine_options.clone() })?)
     };
-    if model.device() != Device::Cpu && adapters {
-        return on_cpu("the GPU does without adapters");
+    if model.device() != Device::Cpu && learns {
+        return on_cpu("the GPU does without gradients");
     }
     if model.device() != Device::Cpu && options.kv_policy() != KvPolicy::default() {
         return on_cpu("on the GPU keys and values are f16 (-ctk f16)");
@@ -485,7 +485,7 @@ pub(super) fn session(
 ) -> Result<Session, Failure> {
     let options = &args.for_model(options, model);
     let adapters = args.lora.open(model)?;
-    let mut session = args.engine(model, !adapters.is_empty(), options)?.session_with(options)?;
+    let mut session = args.engine(model, false, options)?.session_with(options)?;
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }

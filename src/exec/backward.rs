@@ -490,7 +490,7 @@ fn layer_backward(
     Buffers { dx, inner, cos, sin, back }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
-    // What `Hparams::forward_only` names does not come here.
+    // What `Hparams::without_gradient` names does not come here.
     let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else { return };
     let mut b = LayerBuffers::take(&mut Frame::of(inner), h, (spec, attn), m, tape.pos);
     let parallel = spec.norms == Norms::Shared;
@@ -804,7 +804,7 @@ fn feed_forward_backward(
     }
 }
 
-/// Called for features that [`Hparams::forward_only`] names, which were refused before.
+/// Called for features that [`Hparams::without_gradient`] names, which were refused before.
 fn refused() {
     unreachable!("Session::gradient refuses this model");
 }

@@ -74,7 +74,7 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        if let Some(what) = self.model().hparams().forward_only() {
+        if let Some(what) = self.model().hparams().without_gradient() {
             return Err(SessionError::NoGradient { what }.into());
         }
         let target = self.seq.adapters.index(id)?;

@@ -38,9 +38,6 @@ pub(super) fn offload(
     if probe.sees_all_rows() {
         return refuse("probes and gradients");
     }
-    if pass.slots.iter().any(|slot| !slot.seq.adapters.attached.is_empty()) {
-        return refuse("adapters");
-    }
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
     }
@@ -78,6 +75,7 @@ pub(super) fn offload(
             pos: slot.pos(),
             generated: slot.is_generated(),
             tables,
+            adapters: &slot.seq.adapters.attached,
         }
     });
     let batch_slots = batch_slots.collect::<Vec<_>>();

@@ -163,13 +163,15 @@ args! {
     AddScaledArgs { n: u32, scale: f32 }
     AddBiasArgs { n: u32, n_rows: u32 }
     AddGatedArgs { n: u32, n_rows: u32 }
+    AddExpertBiasArgs { n: u32, n_chosen: u32, n_expert: u32 }
     FinishLogitsArgs { n: u32, scale: f32, softcap: f32 }
     RouteArgs { n_rows: u32, n_expert: u32, n_used: u32, gating: u32, normalise: u32, scale: f32 }
     ExpertRowsArgs { n_chosen: u32, n_expert: u32 }
     CombineExpertsArgs { n: u32, n_rows: u32, n_used: u32 }
     SampleArgs { n: u32, n_rows: u32 }
     TopKArgs { n: u32, n_rows: u32, k: u32 }
-    LoraArgs { n_in: u32, n_out: u32, rank: u32, n_rows: u32, scale: f32 }
+    LoraArgs { n_in: u32, n_out: u32, rank: u32, n_rows: u32, b_stride: u32, scale: f32 }
+    LoraExpertsArgs { n_in: u32, n_out: u32, n_chosen: u32, n_expert: u32, choices_per_row: u32, n_values: u32 }
 }
 
 /// A kernel, or a family of kernels that differ in weight format and in a variant number.
@@ -568,6 +570,9 @@ pub static SILU_MUL: Kernel<ElementwiseArgs> = Kernel {
 /// `gate = gelu(gate)·up`.
 pub static GELU_MUL: Kernel<ElementwiseArgs> = Kernel { name: "gelu_mul", ..SILU_MUL };
 
+/// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7.
+pub static SWIGLU_OAI: Kernel<ElementwiseArgs> = Kernel { name: "swiglu_oai", ..SILU_MUL };
+
 /// `x = gelu(x)`.
 pub static GELU: Kernel<ElementwiseArgs> =
     Kernel { name: "gelu", buffers: &[changes("x", Element::F32, |a| a.n.into())], ..SILU_MUL };
@@ -660,6 +665,22 @@ pub static EXPERT_ROWS: Kernel<ExpertRowsArgs> = Kernel {
     grid: |a, _| [a.n_expert, 1, 1],
 };
 
+/// Adds to each product of an expert that expert's bias.
+pub static ADD_EXPERT_BIAS: Kernel<AddExpertBiasArgs> = Kernel {
+    name: "add_expert_bias",
+    source: "experts.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        changes("y", Element::F32, |a| product(&[a.n_chosen, a.n])),
+        reads("bias", Element::F32, |a| product(&[a.n_expert, a.n])),
+        reads("chosen", Element::U32, |a| a.n_chosen.into()),
+    ],
+    threads: 256,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| [a.n.div_ceil(256), a.n_chosen, 1],
+};
+
 /// Sums the outputs of a row's experts.
 pub static COMBINE_EXPERTS: Kernel<CombineExpertsArgs> = Kernel {
     name: "combine_experts",
@@ -748,17 +769,53 @@ pub static LORA_A: Kernel<LoraArgs> = Kernel {
     grid: |a, _| [a.rank, a.n_rows, 1],
 };
 
+/// Values of the columns that a product computes of all rows of `B`, which are `b_stride` apart.
+fn b_len(a: &LoraArgs) -> u64 {
+    product(&[a.rank - 1, a.b_stride]) + u64::from(a.n_out)
+}
+
 /// `y += scale·t·B` of an adapter.
 pub static LORA_B: Kernel<LoraArgs> = Kernel {
     name: "lora_b",
     buffers: &[
-        reads("b", Element::F32, |a| product(&[a.rank, a.n_out])),
+        reads("b", Element::F32, b_len),
         reads("t", Element::F32, |a| product(&[a.n_rows, a.rank])),
         changes("y", Element::F32, |a| product(&[a.n_rows, a.n_out])),
     ],
     threads: 256,
     grid: |a, _| [a.n_out.div_ceil(256), a.n_rows, 1],
     ..LORA_A
+};
+
+/// Adds an adapter's terms to rows of the embedding table, `n_in` is the number of tokens.
+pub static LORA_EMBED: Kernel<LoraArgs> = Kernel {
+    name: "lora_embed",
+    buffers: &[
+        reads("a", Element::F32, |a| product(&[a.rank, a.n_in])),
+        reads("b", Element::F32, b_len),
+        reads("tokens", Element::U32, |a| a.n_rows.into()),
+        changes("x", Element::F32, |a| product(&[a.n_rows, a.n_out])),
+    ],
+    ..LORA_B
+};
+
+/// Adds the terms of chosen experts to their products. `terms` has four numbers per expert: the index of its `A` among
+/// the adapter's values, that of its `B`, the rank (0 without a term), and the bits of the scale.
+pub static LORA_EXPERTS: Kernel<LoraExpertsArgs> = Kernel {
+    name: "lora_experts",
+    source: "lora.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        reads("values", Element::F32, |a| a.n_values.into()),
+        reads("x", Element::F32, |a| product(&[a.n_chosen / a.choices_per_row, a.n_in])),
+        reads("chosen", Element::U32, |a| a.n_chosen.into()),
+        reads("terms", Element::U32, |a| product(&[4, a.n_expert])),
+        changes("y", Element::F32, |a| product(&[a.n_chosen, a.n_out])),
+    ],
+    threads: 256,
+    threadgroup_bytes: |_| 32,
+    grid: |a, _| [a.n_chosen, 1, 1],
 };
 
 /// Table entries of all kernels.
@@ -782,6 +839,7 @@ pub fn declarations() -> Vec<Declaration> {
         ROPE_NEOX.declaration(),
         SILU_MUL.declaration(),
         GELU_MUL.declaration(),
+        SWIGLU_OAI.declaration(),
         GELU.declaration(),
         SQUARED_RELU.declaration(),
         ADD_SCALED.declaration(),
@@ -790,6 +848,7 @@ pub fn declarations() -> Vec<Declaration> {
         FINISH_LOGITS.declaration(),
         ROUTE.declaration(),
         EXPERT_ROWS.declaration(),
+        ADD_EXPERT_BIAS.declaration(),
         COMBINE_EXPERTS.declaration(),
         ARGMAX.declaration(),
         SOFTMAX.declaration(),
@@ -797,5 +856,7 @@ pub fn declarations() -> Vec<Declaration> {
         TOP_K_PAIRS.declaration(),
         LORA_A.declaration(),
         LORA_B.declaration(),
+        LORA_EMBED.declaration(),
+        LORA_EXPERTS.declaration(),
     ]
 }

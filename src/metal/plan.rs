@@ -7,6 +7,7 @@
 
 use super::kernels::*;
 use crate::error::MetalError;
+use crate::lora::{Adapter, Attached};
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer, Model, Moe,
     MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
@@ -14,6 +15,7 @@ use crate::model::{
 use crate::quant::DType;
 use crate::runner::{Batch, BatchSlot};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Set of rows of a batch: all, or those with outputs, stored contiguously.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +33,8 @@ pub enum Name<'m> {
     Tensor(usize),
     /// Values that never change: norms, biases. Identified by their address.
     Constant(&'m [f32]),
+    /// Terms of an adapter, by its index in [`Plan::adapters`].
+    Adapter(usize),
     /// Input, written by the host before the pass.
     Input(Input),
     /// Intermediate result, or output for the host.
@@ -54,6 +58,8 @@ pub enum Input {
     Pages(usize),
     /// Tiles of at most this many rows, see [`Plan::tiles`].
     Tiles(Set, u32),
+    /// Terms of experts, see [`Plan::terms`].
+    Terms,
 }
 
 /// Results of kernels, with llama.cpp's names.
@@ -86,6 +92,8 @@ pub enum Intermediate {
     ExpertOut,
     SharedOut,
     SharedGate,
+    /// `A·x` of an adapter.
+    Low,
     Logits,
 }
 
@@ -107,6 +115,10 @@ pub struct Plan<'m> {
     pub commands: Vec<Command<'m>>,
     /// First row and number of rows of each tile of [`ATTENTION_PROMPT`], by input.
     pub tiles: Vec<(Input, Vec<[u32; 2]>)>,
+    /// Adapters of the batch. A buffer has the values of all terms, by site, each `A`, then `B`.
+    pub adapters: Vec<Arc<Adapter>>,
+    /// For [`LORA_EXPERTS`], one for each expert of a product.
+    pub terms: Vec<[u32; 4]>,
     /// Set of the rows in the results: those with outputs, which may be all.
     pub outputs: Set,
 }
@@ -118,6 +130,8 @@ struct Part {
     n: u32,
     pos: u32,
     generated: bool,
+    /// Index of the sequence's slot; of a run, that of its first part.
+    slot: usize,
 }
 
 /// Some rows of the batch, with their sequences.
@@ -132,11 +146,11 @@ impl RowSet {
     fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, MetalError> {
         let mut parts = Vec::new();
         let mut first = 0;
-        for slot in slots {
+        for (i, slot) in slots.iter().enumerate() {
             let rows = if set == Set::All { &slot.rows } else { &slot.outputs };
             let (n, pos) = (size(rows.len())?, size(slot.pos + rows.start - slot.rows.start)?);
             if n > 0 {
-                parts.push(Part { first, n, pos, generated: slot.generated });
+                parts.push(Part { first, n, pos, generated: slot.generated, slot: i });
             }
             first += n;
         }
@@ -219,6 +233,8 @@ struct Planner<'m, 'b> {
     touched: Vec<(Name<'m>, Range<u64>, bool)>,
     /// Number of pages in all tables.
     n_pages: u32,
+    /// For each of [`Plan::adapters`], the index of the first value of each site's term.
+    first_values: Vec<Vec<usize>>,
     /// Rows still being computed.
     rows: RowSet,
     /// A branch that is not yet added to the residual stream, and its factor.
@@ -233,7 +249,14 @@ impl<'m, 'b> Planner<'m, 'b> {
             model,
             h: model.hparams(),
             batch,
-            plan: Plan { commands: Vec::new(), tiles: Vec::new(), outputs: Set::All },
+            plan: Plan {
+                commands: Vec::new(),
+                tiles: Vec::new(),
+                adapters: Vec::new(),
+                terms: Vec::new(),
+                outputs: Set::All,
+            },
+            first_values: Vec::new(),
             touched: Vec::new(),
             n_pages: size(batch.slots.iter().map(|slot| slot.tables.first().map_or(0, Vec::len)).sum())?,
             rows: RowSet::new(Set::All, batch.slots)?,
@@ -352,6 +375,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             let (table, format) = self.weight(token_embd)?;
             let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
             self.push((&EMBED, format, 0), &args, &buffers, None);
+            self.embed_terms(token_embd)?;
         }
         for i in first_layer..n_layer {
             let last = i + 1 == n_layer;
@@ -383,7 +407,124 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
     }
 
-    /// `y = x·Wᵀ` for the current rows.
+    /// Index of an adapter in the plan, and that of the first value of its term at `site`.
+    fn adapter(&mut self, attached: &Attached, site: usize) -> (usize, u64) {
+        let adapter = &attached.adapter;
+        let known = self.plan.adapters.iter().position(|other| Arc::ptr_eq(other, adapter));
+        let index = known.unwrap_or_else(|| {
+            let mut end = 0;
+            let mut firsts = vec![0; adapter.sites().len()];
+            for (site, term) in adapter.terms() {
+                firsts[site] = end;
+                end += term.a().len() + term.b().len();
+            }
+            self.first_values.push(firsts);
+            self.plan.adapters.push(Arc::clone(adapter));
+            self.plan.adapters.len() - 1
+        });
+        (index, self.first_values[index][site] as u64)
+    }
+
+    /// Adds the adapters' terms to looked-up rows of the embedding table.
+    fn embed_terms(&mut self, table: &Weight) -> Result<(), MetalError> {
+        let x = self.x();
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let Some((term, scale)) = attached.term(table.site) else { continue };
+                let (adapter, first) = self.adapter(attached, table.site);
+                let n_embd = self.n_embd()?;
+                let args = LoraArgs {
+                    n_in: size(self.h.n_vocab)?,
+                    n_out: n_embd,
+                    rank: size(term.rank())?,
+                    n_rows: part.n,
+                    b_stride: n_embd,
+                    scale: scale * self.h.embd_scale,
+                };
+                let buffers = [
+                    (Name::Adapter(adapter), 4 * first),
+                    (Name::Adapter(adapter), 4 * (first + term.a().len() as u64)),
+                    (Name::Input(Input::Tokens), bytes(part.first, 1)),
+                    (x, bytes(part.first, n_embd)),
+                ];
+                self.push((&LORA_EMBED, DType::F32, 0), &args, &buffers, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the adapters' terms to a product with `w`.
+    fn terms(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)?);
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let Some((term, scale)) = attached.term(w.site) else { continue };
+                let (adapter, first) = self.adapter(attached, w.site);
+                let args = LoraArgs {
+                    n_in,
+                    n_out,
+                    rank: size(term.rank())?,
+                    n_rows: part.n,
+                    b_stride: size(term.b().len() / term.rank())?,
+                    scale,
+                };
+                let low = (Left(Intermediate::Low), bytes(part.first, args.rank));
+                let a = (Name::Adapter(adapter), 4 * first);
+                let b = (Name::Adapter(adapter), 4 * (first + (term.a().len() + w.first_row) as u64));
+                self.push((&LORA_A, DType::F32, 0), &args, &[a, (x, bytes(part.first, n_in)), low], None);
+                self.push((&LORA_B, DType::F32, 0), &args, &[b, low, (y, bytes(part.first, n_out))], None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the adapters' terms to products of experts with a stack `w` of matrices.
+    fn expert_terms(
+        &mut self,
+        w: &Weight,
+        (x, choices_per_row): (Name<'m>, u32),
+        (n_used, n_expert): (u32, u32),
+        y: Name<'m>,
+    ) -> Result<(), MetalError> {
+        let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)? / n_expert);
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let first_term = self.plan.terms.len() as u64;
+                let mut index = None;
+                for site in w.site..w.site + n_expert as usize {
+                    let entry = match attached.term(site) {
+                        Some((term, scale)) => {
+                            let (adapter, first) = self.adapter(attached, site);
+                            index = Some(adapter);
+                            let first = size(first as usize)?;
+                            [first, first + size(term.a().len())?, size(term.rank())?, scale.to_bits()]
+                        }
+                        None => [0; 4],
+                    };
+                    self.plan.terms.push(entry);
+                }
+                let Some(index) = index else {
+                    self.plan.terms.truncate(first_term as usize);
+                    continue;
+                };
+                let first = part.first * n_used;
+                let n_values = size(attached.adapter.n_params())?;
+                let args =
+                    LoraExpertsArgs { n_in, n_out, n_chosen: part.n * n_used, n_expert, choices_per_row, n_values };
+                let buffers = [
+                    (Name::Adapter(index), 0),
+                    (x, bytes(first / choices_per_row, n_in)),
+                    (Left(Intermediate::Chosen), bytes(first, 1)),
+                    (Name::Input(Input::Terms), 16 * first_term),
+                    (y, bytes(first, n_out)),
+                ];
+                self.push((&LORA_EXPERTS, DType::F32, 0), &args, &buffers, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// `y = x·Wᵀ` for the current rows, with the adapters' terms.
     fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
         let (matrix, format) = self.weight(w)?;
         let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
@@ -399,7 +540,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.push((&MATMUL, format, 0), &args, &buffers, None);
             }
         }
-        Ok(())
+        self.terms(w, x, y)
     }
 
     /// `y = x·Wᵀ + b` for the current rows.
@@ -610,13 +751,13 @@ impl<'m, 'b> Planner<'m, 'b> {
             window,
             rope: _,
             qk_norm: _,
-            clip: _, // this and what follows is in `forward_only`
+            sinks: _, // among the weights
+            clip: _,  // this and what follows is in `forward_only`
             value_scale: _,
             value_norm: _,
             keys_as_values: _,
             shares_kv: _,
             alibi: _,
-            sinks: _,
             temperature: _,
             gated: _,
             gate_in_q: _,
@@ -652,7 +793,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let rows = self.rows.clone();
         let (row_data, pages) = (Name::Input(Input::Rows(rows.set)), Name::Input(Input::Pages(place.group)));
-        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(&NO_SINKS));
+        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(w.sinks.as_deref().unwrap_or(&NO_SINKS)));
         let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
         let tile_rows = prompt_tile_rows(variant);
         let tiles = self.tiles(&rows, tile_rows);
@@ -702,11 +843,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
-            Activation::ReGlu
-            | Activation::SwiGluOai
-            | Activation::GeGluErf
-            | Activation::GeluErf
-            | Activation::Xielu { .. } => {
+            Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
+            Activation::ReGlu | Activation::GeGluErf | Activation::GeluErf | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }
@@ -745,9 +883,6 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let Moe { spec: _, router, router_norm: _, output_scales: _, bias, stacked, shared, shared_gate } = moe;
         let Ffn { gate, up, down, activation: _, sparsity: _ } = stacked;
-        if up.b.is_some() || down.b.is_some() || gate.as_ref().is_some_and(|gate| gate.b.is_some()) {
-            return Err(refused("biases of experts".to_string()));
-        }
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
         self.linear(router, x, Left(Intermediate::Router))?;
@@ -772,11 +907,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             (Left(Intermediate::Gate), Left(Intermediate::Up), Left(Intermediate::ExpertOut));
         let runs = self.expert_runs(used, expert_count);
         if let Some(gate) = gate {
-            self.expert_product(&runs, &gate.w, (x, used), of_gate)?;
+            self.expert_product(&runs, gate, (x, used), of_gate)?;
         }
-        self.expert_product(&runs, &up.w, (x, used), of_up)?;
+        self.expert_product(&runs, up, (x, used), of_up)?;
         let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
-        self.expert_product(&runs, &down.w, (inner, 1), of_out)?;
+        self.expert_product(&runs, down, (inner, 1), of_out)?;
         let out = Left(Intermediate::FfnOut);
         self.plain(&COMBINE_EXPERTS, &CombineExpertsArgs { n, n_rows, n_used: used }, &[of_out, weights, out]);
 
@@ -817,14 +952,15 @@ impl<'m, 'b> Planner<'m, 'b> {
         runs
     }
 
-    /// `y = x·Wᵀ` for each choice of an expert; a row of `x` has `choices_per_row` choices.
+    /// `y = x·Wᵀ + b` for each choice of an expert; a row of `x` has `choices_per_row` choices.
     fn expert_product(
         &mut self,
         runs: &[ExpertRun],
-        w: &Weight,
+        linear: &'m Linear,
         (x, choices_per_row): (Name<'m>, u32),
         y: Name<'m>,
     ) -> Result<(), MetalError> {
+        let w = &linear.w;
         let (matrix, format) = self.weight(w)?;
         for &ExpertRun { run, n_used, n_expert, counts, lists } in runs {
             let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)? / n_expert, size(w.row_bytes())?);
@@ -839,8 +975,16 @@ impl<'m, 'b> Planner<'m, 'b> {
                 let lists = [(Left(Intermediate::ExpertCounts), counts), (Left(Intermediate::ExpertLists), lists)];
                 self.push((&MATMUL_EXPERTS, format, 0), &args, &[matrix, x, lists[0], lists[1], y], None);
             }
+            if let Some(b) = &linear.b {
+                let args = AddExpertBiasArgs { n: n_out, n_chosen, n_expert };
+                let buffers = [y, (Name::Constant(b), 0), (Left(Intermediate::Chosen), bytes(first, 1))];
+                self.push((&ADD_EXPERT_BIAS, DType::F32, 0), &args, &buffers, None);
+            }
         }
-        Ok(())
+        match runs.first() {
+            Some(of) => self.expert_terms(w, (x, choices_per_row), (of.n_used, of.n_expert), y),
+            None => Ok(()),
+        }
     }
 }
 

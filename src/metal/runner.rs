@@ -4,10 +4,11 @@ use super::plan::{Input, Intermediate, Name, Plan, Set};
 use super::{Call, Gpu};
 use crate::cache::{PageMemory, PagePlace};
 use crate::error::{MetalError, SessionError};
+use crate::lora::Adapter;
 use crate::model::Model;
 use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Computes the last layers of a model on a GPU, or all of them.
 pub struct MetalRunner<G: Gpu> {
@@ -16,6 +17,9 @@ pub struct MetalRunner<G: Gpu> {
     first_layer: usize,
     /// Weights, and buffers of passes, which grow on demand.
     buffers: Mutex<HashMap<Key, G::Buffer>>,
+    /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and values as they are:
+    /// whoever changes it gets a new one.
+    adapters: Mutex<Vec<(Weak<Adapter>, G::Buffer)>>,
 }
 
 /// A [`Name`] without the plan's lifetime.
@@ -35,7 +39,7 @@ impl Key {
             Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
             Name::Input(input) => Some(Key::Input(input)),
             Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
-            Name::Cache(_) => None,
+            Name::Adapter(_) | Name::Cache(_) => None,
         }
     }
 }
@@ -51,7 +55,7 @@ impl<G: Gpu> MetalRunner<G> {
         let first_layer = h.n_layer.saturating_sub(n_layers);
         // A pass of one token uses the same parts of the model as any other pass.
         let places = vec![PagePlace::default(); h.attention().count()];
-        let slot = BatchSlot { rows: 0..1, outputs: 0..1, pos: 0, generated: true, tables: &[] };
+        let slot = BatchSlot { rows: 0..1, outputs: 0..1, pos: 0, generated: true, tables: &[], adapters: &[] };
         let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
         let batch = Batch { slots: &[slot], tokens: &[0], hidden, cos: &[], sin: &[], places: &places };
         let plan = Plan::new(model, first_layer, &batch, false)?;
@@ -66,11 +70,17 @@ impl<G: Gpu> MetalRunner<G> {
                     gpu.write(&mut buffer, bytes)?;
                     buffer
                 }
-                Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => continue,
+                Name::Adapter(_) | Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => continue,
             };
             buffers.insert(key, buffer);
         }
-        Ok(MetalRunner { gpu, model: model.clone(), first_layer, buffers: Mutex::new(buffers) })
+        Ok(MetalRunner {
+            gpu,
+            model: model.clone(),
+            first_layer,
+            buffers: Mutex::new(buffers),
+            adapters: Mutex::default(),
+        })
     }
 
     /// The GPU.
@@ -94,10 +104,27 @@ impl<G: Gpu> MetalRunner<G> {
                 self.gpu.write(buffer, &data)?;
             }
         }
+        let mut adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
+        let mut places = Vec::with_capacity(plan.adapters.len());
+        for adapter in &plan.adapters {
+            let known = adapters.iter().position(|(other, _)| other.as_ptr() == Arc::as_ptr(adapter));
+            if known.is_none() {
+                let values: Vec<f32> = adapter.terms().flat_map(|(_, term)| [term.a(), term.b()].concat()).collect();
+                let bytes: &[u8] = bytemuck::cast_slice(&values);
+                let mut buffer = self.gpu.buffer(bytes.len())?;
+                self.gpu.write(&mut buffer, bytes)?;
+                adapters.push((Arc::downgrade(adapter), buffer));
+            }
+            places.push(known.unwrap_or(adapters.len() - 1));
+        }
         let mut calls = Vec::with_capacity(plan.commands.len());
         for command in &plan.commands {
             let buffers = command.buffers.iter().filter_map(|&(name, offset)| {
-                let buffer = buffers.get(&Key::of(name)?)?;
+                let buffer = match name {
+                    Name::Adapter(index) => &adapters[places[index]].1,
+                    _ => buffers.get(&Key::of(name)?)?,
+                };
                 Some((buffer, offset))
             });
             calls.push(Call { dispatch: &command.dispatch, buffers: buffers.collect(), barrier: command.barrier });
@@ -130,6 +157,7 @@ impl<G: Gpu> MetalRunner<G> {
                 bytemuck::cast_slice(batch.hidden).to_vec()
             }
             Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
+            Name::Input(Input::Terms) => bytemuck::cast_slice(&plan.terms).to_vec(),
             Name::Input(Input::OutputRows) => u32s(rows(Set::Outputs).map(|row| row as u32).collect()),
             Name::Input(Input::Rows(set)) => {
                 let mut table = 0;
@@ -160,7 +188,9 @@ impl<G: Gpu> MetalRunner<G> {
                 let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
                 bytemuck::cast_slice(tiles).to_vec()
             }
-            Name::Intermediate(_) | Name::Tensor(_) | Name::Constant(_) | Name::Cache(_) => return None,
+            Name::Intermediate(_) | Name::Tensor(_) | Name::Constant(_) | Name::Adapter(_) | Name::Cache(_) => {
+                return None;
+            }
         };
         Some(data)
     }

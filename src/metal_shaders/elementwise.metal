@@ -27,6 +27,18 @@ kernel void gelu_mul(device float* gate [[buffer(0)]],
     if (i < p.n) gate[i] = gelu_tanh(gate[i]) * up[i];
 }
 
+// `gate = g / (1 + exp(-1.702 g)) * (u + 1)` with `g = min(gate, 7)` and `u` the values of `up` clamped to -7..7.
+// Comparisons instead of `min` and `max` keep NaN.
+kernel void swiglu_oai(device float* gate [[buffer(0)]],
+                       device const float* up [[buffer(1)]],
+                       constant ElementwiseArgs& p [[buffer(2)]],
+                       uint i [[thread_position_in_grid]]) {
+    if (i >= p.n) return;
+    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
+    const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
+    gate[i] = times_sigmoid(g, 1.702f * g) * (u + 1.0f);
+}
+
 // `x = gelu(x)`.
 kernel void gelu(device float* x [[buffer(0)]],
                  constant ElementwiseArgs& p [[buffer(1)]],

@@ -98,6 +98,23 @@ kernel void expert_rows(device const uint* chosen [[buffer(0)]],
     if (lane == 0) counts[expert] = count;
 }
 
+struct AddExpertBiasArgs {
+    uint n;
+    uint n_chosen;
+    uint n_expert;
+};
+
+// `y[c] += bias[chosen[c]]`, nothing where that expert does not exist.
+kernel void add_expert_bias(device float* y [[buffer(0)]],
+                            device const float* bias [[buffer(1)]],
+                            device const uint* chosen [[buffer(2)]],
+                            constant AddExpertBiasArgs& p [[buffer(3)]],
+                            uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= p.n) return;
+    const uint expert = chosen[at.y];
+    if (expert < p.n_expert) y[ulong(at.y) * p.n + at.x] += bias[ulong(expert) * p.n + at.x];
+}
+
 struct CombineExpertsArgs {
     uint n;
     uint n_rows;

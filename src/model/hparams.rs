@@ -922,18 +922,25 @@ impl Hparams {
         self.recurrent().any(reads)
     }
 
-    /// Names a feature of the model that only the CPU's forward pass implements, if it has one.
+    /// Names a feature of the model without an implemented gradient, if it has one.
+    pub(crate) fn without_gradient(&self) -> Option<&'static str> {
+        if self.attention().any(|attn| attn.sinks) {
+            return Some("attention sinks");
+        }
+        if self.activates(|activation| activation == Activation::SwiGluOai) {
+            return Some("clamped SwiGLU");
+        }
+        self.forward_only()
+    }
+
+    /// Names a feature of the model that only the CPU's forward pass implements, neither its gradient nor a GPU, if it
+    /// has one.
     pub(crate) fn forward_only(&self) -> Option<&'static str> {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
-        let activation = |activation: Activation| {
-            use Activation::{GeGluErf, GeluErf, ReGlu, SwiGluOai, Xielu};
-            matches!(activation, ReGlu | GeGluErf | GeluErf | SwiGluOai | Xielu { .. })
-        };
-        let activations = self.layers.iter().any(|layer| match &layer.ffn {
-            FfnSpec::Dense(ffn) => activation(ffn.activation),
-            FfnSpec::Moe(moe) => activation(moe.activation),
-            FfnSpec::Both(..) | FfnSpec::None => false,
+        let activations = self.activates(|activation| {
+            use Activation::{GeGluErf, GeluErf, ReGlu, Xielu};
+            matches!(activation, ReGlu | GeGluErf | GeluErf | Xielu { .. })
         });
         if let Some(spec) = self.recurrent().next() {
             return Some(spec.name());
@@ -958,7 +965,6 @@ impl Hparams {
             (self.per_layer_embd.is_some(), "embeddings for each layer"),
             (self.layers.iter().any(|layer| layer.output_scale != OutputScale::None), "factors behind layers"),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
-            (attn(|a| a.sinks), "attention sinks"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
             (attn(|a| a.gated), "gated attention"),
             (attn(|a| !a.causal), "attention to later tokens"),
@@ -969,9 +975,18 @@ impl Hparams {
             (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
             (moe(|x| x.fused), "experts whose gate and up are one matrix"),
             (moe(|x| x.gating == Gating::SparseMixer), "the SparseMixer router"),
-            (activations, "the activation ReGLU, xIELU, clamped SwiGLU, or GELU by the error function"),
+            (activations, "the activation ReGLU, xIELU, or GELU by the error function"),
         ];
         all.into_iter().find_map(|(is, what)| is.then_some(what))
+    }
+
+    /// Whether a dense layer, or a mixture without one beside it, has such an activation.
+    fn activates(&self, is: impl Fn(Activation) -> bool) -> bool {
+        self.layers.iter().any(|layer| match &layer.ffn {
+            FfnSpec::Dense(ffn) => is(ffn.activation),
+            FfnSpec::Moe(moe) => is(moe.activation),
+            FfnSpec::Both(..) | FfnSpec::None => false,
+        })
     }
 
     /// The mixtures of experts among the layers.

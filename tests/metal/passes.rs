@@ -10,7 +10,7 @@ use ruvllm::arch::Arch;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvType, Outputs, SessionOptions, Slot, TokenKind};
 use ruvllm::lora::Adapter;
 use ruvllm::metal::MetalRunner;
-use ruvllm::model::Model;
+use ruvllm::model::{Model, OpenOptions, Site};
 use ruvllm::quant::DType;
 use ruvllm::{MetalError, Session, SessionError};
 use std::num::NonZeroUsize;
@@ -53,22 +53,28 @@ fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     all
 }
 
+/// These models and gpt-oss, with their names.
+fn models(tiny: &[Tiny], dtype: DType) -> Vec<(&'static str, Model)> {
+    let oss = crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap();
+    tiny.iter().map(|tiny| (tiny.name(), tiny.model(dtype))).chain([("gpt-oss", oss)]).collect()
+}
+
 /// Largest difference of logits from the scalar level's, where both keep keys and values in half precision: those of
 /// tiny models are below 10, and a key that rounds the other way moves them by some 1e-4.
 const CLOSE: f32 = 1e-3;
 
 #[test]
 fn passes_of_every_shape_of_a_layer() {
-    for tiny in Tiny::SHAPES {
-        for dtype in [DType::F32, DType::Q8_0] {
-            let model = tiny.model(dtype).on(Arch::scalar());
+    for dtype in [DType::F32, DType::Q8_0] {
+        for (name, model) in models(&Tiny::SHAPES, dtype) {
+            let model = model.on(Arch::scalar());
             let (gpu, _) = on_gpu(&model, usize::MAX);
             let tokens = tokens(41, 3);
             let ours = logits(&mut gpu.session_with(&options()).unwrap(), &tokens, 37);
             let expected = logits(&mut engine(&model, 1).session_with(&options()).unwrap(), &tokens, 37);
             let difference = max_abs(&ours, &expected);
-            println!("{} {dtype}: {difference:.1e}", tiny.name());
-            assert!(difference <= CLOSE, "{} {dtype}: {difference}", tiny.name());
+            println!("{name} {dtype}: {difference:.1e}");
+            assert!(difference <= CLOSE, "{name} {dtype}: {difference}");
         }
     }
 }
@@ -84,8 +90,7 @@ fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
 /// are, on pages that are shared, or on the order of threads.
 #[test]
 fn several_sequences_in_one_pass() {
-    for tiny in Tiny::ALL {
-        let model = tiny.model(DType::Q8_0);
+    for (_, model) in models(&Tiny::ALL, DType::Q8_0) {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
         let (prompt, other) = (tokens(70, 1), tokens(21, 2));
         let draft = [7, 8, 9];
@@ -184,6 +189,73 @@ fn passes_need_each_of_their_barriers() {
     }
 }
 
+/// An adapter of every matrix that `targets` selects, with terms that change logits by about their own size.
+fn adapter(model: &Model, rank: usize, seed: u64, targets: fn(&Site) -> bool) -> Arc<Adapter> {
+    let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
+    for (site, term) in adapter.terms_mut() {
+        let b = term.parts_mut().1;
+        b.iter_mut().enumerate().for_each(|(i, b)| *b = ((i * 7 + site * 5 + seed as usize) % 11) as f32 / 50.0 - 0.1);
+    }
+    Arc::new(adapter)
+}
+
+/// Adapters of all matrices, of some experts, two at a time, and none: several sequences in one pass have the bits of
+/// each alone, and the logits of the scalar level, also with layers split. A changed adapter is used at once.
+#[test]
+fn sequences_have_their_own_adapters() {
+    let phi3 = ("phi3", Tiny::Phi3.model(DType::F32));
+    for (name, model) in models(&[Tiny::Gemma2], DType::F32).into_iter().chain([phi3]) {
+        let model = model.on(Arch::scalar());
+        let (engine, _) = on_gpu(&model, usize::MAX);
+        let cpu = crate::run::engine(&model, 1);
+        let all = adapter(&model, 2, 1, |_| true);
+        // Of a stack of experts only the second.
+        let some = adapter(&model, 3, 2, |site| site.expert.is_none_or(|e| e == 1) && site.part() != "token_embd");
+        let attached = [vec![], vec![&all], vec![&some, &all], vec![&all]];
+        let prompts = [tokens(9, 1), tokens(5, 2), tokens(7, 3), tokens(3, 4)];
+        let sequence = |engine: &Engine, adapters: &[&Arc<Adapter>]| {
+            let mut sequence = engine.sequence(&options()).unwrap();
+            for (i, adapter) in adapters.iter().enumerate() {
+                sequence.attach(Arc::clone(adapter), 1.0 - i as f32 / 4.0).unwrap();
+            }
+            sequence
+        };
+        let run = |engine: &Engine, which: &[usize]| -> Vec<Vec<f32>> {
+            let mut sequences: Vec<_> = which.iter().map(|&i| sequence(engine, &attached[i])).collect();
+            let slots = sequences.iter_mut().zip(which);
+            let prompt = |(s, &i): (_, &usize)| Slot::new(s, &prompts[i][..], TokenKind::Prompt).outputs_from(1);
+            let mut logits = step(engine, &mut slots.map(prompt).collect::<Vec<_>>());
+            let slots = sequences.iter_mut().map(|s| Slot::new(s, &[4, 5], TokenKind::Generated).outputs_from(0));
+            let next = step(engine, &mut slots.collect::<Vec<_>>());
+            logits.iter_mut().zip(next).for_each(|(logits, next)| logits.extend(next));
+            logits
+        };
+        let together = run(&engine, &[0, 1, 2, 3]);
+        for (i, together) in together.iter().enumerate() {
+            assert_eq!(run(&engine, &[i])[0], *together, "{name} {i}");
+            let difference = max_abs(together, &run(&cpu, &[i])[0]);
+            println!("{name} {i}: {difference:.1e}");
+            assert!(difference <= CLOSE, "{name} {i}: {difference}");
+        }
+        // The CPU adds the terms of the first layer and of the embeddings, the GPU the others.
+        let (split, _) = on_gpu(&model, 1);
+        let difference = max_abs(&run(&split, &[2])[0], &run(&cpu, &[2])[0]);
+        assert!(difference <= CLOSE, "{name}, split: {difference}");
+
+        let mut session = engine.session_with(&options()).unwrap();
+        let id = session.attach(all, 1.0).unwrap();
+        session.prefill(&prompts[1]).unwrap();
+        let before = session.logits().to_vec();
+        session.update_adapter(id, |all| all.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.0))).unwrap();
+        session.clear();
+        session.prefill(&prompts[1]).unwrap();
+        let mut plain = engine.session_with(&options()).unwrap();
+        plain.prefill(&prompts[1]).unwrap();
+        assert_eq!(session.logits(), plain.logits());
+        assert!(max_abs(&before, plain.logits()) > 100.0 * CLOSE, "{name}: the adapter has no effect");
+    }
+}
+
 #[test]
 fn what_the_gpu_does_without_is_refused() {
     let model = Tiny::Llama.model(DType::F32);
@@ -196,11 +268,6 @@ fn what_the_gpu_does_without_is_refused() {
     };
     let exact = SessionOptions { kv_type: KvType::F32, ..options() };
     refused(engine.session_with(&exact).map(|_| ()), "f16");
-    let mut session = engine.session_with(&options()).unwrap();
-    let mut adapter = Adapter::zeros(&model, 2, 1, |_| true).unwrap();
-    adapter.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(0.1));
-    session.attach(Arc::new(adapter), 1.0).unwrap();
-    refused(session.prefill(&[1, 2]), "adapters");
     struct Look;
     impl ruvllm::exec::Probe for Look {
         fn tensor(&mut self, _: ruvllm::exec::Tap, _: usize, _: &[f32]) {}
@@ -223,16 +290,26 @@ fn what_the_gpu_does_without_is_refused() {
 #[test]
 fn conformance_models() {
     let Some(root) = conformance() else { return };
-    for name in ["llama-gqa-tied-rope3", "qwen3-tied", "gemma2", "gemma3", "qwen3moe"] {
-        let dir = root.join("models").join(name);
+    for name in ["llama-gqa-tied-rope3", "qwen3-tied", "gemma2", "gemma3", "qwen3moe", "gpt-oss", "q-gpt-oss-mxfp4"] {
+        let (folder, file, logits_of) = match name {
+            "gpt-oss" => ("models2", "model-f16.gguf", "logits.f32"),
+            "q-gpt-oss-mxfp4" => ("models2/quantised", "model-mxfp4.gguf", "logits.mxfp4.f32"),
+            _ => ("models", "model-f16.gguf", "logits.f32"),
+        };
+        let dir = root.join(folder).join(name);
         let manifest = read_json(&dir.join("manifest.json"));
-        let model = Model::open(dir.join("model-f16.gguf")).unwrap().on(Arch::scalar());
+        let mut open = OpenOptions::new();
+        if name == "q-gpt-oss-mxfp4" {
+            // As its reference, see `conformance_logits.rs`.
+            open = open.override_kv("gpt-oss.rope.scaling.yarn_truncate", true);
+        }
+        let model = open.open(dir.join(file)).unwrap().on(Arch::scalar());
         let n_vocab = model.hparams().n_vocab;
         let (gpu, _) = on_gpu(&model, usize::MAX);
         for id in ["len17", "len150"] {
             let test = manifest["tests"].as_array().unwrap().iter().find(|test| test["id"] == id).unwrap();
             let (tokens, positions) = (numbers::<u32>(&test["tokens"]), numbers::<usize>(&test["positions"]));
-            let golden = read_f32(&dir.join(test["logits_file"].as_str().unwrap()));
+            let golden = read_f32(&dir.join(format!("{id}.{logits_of}")));
             let n_prompt = tokens.len() - 4;
             let of = |engine: &Engine| {
                 let all = logits(&mut engine.session_with(&options()).unwrap(), &tokens, n_prompt);

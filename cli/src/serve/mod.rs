@@ -377,7 +377,7 @@ impl App {
             registry.get(&adapter.key()).map_err(adapter_failure(path))?;
             adapters.push(adapter);
         }
-        let engine = args.session.engine(&model, !adapters.is_empty() || purpose.learns, &options)?;
+        let engine = args.session.engine(&model, purpose.learns, &options)?;
         let metrics = Metrics::new(&engine);
         let watchdog = Watchdog::new(purpose.watchdog);
         let schedule = ScheduleOptions {

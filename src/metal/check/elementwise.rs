@@ -108,6 +108,13 @@ pub(super) fn elementwise(gpu: &mut Checker<'_>) -> Result<(), String> {
             f(arch, &mut e, &up);
             close(kernel.name, y.f32(0), &e, tolerance)?;
         }
+        // Beyond the bounds on both sides; the factor that they leave is at most 8.
+        let wide: Vec<f32> = up.iter().map(|u| 12.0 * u).collect();
+        let y = gpu.call(&SWIGLU_OAI, DType::F32, 0, &args, &[Data::F32(&gate), Data::F32(&wide)], &[])?;
+        let oai = |g: f32, u: f32| g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0);
+        let e: Vec<f32> = gate.iter().zip(&wide).map(|(g, u)| oai(g.min(7.0), *u)).collect();
+        close("swiglu_oai", y.f32(0), &e, |i| 8.0 * tolerance(i))?;
+
         let y = gpu.call(&GELU, DType::F32, 0, &args, &[Data::F32(&gate)], &[])?;
         let mut e = gate.clone();
         arch.gelu(&mut e);

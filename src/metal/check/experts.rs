@@ -97,6 +97,21 @@ pub(super) fn expert_rows(gpu: &mut Checker<'_>) -> Result<(), String> {
     Ok(())
 }
 
+pub(super) fn add_expert_bias(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(16);
+    // The last choice is of an expert that does not exist.
+    for (n, n_expert, chosen) in [(1, 1, &[0][..]), (300, 3, &[2, 0, 2, 7][..])] {
+        let (y, bias) = (lcg.values(chosen.len() * n), lcg.values(n_expert * n));
+        let args = AddExpertBiasArgs { n: n as u32, n_chosen: chosen.len() as u32, n_expert: n_expert as u32 };
+        let data = [Data::F32(&y), Data::F32(&bias), Data::U32(chosen)];
+        let found = gpu.call(&ADD_EXPERT_BIAS, DType::F32, 0, &args, &data, &[])?;
+        let of = |i: usize| bias.chunks_exact(n).nth(chosen[i / n] as usize).map_or(0.0, |bias| bias[i % n]);
+        let e: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + of(i)).collect();
+        same("add_expert_bias", found.f32(0), &e)?;
+    }
+    Ok(())
+}
+
 pub(super) fn combine_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(15);
     for (n, n_rows, n_used) in [(1, 1, 1), (300, 2, 3)] {

@@ -202,31 +202,90 @@ pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
 }
 
 pub(super) fn lora(gpu: &mut Checker<'_>) -> Result<(), String> {
-    let mut lcg = Lcg(6);
-    for (n_in, n_out, rank, n_rows) in [(1, 1, 1, 1), (77, 300, 3, 5), (64, 256, 8, 2)] {
-        let (a, b) = (lcg.values(rank * n_in), lcg.values(rank * n_out));
+    let (mut lcg, arch) = (Lcg(6), crate::arch::Arch::scalar());
+    // `b_stride` is wider than `n_out` where a product has some rows of a matrix.
+    for (n_in, n_out, b_stride, rank, n_rows) in [(1, 1, 1, 1, 1), (77, 300, 311, 3, 5), (64, 256, 256, 8, 2)] {
+        let (a, b) = (lcg.values(rank * n_in), lcg.values((rank - 1) * b_stride + n_out));
         let (x, y) = (lcg.values(n_rows * n_in), lcg.values(n_rows * n_out));
         let scale = 0.5;
-        let args = LoraArgs { n_in: n_in as u32, n_out: n_out as u32, rank: rank as u32, n_rows: n_rows as u32, scale };
+        let args = LoraArgs {
+            n_in: n_in as u32,
+            n_out: n_out as u32,
+            rank: rank as u32,
+            n_rows: n_rows as u32,
+            b_stride: b_stride as u32,
+            scale,
+        };
         let data = [Data::F32(&a), Data::F32(&x), Data::Out];
         let t = gpu.call(&LORA_A, DType::F32, 0, &args, &data, &[])?;
-        let arch = crate::arch::Arch::scalar();
         let expected: Vec<f32> = (0..n_rows * rank)
             .map(|i| arch.dot(&a[i % rank * n_in..][..n_in], &x[i / rank * n_in..][..n_in]))
             .collect();
         // Values are below 1, so that n terms sum to less than n; both sides round.
         let n = n_in as f32;
         close("lora_a", t.f32(0), &expected, |_| 2.0 * n * n * EPS)?;
+        let with_terms = |low: &dyn Fn(usize, usize) -> f32| {
+            let mut e = y.clone();
+            for (row, y) in e.chunks_exact_mut(n_out).enumerate() {
+                for r in 0..rank {
+                    arch.add_scaled(y, &b[r * b_stride..][..n_out], scale * low(row, r));
+                }
+            }
+            e
+        };
         let data = [Data::F32(&b), Data::F32(&expected), Data::F32(&y)];
         let result = gpu.call(&LORA_B, DType::F32, 0, &args, &data, &[])?;
-        let mut e = y.clone();
-        for (row, y) in e.chunks_exact_mut(n_out).enumerate() {
-            for r in 0..rank {
-                arch.add_scaled(y, &b[r * n_out..][..n_out], scale * expected[row * rank + r]);
-            }
-        }
+        let e = with_terms(&|row, r| expected[row * rank + r]);
         let r = rank as f32;
         close("lora_b", result.f32(0), &e, |_| 4.0 * (r + 1.0) * (r + 1.0) * n * EPS)?;
+
+        // The last token does not exist.
+        let tokens: Vec<u32> = (0..n_rows).map(|i| if i == 4 { n_in } else { i * 31 % n_in } as u32).collect();
+        let data = [Data::F32(&a), Data::F32(&b), Data::U32(&tokens), Data::F32(&y)];
+        let result = gpu.call(&LORA_EMBED, DType::F32, 0, &args, &data, &[])?;
+        let column = |token: u32, r: usize| if token < n_in as u32 { a[r * n_in + token as usize] } else { 0.0 };
+        let e = with_terms(&|row, r| column(tokens[row], r));
+        close("lora_embed", result.f32(0), &e, |_| 4.0 * (r + 1.0) * (r + 1.0) * EPS)?;
+    }
+    Ok(())
+}
+
+pub(super) fn lora_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let (mut lcg, arch) = (Lcg(7), crate::arch::Arch::scalar());
+    // Terms of rank 3, none, and 1; the last choice is of an expert that does not exist.
+    let (ranks, chosen) = ([3, 0, 1], [2, 0, 1, 0, 0, 7]);
+    for (n_in, n_out, choices_per_row) in [(1, 1, 1), (300, 77, 2), (77, 300, 1)] {
+        let scale = 0.5f32;
+        let (mut terms, mut n_values) = (Vec::new(), 0);
+        for rank in ranks {
+            terms.extend([n_values, n_values + rank * n_in, rank].map(|n| n as u32));
+            terms.push(scale.to_bits());
+            n_values += rank * (n_in + n_out);
+        }
+        let values = lcg.values(n_values);
+        let (x, y) = (lcg.values(chosen.len() / choices_per_row * n_in), lcg.values(chosen.len() * n_out));
+        let args = LoraExpertsArgs {
+            n_in: n_in as u32,
+            n_out: n_out as u32,
+            n_chosen: chosen.len() as u32,
+            n_expert: ranks.len() as u32,
+            choices_per_row: choices_per_row as u32,
+            n_values: n_values as u32,
+        };
+        let data = [Data::F32(&values), Data::F32(&x), Data::U32(&chosen), Data::U32(&terms), Data::F32(&y)];
+        let result = gpu.call(&LORA_EXPERTS, DType::F32, 0, &args, &data, &[])?;
+        let mut e = y.clone();
+        for (c, y) in e.chunks_exact_mut(n_out).enumerate() {
+            let Some(term) = terms.chunks_exact(4).nth(chosen[c] as usize) else { continue };
+            let (a, b) = (&values[term[0] as usize..], &values[term[1] as usize..]);
+            for r in 0..term[2] as usize {
+                let low = arch.dot(&a[r * n_in..][..n_in], &x[c / choices_per_row * n_in..][..n_in]);
+                arch.add_scaled(y, &b[r * n_out..][..n_out], scale * low);
+            }
+        }
+        // The sum over the inputs, below `n_in`, in two orders, and at most 4 terms of it.
+        let n = n_in as f32;
+        close("lora_experts", result.f32(0), &e, |_| (3.0 * 2.0 * n * n + 4.0 * 4.0 * 4.0 * n) * EPS)?;
     }
     Ok(())
 }

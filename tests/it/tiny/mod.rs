@@ -242,6 +242,28 @@ impl Tiny {
         p
     }
 
+    /// A mixture with attention sinks, a window in the first layer, and biases of everything.
+    pub(crate) fn gpt_oss(dtype: DType) -> Parts {
+        let mut p = Tiny::Qwen3Moe.parts(dtype);
+        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("qwen3moe.", "gpt-oss.", 1));
+        p.set("general.architecture", "gpt-oss");
+        p.set("gpt-oss.attention.sliding_window", 4u32);
+        for i in 0..N_LAYER {
+            let name = |part: &str| format!("blk.{i}.{part}");
+            ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
+            p.vector(&name("attn_sinks.weight"), &[0.5, -1.0, 2.0, 0.0]);
+            let heads = [("attn_q", N_HEAD * HEAD), ("attn_k", N_KV * HEAD), ("attn_v", N_KV * HEAD)];
+            for (part, n) in heads.into_iter().chain([("attn_output", N_EMBD), ("ffn_gate_inp", N_EXPERT)]) {
+                p.bias(&name(part), n);
+            }
+            for (part, n) in [("ffn_gate_exps", N_FF), ("ffn_up_exps", N_FF), ("ffn_down_exps", N_EMBD)] {
+                p.bias(&name(part), n * N_EXPERT);
+                p.reshape(&name(&format!("{part}.bias")), &[n as u64, N_EXPERT as u64]);
+            }
+        }
+        p
+    }
+
     /// Layer norms with biases, learned positions, no gate.
     pub(crate) fn gpt2() -> Parts {
         let mut p = Tiny::Phi2.parts(DType::F32);
