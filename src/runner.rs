@@ -60,6 +60,7 @@ pub struct BatchSlot<'a> {
     /// have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
     /// Its adapters, whose terms are added to products in this order.
+    #[cfg_attr(not(feature = "metal"), allow(dead_code))] // the CPU has the sessions' own
     pub(crate) adapters: &'a [Attached],
 }
 
