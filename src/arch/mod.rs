@@ -452,14 +452,19 @@ impl Arch {
     }
 
     /// Packs one group of the `m` rows of a product for [`Arch::gemm`] with weights of `dtype`: `x` has at most
-    /// [`Arch::pack_group`] rows of `k` values. Group `g` begins at `g·packed_len(group)`.
+    /// [`Arch::pack_group`] rows of `k` values. Group `g` begins at `g·packed_len(group)`. Few rows are packed otherwise
+    /// than many: `m` has to be that of [`Arch::gemm`].
     ///
     /// # Panics
     /// If the lengths disagree.
     pub fn pack(self, dtype: DType, x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         let gemm = (self.0.gemm)(dtype);
         let rows = x.len().checked_div(k).unwrap_or(0);
-        assert!(x.len() == rows * k && rows <= m.min(gemm.group), "pack: {} activations, {m} rows of {k}", x.len());
+        assert!(
+            x.len() == rows * k && (rows == m || m > gemm.group && rows <= gemm.group),
+            "pack: {} activations, {m} rows of {k}",
+            x.len()
+        );
         assert_eq!(packed.len(), (gemm.packed_len)(rows, k), "pack: buffer");
         if x.is_empty() {
             return;

@@ -27,7 +27,7 @@ impl Drop for CancelOnDrop {
 
 pub(super) async fn embeddings(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let texts = prompts(&app, "input", fields.need("input")?, MAX_TEXTS)?;
+    let texts = prompts(&app, "input", fields.need("input")?, MAX_TEXTS).await?;
     let as_base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

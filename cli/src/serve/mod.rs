@@ -225,14 +225,14 @@ impl App {
         self.adapters.iter().map(|adapter| format!("{}:{}", self.name, adapter.name)).collect()
     }
 
-    /// Refuses a request that would find the queue full, before anything is done for it.
+    /// Refuses a request that would find the queue full, before its template, grammar or text is prepared.
     fn has_room(&self) -> Result<(), ApiError> {
         let max = self.max_requests;
         if self.scheduler.n_requests() < max { Ok(()) } else { Err(ScheduleError::QueueFull { max }.into()) }
     }
 
-    /// Does what makes a request of what was asked: template, tokens, grammar. One at a time for each core, so that
-    /// passes keep theirs.
+    /// Does what makes a request of a conversation: template, tokens, grammar. One at a time for each core, so that passes
+    /// keep theirs.
     async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

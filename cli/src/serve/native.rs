@@ -99,7 +99,7 @@ pub(super) async fn completion(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
-    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
+    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
     complete(app, caller, fields, prompts).await
 }
 

@@ -7,7 +7,7 @@ use super::fields::Fields;
 use super::http::{event, events, json_response};
 use super::params::{Format, Params};
 use super::turn::{Job, Turn, top_logprobs};
-use super::{App, Caller, Shared, new_id};
+use super::{App, Caller, Shared, blocking, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -310,7 +310,7 @@ pub(super) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
-    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS)?;
+    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     let logprobs = top_logprobs("logprobs", fields.take("logprobs")?)?;
@@ -327,24 +327,37 @@ pub(super) async fn completions(
     Call::new(job, false).respond(answers, n_prompts).await
 }
 
+/// Most bytes of text that become tokens on the thread that answers other connections too.
+const QUICK_TEXT: usize = 1 << 14;
+
 /// A text, tokens, or several of either, at most `n_max`.
-pub(super) fn prompts(app: &App, name: &str, value: Value, n_max: usize) -> Result<Vec<Vec<u32>>, ApiError> {
-    let wrong = || ApiError::field(name, "expected a text, an array of tokens, or an array of either");
-    let of = |value: &Value| match value {
-        Value::String(text) => Ok(app.tokenizer.encode_prompt(text)),
-        Value::Array(tokens) => {
-            tokens.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
-        }
-        _ => Err(wrong()),
+pub(super) async fn prompts(
+    app: &App,
+    name: &'static str,
+    value: Value,
+    n_max: usize,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let list = match value {
+        Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list,
+        value => vec![value],
     };
-    let prompts = match &value {
-        Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list.iter().map(of).collect(),
-        value => of(value).map(|tokens| vec![tokens]),
-    }?;
-    match prompts.len() {
-        n if n > n_max => Err(ApiError::field(name, format!("expected at most {n_max} of them, found {n}"))),
-        _ => Ok(prompts),
+    if list.len() > n_max {
+        return Err(ApiError::field(name, format!("expected at most {n_max} of them, found {}", list.len())));
     }
+    let n_bytes: usize = list.iter().filter_map(Value::as_str).map(str::len).sum();
+    let tokenizer = Arc::clone(&app.tokenizer);
+    let work = move || {
+        let wrong = || ApiError::field(name, "expected a text, an array of tokens, or an array of either");
+        let of = |value: &Value| match value {
+            Value::String(text) => Ok(tokenizer.encode_prompt(text)),
+            Value::Array(tokens) => {
+                tokens.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
+            }
+            _ => Err(wrong()),
+        };
+        list.iter().map(of).collect()
+    };
+    if n_bytes <= QUICK_TEXT { work() } else { blocking(work).await }
 }
 
 pub(super) async fn chat(

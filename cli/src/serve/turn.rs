@@ -71,8 +71,13 @@ impl Job {
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.app);
-        // A moment: another thread would take longer to wake up.
-        let is_quick = format.is_text() && prompts.len() * self.params.n == 1;
+        // A moment, unless a learner's adapter or the prompt's text has to be written: another thread would take longer
+        // to wake up.
+        let is_quick = format.is_text()
+            && self.params.n == 1
+            && matches!(&prompts[..], [tokens] if tokens.len() <= QUICK_TOKENS)
+            && app.learner(&self.caller).is_none()
+            && app.witness.is_none();
         let work = move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();
@@ -89,6 +94,9 @@ impl Job {
         if is_quick { work() } else { app.prepare(work).await }
     }
 }
+
+/// Most tokens of a prompt that is copied on the thread that answers other connections too.
+const QUICK_TOKENS: usize = 1 << 16;
 
 /// What the next message of a conversation has to be.
 pub(super) struct Turn {
