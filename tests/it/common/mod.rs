@@ -31,10 +31,10 @@ pub(crate) fn long() -> bool {
     std::env::var_os("RUVLLM_LONG").is_some()
 }
 
-/// Random cases of a property: a tenth of `n` on an emulated CPU, ten times `n` when `RUVLLM_LONG` is set
+/// Random cases of a property: a twentieth of `n` on an emulated CPU, ten times `n` when `RUVLLM_LONG` is set
 /// (`.ci/long`). `PROPTEST_RNG_SEED` repeats a run.
 pub(crate) fn cases(n: u32) -> ProptestConfig {
-    let n = if emulated() { n.div_ceil(10) } else { n };
+    let n = if emulated() { n.div_ceil(20) } else { n };
     let n = if long() { 10 * n } else { n };
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(n) }
 }
