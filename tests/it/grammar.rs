@@ -100,11 +100,7 @@ fn grammars() -> impl Strategy<Value = (Syntax, String)> {
 #[test]
 fn masks_equal_brute_force() {
     const SEED: u64 = 18;
-    let pairs = match std::env::var_os("RUVLLM_LONG") {
-        _ if super::common::emulated() => 3,
-        Some(_) => 10_000,
-        None => 100,
-    };
+    let pairs = super::common::few_or_many(3, 100, 10_000);
     println!("{pairs} pairs, seed {SEED}");
     let (tokenizer, trie) = setup();
     let bytes = byte_tokens(&tokenizer);
@@ -262,11 +258,7 @@ fn parts() -> impl Strategy<Value = Part> {
 /// Random GBNF grammars, recursive on all sides, against a recogniser that has no lexer: all texts of five characters.
 #[test]
 fn gbnf_means_what_it_says() {
-    let cases = match std::env::var_os("RUVLLM_LONG") {
-        _ if super::common::emulated() => 3,
-        Some(_) => 3_000,
-        None => 40,
-    };
+    let cases = super::common::few_or_many(3, 40, 3_000);
     let (tokenizer, trie) = setup();
     let bytes = byte_tokens(&tokenizer);
     let mut runner = runner(cases);

@@ -1,6 +1,6 @@
 //! Drafts change the speed, never the text: whoever drafts, and however much, all is as in plain decoding.
 
-use crate::common::{emulated, long};
+use crate::common::{emulated, few_or_many};
 use crate::run::{engine, level, open};
 use ruvllm::exec::{
     Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook, OutputRows, Piece,
@@ -254,11 +254,7 @@ fn check(model: &Model, options: &SessionOptions, cases: impl Iterator<Item = us
 /// Greedy and sampled, with stop strings, limits, log-probabilities; to the end and dropped half-way.
 #[test]
 fn the_text_is_that_of_plain_decoding() {
-    let n = match emulated() {
-        true => 6,
-        false if long() => 1000,
-        false => 14,
-    };
+    let n = few_or_many(6, 14, 1000);
     check(&MODEL, &SessionOptions { n_ctx: Some(300), ..Default::default() }, 0..n);
     // Whose context is full soon, at the end of a page and within one.
     for n_ctx in [64, 75] {
@@ -269,11 +265,7 @@ fn the_text_is_that_of_plain_decoding() {
 /// What is rewound leaves no trace in keys and values of any precision, precision by age and windows included.
 #[test]
 fn rejected_drafts_leave_no_trace_in_any_cache() {
-    let n = match emulated() {
-        true => 2,
-        false if long() => 80,
-        false => 4,
-    };
+    let n = few_or_many(2, 4, 80);
     for kv_type in [KvType::F32, KvType::Bf16, KvType::Q8, KvType::Q4] {
         check(&MODEL, &SessionOptions { n_ctx: Some(300), kv_type, ..Default::default() }, 0..n);
     }

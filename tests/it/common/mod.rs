@@ -31,6 +31,15 @@ pub(crate) fn long() -> bool {
     std::env::var_os("RUVLLM_LONG").is_some()
 }
 
+/// How many cases: few on an emulated CPU, many when `RUVLLM_LONG` is set.
+pub(crate) fn few_or_many<T>(few: T, usual: T, many: T) -> T {
+    match emulated() {
+        true => few,
+        false if long() => many,
+        false => usual,
+    }
+}
+
 /// Random cases of a property: a twentieth of `n` on an emulated CPU, ten times `n` when `RUVLLM_LONG` is set
 /// (`.ci/long`). `PROPTEST_RNG_SEED` repeats a run.
 pub(crate) fn cases(n: u32) -> ProptestConfig {
