@@ -1,6 +1,6 @@
 //! Drafts change the speed, never the text: whoever drafts, and however much, all is as in plain decoding.
 
-use crate::common::{emulated, few_or_many};
+use crate::common::few_or_many;
 use crate::run::{engine, level, open};
 use ruvllm::exec::{
     Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook, OutputRows, Piece,
