@@ -206,6 +206,7 @@ fn help_and_version() {
         "embed",
         "perplexity",
         "quantize",
+        "formats",
         "template",
         "doctor",
         "batch",
@@ -724,6 +725,31 @@ fn quantize() {
     stdout(&run(&["quantize", &out, &again, "Q4_0", "--allow-requantize"]));
     let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
+}
+
+/// The table has the sizes of the types and the losses of files that `quantize` writes.
+#[test]
+fn formats() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let input = folder.file("input.txt", "the cat sat on the mat and the rat sat on the cat\n".repeat(2));
+    let args = ["formats", "-m", &model, "-f", &input, "-c", "16", "--types", "Q8_0,Q4_0"];
+    let speed = ["--shape", "qwen2-0.5b", "-p", "2", "-n", "1", "-r", "1", "-o", "json"];
+    let table = parsed(&run(&[&args[..], &speed].concat()));
+    let rows = table.as_array().unwrap();
+    let types: Vec<_> = rows.iter().map(|row| row["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["Q8_0", "Q4_0"]);
+    for row in rows {
+        let (name, out) = (row["type"].as_str().unwrap(), folder.name("out.gguf"));
+        stdout(&run(&["quantize", &model, &out, name, "--overwrite"]));
+        let alone = parsed(&run(&["perplexity", "-m", &out, "-f", &input, "-c", "16", "--json"]));
+        assert_eq!(row["ppl"], alone["ppl"], "{name}");
+        assert!(row["prompt_ts"].as_f64().unwrap() > 0.0 && row["gen_ts"].as_f64().unwrap() > 0.0);
+    }
+    assert!(rows[1]["size"].as_u64() < rows[0]["size"].as_u64());
+    fails(&["formats", "-f", &input, "--types", "Q9_Z"], 2, &["Q9_Z", "Q4_K_M"]);
+    fails(&["formats", "-f", &input, "--shape", "llama-9b"], 2, &["llama-1b"]);
+    fails(&["formats", "-f", &input, "-c", "5000"], 1, &["at least two chunks"]);
 }
 
 #[test]
