@@ -341,6 +341,7 @@ fn multiply(
 ) {
     let row = p.w.row_bytes();
     x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], p.row, y, workspace);
+    scale(y, p.w.scale);
     if let Some(b) = p.b {
         for i in 0..y.rows() {
             ctx.arch.add(y.row(i), &b[rows.clone()]);
@@ -358,6 +359,14 @@ fn multiply(
             }
         }
     });
+}
+
+fn scale(y: &mut ColumnsMut<'_>, factor: f32) {
+    if factor != 1.0 {
+        for i in 0..y.rows() {
+            y.row(i).iter_mut().for_each(|y| *y *= factor);
+        }
+    }
 }
 
 /// Memory for the backward pass of products of up to `m` rows.
@@ -455,6 +464,7 @@ fn transposed(
     let mut dx = [Tiled { y: ColumnsMut::new(dx, m, w.n_in), width: product.tile(), item: () }];
     ctx.crew.for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
         product.multiply(dx, columns.start, data, packed, workspace);
+        scale(dx, w.scale);
     });
 }
 
