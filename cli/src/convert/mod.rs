@@ -123,7 +123,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     write_sampling(&args.folder, &mut writer)?;
     writer.metadata("general.name", title(&name));
     let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts"])?;
-    writer.metadata("general.size_label", size_label(total, &tensors, n_expert));
+    let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
+    writer.metadata("general.size_label", size_label(total + n_extra, &tensors, n_expert));
     family::write_keys(family, &config, n_layer, &mut |key, value| {
         writer.metadata(key, value);
     })?;
