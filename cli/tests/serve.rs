@@ -1,8 +1,6 @@
 //! `ruvllm serve` as clients call it, over sockets, with the built-in model.
 #![cfg(feature = "serve")]
 
-use ruvllm::gguf::{Array, Writer};
-use ruvllm::quant::DType;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -16,6 +14,8 @@ mod hostile;
 mod load;
 #[path = "serve/overhead.rs"]
 mod overhead;
+#[path = "serve/tiny.rs"]
+mod tiny;
 
 /// A server on a free port; ended when dropped.
 struct Server {
@@ -171,6 +171,9 @@ fn what_it_is() {
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.into()));
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     assert!(models["data"][0]["id"].as_str().unwrap().ends_with(".gguf"), "{models}");
+    let name = models["data"][0]["id"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&server.get(&format!("/v1/models/{name}")).1).unwrap(), models["data"][0]);
+    assert_eq!(server.get("/v1/models/another/one").0, 404);
     let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
     assert_eq!(
         (props["default_generation_settings"]["n_ctx"].as_u64(), props["total_slots"].as_u64()),
@@ -569,6 +572,9 @@ fn a_full_queue() {
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
     server.is_idle_soon();
+    // What would never find room is no matter of waiting.
+    let (status, response) = server.post("/v1/completions", &json!({"prompt": ["a", "b", "c"], "max_tokens": 1}));
+    assert!(status == 400 && response["error"]["message"].as_str().unwrap().starts_with("3 answers"), "{response}");
 }
 
 /// The events of a stream whose events have names, each the field `type` of its object.
@@ -710,6 +716,8 @@ fn messages() {
         (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}), "messages[0]"),
         (json!({"messages": user, "max_tokens": 0}), "max_tokens"),
         (json!({"messages": user, "max_tokens": 1, "thinking": {"type": "some"}}), "thinking"),
+        (json!({"messages": user, "max_tokens": 1, "n": 2}), "n: "),
+        (json!("messages"), "not a JSON object"),
     ] {
         let (status, response) = server.post("/v1/messages", &body);
         assert!(status == 400 && response["type"] == "error", "{response}");
@@ -962,7 +970,7 @@ fn rerank() {
     let folder = std::env::temp_dir().join(format!("ruvllm-rerank-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let model = folder.join("reranker.gguf");
-    tiny_reranker().write(&model).unwrap();
+    tiny::reranker().write(&model).unwrap();
     let model = model.to_str().unwrap();
     let server = Server::start(&["-m", model, "-c", "128"]);
     let response = server.ask("/v1/rerank", &body);
@@ -995,65 +1003,4 @@ fn rerank() {
     }
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
-}
-
-/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes.
-fn tiny_reranker() -> Writer<'static> {
-    let mut writer = Writer::new();
-    writer.metadata("general.architecture", "qwen3");
-    for (key, value) in [
-        ("context_length", 128u32),
-        ("embedding_length", 64),
-        ("block_count", 1),
-        ("feed_forward_length", 96),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 2),
-        ("attention.key_length", 16),
-        ("attention.value_length", 16),
-        ("pooling_type", 4),
-    ] {
-        writer.metadata(format!("qwen3.{key}"), value);
-    }
-    writer.metadata("qwen3.attention.layer_norm_rms_epsilon", 1e-6f32);
-    writer.metadata(
-        "qwen3.classifier.output_labels",
-        Array::Strings(["yes", "no"].map(String::from).into_iter().collect()),
-    );
-    let bytes = (0..256u32).map(|byte| format!("<0x{byte:02X}>"));
-    let tokens: Vec<String> = ["<unk>", "<s>", "</s>"].into_iter().map(String::from).chain(bytes).collect();
-    let n_vocab = tokens.len();
-    writer.metadata("tokenizer.ggml.model", "llama");
-    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
-    writer.metadata("tokenizer.ggml.scores", Array::F32(vec![0.0; n_vocab]));
-    writer.metadata("tokenizer.ggml.token_type", Array::I32([2, 3, 3].into_iter().chain([6; 256]).collect()));
-    writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
-    writer.metadata("tokenizer.ggml.eos_token_id", 2u32);
-    writer.metadata("tokenizer.chat_template.rerank", "{query} | {document}");
-    let mut state = 7u64;
-    let mut random = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
-    };
-    for (name, dims) in [
-        ("token_embd", &[64, n_vocab as u64][..]),
-        ("blk.0.attn_norm", &[64]),
-        ("blk.0.attn_q", &[64, 64]),
-        ("blk.0.attn_k", &[64, 32]),
-        ("blk.0.attn_v", &[64, 32]),
-        ("blk.0.attn_q_norm", &[16]),
-        ("blk.0.attn_k_norm", &[16]),
-        ("blk.0.attn_output", &[64, 64]),
-        ("blk.0.ffn_norm", &[64]),
-        ("blk.0.ffn_gate", &[64, 96]),
-        ("blk.0.ffn_up", &[64, 96]),
-        ("blk.0.ffn_down", &[96, 64]),
-        ("output_norm", &[64]),
-        ("cls.output", &[64, 2]),
-    ] {
-        let n: u64 = dims.iter().product();
-        let values = (0..n).map(|_| if name.ends_with("norm") { 1.0 } else { random() });
-        let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        writer.tensor(format!("{name}.weight"), dims, DType::F32, values);
-    }
-    writer
 }

@@ -16,9 +16,10 @@ use serde_json::{Map, Value, json};
 pub(super) async fn messages(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    fields: Result<Fields, ApiError>,
 ) -> Result<Response, ApiError> {
     let run = async {
+        let mut fields = fields?;
         // The API has no default.
         let max_tokens: i64 = fields.need("max_tokens")?;
         if max_tokens < 1 {
@@ -47,9 +48,10 @@ pub(super) async fn messages(
 pub(super) async fn count_tokens(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    fields: Result<Fields, ApiError>,
 ) -> Result<Response, ApiError> {
     let run = async {
+        let mut fields = fields?;
         translate(&mut fields)?;
         let turn = Turn::of(shared.app()?, caller, &mut fields)?;
         fields.finish()?;
@@ -61,6 +63,7 @@ pub(super) async fn count_tokens(
 /// Puts a request into the words of chat completions.
 fn translate(fields: &mut Fields) -> Result<(), ApiError> {
     fields.rename("stop_sequences", "stop")?;
+    fields.only("n", 1)?;
     let mut messages = Vec::new();
     if let Some(system) = fields.take::<Value>("system")? {
         messages.push(json!({"role": "system", "content": text_of("system", &system)?}));

@@ -11,6 +11,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod http;
+mod in_memory;
 mod learning;
 mod log;
 mod metrics;
@@ -40,10 +41,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use error::ApiError;
 use futures_util::future::{Either, select};
+use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+pub use in_memory::InMemory;
 use learning::Learner;
 use log::LogArgs;
 use metrics::Metrics;
@@ -225,10 +228,24 @@ impl App {
         self.adapters.iter().map(|adapter| format!("{}:{}", self.name, adapter.name)).collect()
     }
 
+    /// All names by which requests ask for it.
+    fn names(&self) -> impl Iterator<Item = String> {
+        std::iter::once(self.name.clone()).chain(self.adapted_names())
+    }
+
     /// Refuses a request that would find the queue full, before its template, grammar or text is prepared.
     fn has_room(&self) -> Result<(), ApiError> {
         let max = self.max_requests;
         if self.scheduler.n_requests() < max { Ok(()) } else { Err(ScheduleError::QueueFull { max }.into()) }
+    }
+
+    /// Refuses a request for more answers than there ever is room for: it would be told to come again for ever.
+    fn can_hold(&self, n_answers: usize) -> Result<(), ApiError> {
+        let max = self.max_requests;
+        if n_answers <= max {
+            return Ok(());
+        }
+        Err(ApiError::wrong(format!("{n_answers} answers are asked for, and at most {max} are computed or wait here")))
     }
 
     /// Does what makes a request of a conversation: template, tokens, grammar. One at a time for each core, so that passes
@@ -249,13 +266,17 @@ impl App {
 }
 
 /// The application, once the model is there.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Shared {
     app: Arc<OnceLock<Arc<App>>>,
     keys: Arc<Vec<String>>,
 }
 
 impl Shared {
+    fn of(app: App, keys: Vec<String>) -> Shared {
+        Shared { app: Arc::new(Arc::new(app).into()), keys: Arc::new(keys) }
+    }
+
     fn app(&self) -> Result<Arc<App>, ApiError> {
         self.app.get().cloned().ok_or_else(ApiError::loading)
     }
@@ -437,9 +458,7 @@ pub(super) fn local(args: &AppArgs) -> Result<Router, Failure> {
         watchdog: Duration::MAX,
         witness: None,
     };
-    let shared = Shared::default();
-    drop(shared.app.set(Arc::new(App::open(args, purpose)?)));
-    Ok(router(shared))
+    Ok(router(Shared::of(App::open(args, purpose)?, Vec::new())))
 }
 
 fn router(shared: Shared) -> Router {
@@ -454,6 +473,7 @@ fn router(shared: Shared) -> Router {
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*name}", get(openai::model))
         .route("/models", get(openai::models))
         .route("/completion", post(native::completion))
         .route("/infill", post(native::infill))
@@ -514,8 +534,7 @@ async fn serve(
 ) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-    let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    let http = http_builder();
     loop {
         let accept = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
@@ -559,6 +578,13 @@ async fn serve(
         select(pin!(graceful.shutdown()), pin!(stopped.wait_for(|&n| n > 1))).await;
     }
     Ok(())
+}
+
+/// How connections are served.
+fn http_builder() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    http
 }
 
 /// Does what may take longer than a moment.

@@ -9,7 +9,7 @@ use super::params::{Format, Params};
 use super::turn::{Job, Turn, top_logprobs};
 use super::{App, Caller, Shared, blocking, new_id};
 use axum::Extension;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::try_join_all;
@@ -22,16 +22,29 @@ use std::sync::Arc;
 /// Most prompts of a request.
 pub(super) const MAX_PROMPTS: usize = 64;
 
+/// The model under one of its names.
+fn model_json(app: &App, id: String) -> Value {
+    json!({
+        "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
+        "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
+    })
+}
+
 pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let model = |id: String| {
-        json!({
-            "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
-            "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
-        })
-    };
-    let models = std::iter::once(app.name.clone()).chain(app.adapted_names()).map(model).collect::<Vec<_>>();
+    let models = app.names().map(|id| model_json(&app, id)).collect::<Vec<_>>();
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
+}
+
+pub(super) async fn model(State(shared): State<Shared>, Path(name): Path<String>) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    match app.names().find(|id| *id == name) {
+        Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
+        None => {
+            let message = format!("no model is called {name:?} here; /v1/models lists them");
+            Err(ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message))
+        }
+    }
 }
 
 /// What answers to a request have in common.

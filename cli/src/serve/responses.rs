@@ -69,6 +69,7 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         return Err(ApiError::field("background", "nothing is stored here"));
     }
     fields.only("truncation", "disabled")?;
+    fields.only("n", 1)?;
     let mut messages = Messages(Vec::new());
     if let Some(instructions) = fields.take::<String>("instructions")? {
         messages.0.push(json!({"role": "system", "content": instructions}));

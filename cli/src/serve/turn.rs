@@ -71,6 +71,7 @@ impl Job {
     /// As many answers to each prompt as are asked for, prompt by prompt.
     pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.app);
+        app.can_hold(prompts.len() * self.params.n)?;
         // A moment, unless a learner's adapter or the prompt's text has to be written: another thread would take longer
         // to wake up.
         let is_quick = format.is_text()
@@ -141,6 +142,7 @@ impl Turn {
     /// As many answers as are asked for.
     pub(super) async fn submit(self) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.job.app);
+        app.can_hold(self.job.params.n)?;
         app.prepare(move || {
             let Turn { job, format, conversation, tools, choice, one_call } = self;
             let app = &job.app;

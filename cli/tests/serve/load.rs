@@ -15,6 +15,8 @@ const CLIENTS: usize = 64;
 const PARALLEL: usize = 8;
 /// Requests that may run or wait: fewer than there are clients, so that some are refused.
 const PLACES: usize = 48;
+/// Phases of a request in which clients go away.
+const PHASES: usize = 8;
 /// Time in which an answer has to be there to be of use.
 const USEFUL: Duration = Duration::from_secs(10);
 
@@ -43,6 +45,15 @@ fn post(server: &Server, path: &str, body: &Value) -> io::Result<TcpStream> {
         body.len()
     )?;
     Ok(stream)
+}
+
+/// Status and body of an answer that is not streamed.
+fn read_whole(stream: TcpStream) -> (u16, Value) {
+    let mut response = String::new();
+    BufReader::new(stream).read_to_string(&mut response).expect("the server answers");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+    let body = if head.contains("chunked") { unchunk(body) } else { body.to_owned() };
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(&body).expect("JSON"))
 }
 
 /// Status and text of a streamed completion, of whose events at most `n` are read.
@@ -106,7 +117,8 @@ impl Known {
 struct Counts {
     answered: AtomicUsize,
     refused: AtomicUsize,
-    gone: AtomicUsize,
+    /// By phase.
+    gone: [AtomicUsize; PHASES],
 }
 
 /// One request of a client that stays: a canary that only its own answer has, or a text that is known. If it is refused,
@@ -133,15 +145,8 @@ fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts, patience
         assert!(is_whole || status == 429, "a stream without an end: {status} {text:?}");
         (status, text)
     } else {
-        let mut response = String::new();
-        BufReader::new(stream).read_to_string(&mut response).expect("the server answers");
-        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
-        let body = if head.contains("chunked") { unchunk(body) } else { body.to_owned() };
-        let body: Value = serde_json::from_str(&body).expect("JSON");
-        (
-            head.split(' ').nth(1).unwrap().parse().unwrap(),
-            body["choices"][0]["text"].as_str().unwrap_or_default().to_owned(),
-        )
+        let (status, body) = read_whole(stream);
+        (status, body["choices"][0]["text"].as_str().unwrap_or_default().to_owned())
     };
     match status {
         200 => {
@@ -162,10 +167,11 @@ fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts, patience
 fn leave(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
     let (prompt, expected) = &known.0[rng.below(known.0.len())];
     let body = json!({"prompt": prompt, "max_tokens": 400, "ignore_eos": true, "stream": rng.below(4) > 0});
-    counts.gone.fetch_add(1, Relaxed);
+    let phase = rng.below(PHASES);
+    counts.gone[phase].fetch_add(1, Relaxed);
     let mut stream = server.connect();
     // Whatever is written may meet a server that has closed already.
-    let _ = match rng.below(8) {
+    let _ = match phase {
         // Before, in the head, in the body.
         0 => Ok(()),
         1 => write!(stream, "POST /v1/completions HT"),
@@ -177,7 +183,7 @@ fn leave(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts) {
         )
         .map(|()| std::thread::sleep(Duration::from_millis(5))),
         // As soon as everything is sent, half-closed, while it waits, in the stream.
-        phase => post(server, "/v1/completions", &body).and_then(|stream| match phase {
+        _ => post(server, "/v1/completions", &body).and_then(|stream| match phase {
             4 => Ok(()),
             5 => stream.shutdown(Shutdown::Both),
             6 => {
@@ -313,32 +319,19 @@ fn load() {
             let second = "GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\n";
             slow_loris(&server, second, Duration::from_secs(150));
         }
-        let counts = mixed(1, seconds(8, 420));
+        let counts = mixed(1, seconds(8, 600));
         hostile.into_iter().for_each(|hostile| hostile.join().unwrap());
         counts
     });
-    let [answered, refused, gone] = [&counts.answered, &counts.refused, &counts.gone].map(|n| n.load(Relaxed));
-    println!("{answered} answered, {refused} refused, {gone} went away");
-    assert!(answered > 0 && refused > 0 && gone > 0);
-    if is_long() {
-        assert!(gone > 1000, "{gone} went away");
-    }
-    server.is_idle_soon();
-    let idle: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
-    assert!(idle.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false), "{idle}");
-    assert_eq!(
-        server.metric("ruvllm:kv_cache_bytes"),
-        server.metric("ruvllm:prefix_cache_bytes"),
-        "pages that nobody holds"
-    );
+    let (answered, refused) = (counts.answered.into_inner(), counts.refused.into_inner());
+    let gone = counts.gone.map(AtomicUsize::into_inner);
+    println!("{answered} answered, {refused} refused, went away by phase: {gone:?}");
+    let n = if is_long() { 1000 } else { 1 };
+    assert!(answered >= n && refused >= n && gone.iter().all(|&gone| gone >= n));
+    holds_nothing(&server);
     #[cfg(target_os = "linux")]
-    {
-        let after = settled(&server, (before.0, before.1));
-        println!("descriptors, threads, resident KiB: {before:?}, then {after:?}");
-        assert!(after.0 <= before.0 && after.1 <= before.1, "descriptors, threads: {before:?}, then {after:?}");
-        // The prefix cache holds what it held; the rest is what allocators keep of 64 clients' bodies and answers.
-        assert!(after.2 <= before.2 + (48 << 10), "resident KiB: {before:?}, then {after:?}");
-    }
+    // The prefix cache holds what it held; the rest is what allocators keep of 64 clients' bodies and answers.
+    is_as_before(&server, before, 48);
 
     // At four times the load as much is answered as when the server is just full.
     let (full, four_times) = goodputs(&server, &known, if is_long() { 4 } else { 1 }, seconds(3, 15));
@@ -346,6 +339,76 @@ fn load() {
         assert!(four_times >= 0.95 * full, "{four_times} of {full} tokens/s");
     }
     server.is_idle_soon();
+}
+
+/// No request runs or waits, and none holds pages.
+fn holds_nothing(server: &Server) {
+    server.is_idle_soon();
+    let idle: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
+    assert!(idle.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false), "{idle}");
+    let [all, cached] = ["ruvllm:kv_cache_bytes", "ruvllm:prefix_cache_bytes"].map(|name| server.metric(name));
+    assert_eq!(all, cached, "pages that nobody holds");
+}
+
+/// Descriptors and threads are those of `before`, and resident memory is at most `mib` more.
+#[cfg(target_os = "linux")]
+fn is_as_before(server: &Server, before: (usize, usize, usize), mib: usize) {
+    let after = settled(server, (before.0, before.1));
+    println!("descriptors, threads, resident KiB: {before:?}, then {after:?}");
+    assert!(after.0 <= before.0 && after.1 <= before.1, "descriptors, threads: {before:?}, then {after:?}");
+    assert!(after.2 <= before.2 + (mib << 10), "resident KiB: {before:?}, then {after:?}");
+}
+
+/// Ten thousand sequences wait (outside `.ci/long` a tenth): those of clients that go away are forgotten at once, all
+/// others have their own text, and then nothing is left.
+#[test]
+fn a_long_queue() {
+    const N: usize = 64;
+    let n_clients = if is_long() { 160 } else { 16 };
+    let places = (n_clients * N).to_string();
+    let server = Server::start(&["-c", "128", "-np", "8", "--max-requests", &places, "--temp", "0"]);
+    let ask = |i: usize| {
+        let canary = format!("canary-{:016x}", Rng(i as u64).below(usize::MAX));
+        let body = json!({"prompt": "The word is", "grammar": format!("root ::= \"{canary}\""), "n": N});
+        (post(&server, "/v1/completions", &body).expect("the server takes requests"), canary)
+    };
+    let check = |(stream, canary): (TcpStream, String)| {
+        let (status, body) = read_whole(stream);
+        assert_eq!(status, 200, "{body}");
+        let choices = body["choices"].as_array().unwrap();
+        assert!(choices.len() == N && choices.iter().all(|choice| choice["text"] == *canary), "not {canary}: {body}");
+    };
+    let n_left = || server.metric("llamacpp:requests_processing") + server.metric("llamacpp:requests_deferred");
+    check(ask(n_clients));
+    #[cfg(target_os = "linux")]
+    let before = settled(&server, (usize::MAX, usize::MAX));
+
+    let begun = Instant::now();
+    let mut asked: Vec<_> = (0..n_clients).map(ask).collect();
+    let mut most = 0.0f64;
+    while most < 0.8 * (n_clients * N) as f64 {
+        most = most.max(n_left());
+        assert!(begun.elapsed() < Duration::from_secs(120), "only {most} wait");
+    }
+    #[cfg(target_os = "linux")]
+    println!(
+        "{most} run or wait after {:?}; descriptors, threads, resident KiB: {:?}",
+        begun.elapsed(),
+        holdings(server.child.id())
+    );
+    // Every second one goes away.
+    asked = asked.into_iter().step_by(2).collect();
+    let gone = Instant::now();
+    while n_left() > (asked.len() * N) as f64 {
+        assert!(gone.elapsed() < Duration::from_secs(10), "those of clients that went away still wait");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("{} run or wait {:?} after half of the clients went away", n_left(), gone.elapsed());
+    asked.into_iter().for_each(check);
+    println!("all answered after {:?}", begun.elapsed());
+    holds_nothing(&server);
+    #[cfg(target_os = "linux")]
+    is_as_before(&server, before, if is_long() { 64 } else { 16 });
 }
 
 /// Holdings once they are at most `expected` descriptors and threads, or the time for that is over.
