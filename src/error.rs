@@ -475,7 +475,7 @@ pub enum TokenizerError {
     Metadata(#[from] GgufError),
     /// The kind of tokenizer is not supported.
     #[error(
-        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece)"
+        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece), t5 (unigram), rwkv"
     )]
     Model {
         /// `tokenizer.ggml.model`.
@@ -528,9 +528,9 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
-    /// A special token is too long to be searched for in texts.
-    #[error("special token {id} is longer than {max} bytes")]
-    SpecialTokenTooLong {
+    /// A token is too long to be searched for in texts.
+    #[error("token {id} is longer than {max} bytes")]
+    TokenTooLong {
         /// The token.
         id: u32,
         /// The longest allowed.
@@ -554,11 +554,17 @@ pub enum TokenizerError {
         /// The key that should name the token.
         key: &'static str,
     },
-    /// A score is NaN.
-    #[error("the score of token {id} is not a number")]
+    /// A score is NaN, or infinite where scores are added up.
+    #[error("the score of token {id} is not a finite number")]
     Score {
         /// The token.
         id: u32,
+    },
+    /// The replacements of characters are damaged.
+    #[error("tokenizer.ggml.precompiled_charsmap is damaged ({wrong}): convert the model again")]
+    Charsmap {
+        /// What is wrong with it.
+        wrong: &'static str,
     },
     /// A merge does not consist of two sides with a space between them.
     #[error("merge {rank} is {text:?} instead of two parts with a space between them")]

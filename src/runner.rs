@@ -17,6 +17,9 @@ pub trait Runner: Send + Sync {
     /// Index of the first layer that it computes, 0 for all of them. The CPU computes the layers before.
     fn first_layer(&self) -> usize;
 
+    /// Bytes of weights that it had to copy, as it cannot use them where they are.
+    fn copied_bytes(&self) -> u64;
+
     /// Allocates memory for a page of keys and values; `None` if there is none left.
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
 

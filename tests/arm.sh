@@ -17,8 +17,8 @@ check() {
         --test it -- "$@"
 }
 
-all=(kernels_ conformance_logits:: invariance:: demo::)
-long=(conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: gradient::)
+all=(kernels_ conformance_logits:: invariance::dense invariance::windowed demo::)
+long=(invariance:: conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: gradient::)
 # All levels of kernels, and the best one's engine.
 check max neon_i8mm "${all[@]}" ${RUVLLM_LONG:+"${long[@]}"}
 # What this CPU has not would end it.

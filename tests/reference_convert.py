@@ -3,13 +3,14 @@
 convert_hf_to_gguf.py makes of it.
 
     pip install torch transformers safetensors sentencepiece numpy
-    python tests/reference_convert.py LLAMA_CPP
+    python tests/reference_convert.py LLAMA_CPP [MODEL…]
 
-LLAMA_CPP is a checkout of llama.cpp. Names and shapes of the tensors are those of transformers' own models; the values are
+LLAMA_CPP is a checkout of llama.cpp; with names, only these models are made again. Names and shapes of the tensors are those of transformers' own models; the values are
 a hash of name and index (`values`), so that no file has to hold them. A tensor of the GGUF file is kept as its dimensions,
 its type and a hash of its bytes, an array of metadata as its length and a hash.
 """
 
+import base64
 import json
 import pathlib
 import sys
@@ -97,6 +98,69 @@ def bpe(pattern, ignore_merges=False, template=True, special=("<|begin|>", "<|en
     }
 
 
+def added(*texts):
+    names = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": i, "content": text, **names} for i, text in enumerate(texts)]
+
+
+def processing(begin, end, between):
+    """What is put around one text, and around and between two."""
+    special = lambda text: {"SpecialToken": {"id": text, "type_id": 0}}
+    a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    ids = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in [begin, end]}
+    begin, end = special(begin[0]), special(end[0])
+    pair = [begin, a, *[end] * between, b, end]
+    return {"type": "TemplateProcessing", "single": [begin, a, end], "pair": pair, "special_tokens": ids}
+
+
+def wordpiece():
+    """tokenizer.json of BERT."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    texts = special + list("abcdefghijklmnopqrstuvwxyz") + ["##" + c for c in "abcdefghijklmnopqrstuvwxyz"] + ["the", "th", "##in", "!"]
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*special),
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": processing(("[CLS]", 2), ("[SEP]", 3), 1),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+                  "vocab": {text: i for i, text in enumerate(texts)}},
+    }
+
+
+def unigram():
+    """tokenizer.json of XLM-RoBERTa, with the replacements of tests/data/unigram.json."""
+    charsmap = json.loads((OUT.parent / "unigram.json").read_text())[0]["charsmap"]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    texts = ["▁", "t", "h", "e", "▁t", "he", "▁the", "i", "n", "▁in", "a", "s"]
+    vocab = [[text, 0.0] for text in special] + [[text, -1.0 - i / 4] for i, text in enumerate(texts)]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*special),
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes.fromhex(charsmap)).decode()},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "post_processor": processing(("<s>", 0), ("</s>", 2), 2),
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": False},
+    }
+
+
+def gemma4():
+    """tokenizer.json of a BPE with bytes and `▁`."""
+    texts = ["<pad>", "<eos>", "<bos>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)]
+    texts += ["▁", "t", "h", "e", "▁t", "he", "▁the", "i", "n", "in", "▁in", "<|channel>"]
+    merges = [["▁", "t"], ["h", "e"], ["▁t", "he"], ["i", "n"], ["▁", "in"]]
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*texts[:4]),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": True,
+                  "byte_fallback": True, "ignore_merges": False, "vocab": {text: i for i, text in enumerate(texts)}, "merges": merges},
+    }
+
+
 def sentencepiece():
     """tokenizer.model: unknown, two controls, a user's token, the bytes and some texts."""
     from sentencepiece import sentencepiece_model_pb2 as pb
@@ -135,6 +199,23 @@ TOKENIZERS = {
     "glm": {"tokenizer.json": bpe(LLAMA3, template=False, special=("[gMASK]", "<|endoftext|>", "<|user|>", "<|observation|>")),
             "tokenizer_config.json": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "dbrx"},
     "deepseek": {"tokenizer.json": bpe(DEEPSEEK3), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "deepseek-v3"},
+    "gemma4": {
+        "tokenizer.json": gemma4(),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        "pre": None,
+    },
+    "wordpiece": {
+        "tokenizer.json": wordpiece(),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]",
+                                  "pad_token": "[PAD]", "mask_token": "[MASK]"},
+        "pre": "bert-bge",
+    },
+    "unigram": {
+        "tokenizer.json": unigram(),
+        "tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>",
+                                  "unk_token": "<unk>", "pad_token": "<pad>", "clean_up_tokenization_spaces": True},
+        "pre": "default",
+    },
     "spm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": SP_SETTINGS, "pre": None},
 }
 
@@ -154,6 +235,9 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sl
            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
                                "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+GEMMA4 = {"vocab_size": 272, "head_dim": 16, "global_head_dim": 32, "sliding_window": 32, "num_hidden_layers": 4,
+          "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+XLM_ROBERTA = {"num_key_value_heads": None, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 # Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
 MODELS = [
     ("llama", "Llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}, "llama3", "bfloat16", "auto"),
@@ -205,11 +289,20 @@ MODELS = [
                                                      "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}},
      "deepseek", "bfloat16", "q8_0"),
     ("mamba2", "Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2, "intermediate_size": 128}, "dbrx", "float32", "f16"),
+    ("gemma4-e", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 272, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+     "gemma4", "bfloat16", "auto"),
+    ("gemma4-moe", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+                              "moe_intermediate_size": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}, "gemma4", "bfloat16", "auto"),
+    ("bert", "Bert", {"num_key_value_heads": None}, "wordpiece", "float32", "f16"),
+    ("xlm-roberta", "XLMRoberta", {**XLM_ROBERTA, "layer_norm_eps": 1e-5}, "unigram", "float16", "auto"),
+    ("xlm-roberta-reranker", "XLMRobertaReranker", {**XLM_ROBERTA, "num_labels": 1}, "unigram", "float32", "f32"),
     ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
 CLASSES = {"EmbeddingGemma": ("Gemma3Text", "Gemma3TextModel"), "Qwen3_5Text": ("Qwen3_5Text", "Qwen3_5ForCausalLM"), "Qwen3_5MoeText": ("Qwen3_5MoeText", "Qwen3_5MoeForCausalLM"),
-           "Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model")}
+           "Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model"),
+           "Gemma4": ("Gemma4Text", "Gemma4ForCausalLM"), "Bert": ("Bert", "BertModel"), "XLMRoberta": ("XLMRoberta", "XLMRobertaModel"),
+           "XLMRobertaReranker": ("XLMRoberta", "XLMRobertaForSequenceClassification")}
 # Files of sentence-transformers.
 FILES = {
     "qwen3-embedding": {
@@ -217,8 +310,18 @@ FILES = {
                          {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
         "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True},
     },
-    "embeddinggemma": {
+    "bert": {
         "modules.json": [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+    },
+    "embeddinggemma": {
+        "modules.json": [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                         {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+                         {"idx": 3, "path": "3_Dense", "type": "sentence_transformers.models.Dense"}],
+        "2_Dense/config.json": {"in_features": 64, "out_features": 96, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"},
+        "2_Dense/model.safetensors": [["linear.weight", [96, 64]]],
+        "3_Dense/config.json": {"in_features": 96, "out_features": 64, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"},
+        "3_Dense/model.safetensors": [["linear.weight", [64, 96]]],
         "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False},
     },
 }
@@ -269,7 +372,7 @@ def write_folder(folder, name, cls, options, kind, dtype):
     return [[key, list(tensor.shape)] for key, tensor in tensors.items()]
 
 
-def convert(folder, kind, outtype):
+def convert(folder, kind, outtype, dense):
     types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "auto": "GUESSED"}
     hparams = ModelBase.load_hparams(folder, False)
     cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
@@ -277,7 +380,7 @@ def convert(folder, kind, outtype):
     cls.no_mtp = True
     out = folder / "out.gguf"
     with torch.inference_mode():
-        cls(folder, gguf.LlamaFileType[types[outtype]], out).write()
+        cls(folder, gguf.LlamaFileType[types[outtype]], out, sentence_transformers_dense_modules=dense).write()
     return out
 
 
@@ -310,8 +413,10 @@ def describe(path):
 def main():
     models = []
     only = sys.argv[2:]
+    before = {model["name"]: model for model in map(json.loads, OUT.read_text().splitlines()[1:])} if only else {}
     for name, cls, options, kind, dtype, outtype in MODELS:
         if only and name not in only:
+            models.append(before[name])
             continue
         with tempfile.TemporaryDirectory() as parent:
             folder = pathlib.Path(parent) / "tiny-model"
@@ -319,8 +424,11 @@ def main():
             tensors = write_folder(folder, name, cls, options, kind, dtype)
             for file, content in FILES.get(name, {}).items():
                 (folder / file).parent.mkdir(exist_ok=True)
-                (folder / file).write_text(json.dumps(content))
-            metadata, converted = describe(convert(folder, kind, outtype))
+                if file.endswith(".safetensors"):
+                    save_file({key: values(key, shape) for key, shape in content}, folder / file, metadata={"format": "pt"})
+                else:
+                    (folder / file).write_text(json.dumps(content))
+            metadata, converted = describe(convert(folder, kind, outtype, name == "embeddinggemma"))
             config = json.loads((folder / "config.json").read_text())
             models.append({"name": name, "files": FILES.get(name, {}), "tokenizer": kind, "dtype": dtype, "outtype": outtype, "config": config, "checkpoint": tensors,
                            "metadata": metadata, "tensors": converted})

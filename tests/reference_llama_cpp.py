@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/data/families.json: metadata and tensors of tiny random models as llama.cpp's converter names them, and the
-logits, vectors or scores that llama.cpp computes.
+logits, vectors or scores that llama.cpp computes. Encoders whose GELU is that of the error function in Hugging Face, and the
+tanh formula in llama.cpp, are computed here, in 64 bits (`encode`).
 
     pip install llama-cpp-python gguf numpy
     python tests/reference_llama_cpp.py
@@ -12,6 +13,7 @@ LLAMA_CPP_LIB_PATH names the folder of such a build.
 
 import ctypes
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -187,6 +189,86 @@ def encoder(arch):
     return Family(arch, own_head=False).keys({**ROPE, "attention.causal": False})
 
 
+def bert(arch, position=False, bias=True, types=1, mixture_every=0):
+    """BERT's kind: norms on the residual stream, GELU by the error function."""
+    f = Family(arch, own_head=False, rms=False, n_kv=N_HEAD).keys({"attention.causal": False})
+    for part in ["weight", "bias"]:
+        del f.tensors[f"output_norm.{part}"]
+    f.norm("token_embd_norm").add("token_types.weight", N_EMBD, types)
+    if position:
+        f.add("position_embd.weight", N_EMBD, 128)
+    else:
+        f.keys(ROPE)
+    if mixture_every:
+        f.keys({"moe_every_n_layers": mixture_every, "expert_count": 6, "expert_used_count": 2})
+
+    def layer(f, blk, i):
+        f.norm(blk + "attn_output_norm").norm(blk + "layer_output_norm")
+        if mixture_every and i % mixture_every == 1:
+            f.add(blk + "ffn_gate_inp.weight", N_EMBD, 6)
+            f.add(blk + "ffn_up_exps.weight", N_EMBD, N_FF, 6).add(blk + "ffn_down_exps.weight", N_FF, N_EMBD, 6)
+        else:
+            f.linear(blk + "ffn_up", N_EMBD, N_FF, bias).linear(blk + "ffn_down", N_FF, N_EMBD, bias)
+
+    return f.layers(attention("qkvo" if bias else "", fused=not position), layer)
+
+
+def encode(f):
+    """The pooled vector or score of such a model (Hugging Face's BertModel, NomicBertModel, XLMRobertaModel)."""
+    tensor = {name: values(name, dims).astype(np.float64) for name, dims in f.tensors.items()}
+    erf = np.vectorize(math.erf)
+    gelu = lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2)))
+
+    def norm(name, x):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + f.meta[f"{f.arch}.attention.layer_norm_epsilon"])
+        return x * tensor[f"{name}.weight"] + tensor[f"{name}.bias"]
+
+    def linear(name, x):
+        return x @ tensor[f"{name}.weight"].T + tensor.get(f"{name}.bias", 0.0)
+
+    def rotated(x):
+        if "position_embd.weight" in tensor:
+            return x
+        half = HEAD // 2
+        angles = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = tensor["token_embd.weight"][TOKENS] + tensor["token_types.weight"].reshape(-1, N_EMBD)[0]
+    if "position_embd.weight" in tensor:
+        x = x + tensor["position_embd.weight"][: len(TOKENS)]
+    x = norm("token_embd_norm", x)
+    for blk in (f"blk.{i}." for i in range(f.n_layer)):
+        if blk + "attn_qkv.weight" in tensor:
+            qkv = np.split(linear(blk + "attn_qkv", x), 3, -1)
+        else:
+            qkv = [linear(f"{blk}attn_{part}", x) for part in "qkv"]
+        q, k, v = (part.reshape(len(x), N_HEAD, HEAD) for part in qkv)
+        scores = np.einsum("ihd,jhd->hij", rotated(q), rotated(k)) / np.sqrt(HEAD)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = np.einsum("hij,jhd->ihd", weights, v).reshape(len(x), -1)
+        x = norm(blk + "attn_output_norm", x + linear(blk + "attn_output", mixed))
+        if blk + "ffn_up_exps.weight" in tensor:
+            router = linear(blk + "ffn_gate_inp", x)
+            router = np.exp(router - router.max(-1, keepdims=True))
+            router /= router.sum(-1, keepdims=True)
+            y = np.zeros_like(x)
+            for i, row in enumerate(router):
+                for e in np.argsort(-row)[:2]:
+                    up, down = (tensor[f"{blk}ffn_{part}_exps.weight"][e] for part in ["up", "down"])
+                    y[i] += row[e] * (down @ gelu(up @ x[i]))
+        else:
+            y = linear(blk + "ffn_down", gelu(linear(blk + "ffn_up", x)))
+        x = norm(blk + "layer_output_norm", x + y)
+    pooling = f.meta[f"{f.arch}.pooling_type"]
+    pooled = x.mean(0) if pooling == 1 else x[0]
+    is_reranker = "cls.output.weight" in tensor
+    return linear("cls.output", np.tanh(linear("cls", pooled)))[None] if is_reranker else pooled[None]
+
+
 def neo_bert():
     f = encoder("neo-bert")
     del f.tensors["output_norm.weight"]
@@ -240,6 +322,14 @@ FAMILIES = {
     .keys({"pooling_type": 4})
     .linear("cls", N_EMBD, N_EMBD, bias=True)
     .linear("cls.output", N_EMBD, 1, bias=True),
+    "bert": bert("bert", position=True, types=2).keys({"pooling_type": 2}),
+    # Converters do not write that the pooling is a score.
+    "xlm-roberta-reranker": bert("bert", position=True)
+    .keys({"pooling_type": 2})
+    .linear("cls", N_EMBD, N_EMBD, bias=True)
+    .linear("cls.output", N_EMBD, 1, bias=True),
+    "nomic-bert-moe": bert("nomic-bert-moe", mixture_every=2).keys({"pooling_type": 1}),
+    "jina-bert-v3": bert("jina-bert-v3").keys({"pooling_type": 1}),
     "qwen3-reranker": Family("qwen3", own_head=False)
     .keys({**ROPE, "pooling_type": 4, "classifier.output_labels": ["yes", "no"]})
     .linear("cls.output", N_EMBD, 2)
@@ -306,11 +396,11 @@ def main():
     llama_cpp.llama_backend_init()
     lines = []
     for name, family in FAMILIES.items():
+        pooled = f"{family.arch}.pooling_type" in family.meta
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.gguf")
             write(family, path)
-            pooled = f"{family.arch}.pooling_type" in family.meta
-            rows = outputs(path, pooled)
+            rows = encode(family) if "token_types.weight" in family.tensors else outputs(path, pooled)
         print(f"{name}: standard deviation {rows.std():.2f}")
         all_of_it = {
             "architecture": family.arch,

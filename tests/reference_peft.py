@@ -227,4 +227,5 @@ def main():
     write(OUT / "logits.gguf", "logits", lambda w: w.add_array("tokens", TOKENS), logits)
 
 
-main()
+if __name__ == "__main__":
+    main()

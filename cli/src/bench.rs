@@ -173,7 +173,7 @@ pub(super) struct SyntheticDrafts {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Format {
+pub(super) enum Format {
     Md,
     Csv,
     Json,
@@ -538,7 +538,7 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    fn new(format: Format) -> Printer {
+    pub(super) fn new(format: Format) -> Printer {
         Printer { format, n_rows: 0, is_first: true }
     }
 
@@ -591,7 +591,7 @@ impl Printer {
         print(out)
     }
 
-    fn end(&self) -> Result<(), Failure> {
+    pub(super) fn end(&self) -> Result<(), Failure> {
         match (self.format, self.n_rows) {
             (Format::Json, 0) => print("[]\n"),
             (Format::Json, _) => print("\n]\n"),

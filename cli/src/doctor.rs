@@ -35,7 +35,9 @@ pub(super) struct Args {
 #[cfg(any(feature = "metal", target_os = "macos"))]
 fn gpu() -> Option<String> {
     Some(match ruvllm::metal::device_info() {
-        Ok(Some(gpu)) => format!("{} (Metal), {} of memory for it", gpu.name, size(gpu.memory_limit)),
+        Ok(Some(gpu)) => {
+            format!("{} (Metal: {}), {} of memory for it", gpu.name, gpu.families.join(", "), size(gpu.memory_limit))
+        }
         Ok(None) => "none that Metal knows".into(),
         Err(error) => error.to_string(),
     })

@@ -201,6 +201,7 @@ const READ_ONLY_TYPES: &[(u32, &str)] = &[
     (36, "TQ1_0"),
     (37, "TQ2_0"),
     (38, "MXFP4_MOE"),
+    (39, "NVFP4"),
 ];
 
 fn file_type(metadata: &Metadata) -> Option<String> {

@@ -21,6 +21,7 @@ mod convert;
 mod detokenize;
 mod doctor;
 mod embed;
+mod formats;
 mod generate;
 #[cfg(feature = "grammar")]
 mod grammar;
@@ -134,6 +135,8 @@ enum Command {
     Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
+    /// Compare weight formats: size, loss, speed
+    Formats(formats::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
     /// Merge LoRA adapters into one
@@ -209,6 +212,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Formats(args) => formats::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]

@@ -5,9 +5,7 @@ use super::output::{Failure, Progress, note, size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions,
-};
+use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions};
 use ruvllm::gguf::{Gguf, Header, Metadata, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
@@ -460,13 +458,22 @@ pub(super) fn engine(
     if model.device() != Device::Cpu && learns {
         return on_cpu("the GPU does without gradients");
     }
-    if model.device() != Device::Cpu && options.kv_policy() != KvPolicy::default() {
-        return on_cpu("on the GPU keys and values are f16 (-ctk f16)");
+    if let Some(what) = options.kv_policy().not_on_gpu().filter(|_| model.device() != Device::Cpu) {
+        return on_cpu(&format!("the GPU does without {what}"));
     }
     match Engine::new(model, &engine_options) {
         #[cfg(any(feature = "metal", target_os = "macos"))]
         Err(ruvllm::SessionError::Metal(error)) => on_cpu(&error.to_string()),
-        engine => Ok(engine?),
+        engine => {
+            let engine = engine?;
+            if let Some(bytes) = engine.runner().map(|runner| runner.copied_bytes()).filter(|&bytes| bytes > 0) {
+                note(format!(
+                    "{} of weights were copied for the GPU: they are not mapped, or not aligned",
+                    size(bytes)
+                ));
+            }
+            Ok(engine)
+        }
     }
 }
 

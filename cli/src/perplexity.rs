@@ -9,7 +9,7 @@ use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text, without_last_newline};
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, session};
 use super::output::{Failure, Progress, milliseconds, note, print, print_json};
-use ruvllm::exec::KvType;
+use ruvllm::exec::{KvType, Session};
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -45,9 +45,9 @@ pub(super) struct Args {
 }
 
 /// Context length of llama.cpp's tool.
-const DEFAULT_CTX: usize = 512;
+pub(super) const DEFAULT_CTX: usize = 512;
 /// The last token of a chunk is only read, so that two are left to score one of them.
-const LEAST_CTX: usize = 4;
+pub(super) const LEAST_CTX: usize = 4;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
@@ -65,14 +65,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut tokens = tokenizer.encode(&text, true, false);
     let n_ctx = session.n_ctx();
     let limit = args.chunks.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
-    let n_chunks = (tokens.len() / n_ctx).min(limit);
-    if tokens.len() < 2 * n_ctx {
-        return Err(Failure::Work(format!(
-            "the text has {} tokens; a context of {n_ctx} needs at least two chunks, {} tokens: use a longer text or a smaller -c",
-            tokens.len(),
-            2 * n_ctx
-        )));
-    }
+    let n_chunks = n_chunks(&tokens, n_ctx)?.min(limit);
     if !args.json {
         note(format!("perplexity of {n_chunks} chunks of {n_ctx} tokens"));
     }
@@ -82,25 +75,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         true => Progress::hidden(),
         false => Progress::new("perplexity", (n_chunks * n_ctx) as u64),
     };
-    let first = n_ctx / 2;
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
-    let mut score = Score::default();
     let mut running = Vec::with_capacity(n_chunks);
-    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
-        if let Some(bos) = bos {
-            chunk[0] = bos;
-        }
-        session.clear();
-        // What follows the last token is in the next chunk, so its logits are not needed.
-        session.prefill_each(&chunk[..n_ctx - 1], first, |at, logits| {
-            score.add(logits, chunk[at + 1]);
-            progress.set((i * n_ctx + at) as u64);
-        })?;
+    let score = score(&mut session, &mut tokens, n_chunks, &progress, |score| {
         running.push(score.perplexity());
-        if !args.json {
-            print(format!("[{}]{:.4},", i + 1, score.perplexity()))?;
-        }
-    }
+        if args.json { Ok(()) } else { print(format!("[{}]{:.4},", running.len(), score.perplexity())) }
+    })?;
     drop(progress);
 
     let error = score.error();
@@ -125,9 +104,52 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// How many chunks of `n_ctx` there are.
+///
+/// # Errors
+/// If there are fewer than two: a single one says little.
+pub(super) fn n_chunks(tokens: &[u32], n_ctx: usize) -> Result<usize, Failure> {
+    match tokens.len() / n_ctx {
+        0 | 1 => Err(Failure::Work(format!(
+            "the text has {} tokens; a context of {n_ctx} needs at least two chunks, {} tokens: use a longer text or a smaller -c",
+            tokens.len(),
+            2 * n_ctx
+        ))),
+        n => Ok(n),
+    }
+}
+
+/// Scores the first `n_chunks` chunks, each of as many tokens as `session` holds; `each` hears of the score so far after
+/// every chunk.
+pub(super) fn score(
+    session: &mut Session,
+    tokens: &mut [u32],
+    n_chunks: usize,
+    progress: &Progress,
+    mut each: impl FnMut(&Score) -> Result<(), Failure>,
+) -> Result<Score, Failure> {
+    let n_ctx = session.n_ctx();
+    let first = n_ctx / 2;
+    let bos = session.model().tokenizer().and_then(|tokenizer| tokenizer.bos().filter(|_| tokenizer.add_bos()));
+    let mut score = Score::default();
+    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
+        if let Some(bos) = bos {
+            chunk[0] = bos;
+        }
+        session.clear();
+        // What follows the last token is in the next chunk, so its logits are not needed.
+        session.prefill_each(&chunk[..n_ctx - 1], first, |at, logits| {
+            score.add(logits, chunk[at + 1]);
+            progress.set((i * n_ctx + at) as u64);
+        })?;
+        each(&score)?;
+    }
+    Ok(score)
+}
+
 /// Sums over scored tokens of `−ln p` and its square.
 #[derive(Default)]
-struct Score {
+pub(super) struct Score {
     n: usize,
     sum: f64,
     sum_of_squares: f64,
@@ -143,7 +165,7 @@ impl Score {
         self.sum_of_squares += nll * nll;
     }
 
-    fn mean(&self) -> f64 {
+    pub(super) fn mean(&self) -> f64 {
         self.sum / self.n as f64
     }
 

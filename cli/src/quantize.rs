@@ -39,7 +39,7 @@ pub(super) struct Args {
     verbose: bool,
 }
 
-fn file_type(name: &str) -> Result<FileType, String> {
+pub(super) fn file_type(name: &str) -> Result<FileType, String> {
     FileType::from_name(name).ok_or_else(|| {
         let names: Vec<String> = FileType::ALL.iter().map(FileType::to_string).collect();
         format!("there is no type {name:?}; there are {}", names.join(", "))
@@ -54,33 +54,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Work(format!("{}: there are no tensors in it", args.input.display())));
     }
 
-    let shape = model_shape(&gguf);
-    let mut plan = Vec::new();
-    for t in gguf.tensors() {
-        let to = target(args, t, &shape)?;
-        if args.verbose {
+    let plan = plan(&gguf, args.file_type, args.allow_requantize)?;
+    if args.verbose {
+        for (t, to) in &plan {
             note(format!("{:<40} {:>8} -> {to}", printable(&t.name), t.dtype.to_string()));
         }
-        plan.push((t, to));
     }
-
     let total = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
     let rows = Rows::new("quantising", total, args.threads)?;
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
-        writer.metadata(key, value.clone());
-    }
-    writer.metadata("general.quantization_version", 2u32);
-    writer.metadata("general.file_type", Value::U32(args.file_type as u32));
-    for &(t, to) in &plan {
-        let (rows, n) = (&rows, t.dims[0] as usize);
-        let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
-        let row_bytes = data.len() / n_rows;
-        let conversion = Conversion { n, from: t.dtype, to, map: None };
-        writer.tensor_with(&t.name, &t.dims, to, move |out| {
-            rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
-        });
-    }
+    let mut writer = writer(&gguf, &plan, args.file_type, &rows);
     args.overwrite.apply(&mut writer);
     let written = writer.write(&args.output);
     rows.finish(written)?;
@@ -96,6 +78,42 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         start.elapsed().as_secs_f64()
     ));
     Ok(())
+}
+
+/// The tensors and the types that they get.
+pub(super) fn plan(
+    gguf: &Gguf,
+    file_type: FileType,
+    allow_requantize: bool,
+) -> Result<Vec<(&TensorInfo, DType)>, Failure> {
+    let shape = model_shape(gguf);
+    let to = |t| Ok((t, target(t, file_type, allow_requantize, &shape)?));
+    gguf.tensors().iter().map(to).collect()
+}
+
+/// The file of that plan, converted while it is written.
+pub(super) fn writer<'a>(
+    gguf: &'a Gguf,
+    plan: &[(&'a TensorInfo, DType)],
+    file_type: FileType,
+    rows: &'a Rows,
+) -> Writer<'a> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
+        writer.metadata(key, value.clone());
+    }
+    writer.metadata("general.quantization_version", 2u32);
+    writer.metadata("general.file_type", Value::U32(file_type as u32));
+    for &(t, to) in plan {
+        let n = t.dims[0] as usize;
+        let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
+        let row_bytes = data.len() / n_rows;
+        let conversion = Conversion { n, from: t.dtype, to, map: None };
+        writer.tensor_with(&t.name, &t.dims, to, move |out| {
+            rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
+        });
+    }
+    writer
 }
 
 /// What the mix of types depends on; where the file does not say, as in a model without heads.
@@ -119,10 +137,10 @@ fn model_shape(gguf: &Gguf) -> ModelShape {
 }
 
 /// The type that a tensor gets.
-fn target(args: &Args, t: &TensorInfo, shape: &ModelShape) -> Result<DType, Failure> {
-    let Some(to) = args.file_type.tensor_type(&t.name, &t.dims, shape) else { return Ok(t.dtype) };
+fn target(t: &TensorInfo, file_type: FileType, allow_requantize: bool, shape: &ModelShape) -> Result<DType, Failure> {
+    let Some(to) = file_type.tensor_type(&t.name, &t.dims, shape) else { return Ok(t.dtype) };
     let Some(from) = t.dtype.format() else { return Ok(t.dtype) };
-    if to != t.dtype && from.block_elems > 1 && !args.allow_requantize {
+    if to != t.dtype && from.block_elems > 1 && !allow_requantize {
         return Err(Failure::Work(format!(
             "tensor {} is quantised already ({}); start from an F16 or F32 file, or accept the loss with --allow-requantize",
             t.name, t.dtype

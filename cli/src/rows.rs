@@ -48,6 +48,13 @@ impl Rows {
         Ok(Rows { pool, interrupted, progress, done: Cell::new(0), failure: RefCell::new(None) })
     }
 
+    /// For files that are made in memory: without a bar, and Ctrl-C ends the program.
+    pub(super) fn in_memory(threads: ThreadsArg) -> Result<Rows, Failure> {
+        let pool = threads.pool().build()?;
+        let progress = Progress::hidden();
+        Ok(Rows { pool, interrupted: Arc::default(), progress, done: Cell::new(0), failure: RefCell::new(None) })
+    }
+
     /// Writes `n_rows` rows of the tensor `name`, of which `row` gives the bytes.
     pub(super) fn write<'a>(
         &self,
@@ -95,7 +102,7 @@ impl Rows {
     }
 
     /// What became of the file.
-    pub(super) fn finish(self, written: Result<(), GgufError>) -> Result<(), Failure> {
+    pub(super) fn finish<T>(self, written: Result<T, GgufError>) -> Result<T, Failure> {
         match (self.failure.take(), written) {
             _ if self.interrupted.load(Ordering::Relaxed) => Err(Failure::Interrupted),
             (Some(failure), _) => Err(failure),

@@ -11,7 +11,7 @@ use ruvllm::exec::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
 use ruvllm::sona::{FolderOptions, SonaFolder};
 use ruvllm::tokenizer::Tokenizer;
-use ruvllm::train::{Example, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
+use ruvllm::train::{Example, Loss, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,15 @@ Examples:
   ruvllm train -m model.gguf -f examples.jsonl -o adapter.gguf
   ruvllm train -m model.gguf -f examples.jsonl --control manual.txt -o adapter.gguf --svg losses.svg
   ruvllm train -m model.gguf -f letters.txt --targets qv --rank 4 -o adapter.gguf
+  ruvllm train -m model.gguf -f pairs.jsonl --loss dpo -o adapter.gguf
   ruvllm train -m model.gguf --sona mine -o adapter.gguf      what was recorded, with --sona-text
   ruvllm generate -m model.gguf --lora adapter.gguf -p \"…\"
 
 A .jsonl file has an example per line: {\"text\": …}, {\"prompt\": …, \"completion\": …} or {\"messages\": […]}, \
 of which only completions, and answers of the assistant in the model's chat template, are learnt. Any other file is \
-a text. Control text is what the model must stay good at: half of it is replayed, half is measured on.
+a text. With --loss dpo a line is {\"prompt\": …, \"chosen\": …, \"rejected\": …}, with --loss kto {\"prompt\": …, \
+\"completion\": …, \"label\": true or false}; prompts and completions may be lists of messages. Control text is what \
+the model must stay good at: half of it is replayed, half is measured on.
 A training that was interrupted, or killed, continues when the same command is given again.";
 
 #[derive(clap::Args)]
@@ -36,6 +39,18 @@ pub(super) struct Args {
     model: ModelArgs,
     #[command(flatten)]
     residence: ResidenceArgs,
+    /// What is minimised: sft, or the losses of preferences dpo and kto
+    #[arg(long, value_name = "LOSS", default_value = "sft", value_parser = loss)]
+    loss: Loss,
+    /// Of dpo and kto: the larger, the less the model moves from what it was [default: 0.1]
+    #[arg(long, value_name = "BETA")]
+    beta: Option<f32>,
+    /// Of kto: weight of desirable completions [default: 1]
+    #[arg(long, value_name = "WEIGHT")]
+    desirable_weight: Option<f32>,
+    /// Of kto: weight of undesirable completions [default: 1]
+    #[arg(long, value_name = "WEIGHT")]
+    undesirable_weight: Option<f32>,
     /// Examples (.jsonl) or a text; - is a text from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -104,6 +119,9 @@ pub(super) struct Args {
     /// Most mean KL divergence on control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = TrainOptions::default().max_divergence)]
     max_divergence: f64,
+    /// Weight of elastic weight consolidation: values that control text depends on are held back
+    #[arg(long, value_name = "LAMBDA", default_value_t = TrainOptions::default().ewc_lambda)]
+    ewc_lambda: f32,
     /// Seed of the adapter's first values and of the order of the examples
     #[arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed)]
     seed: u64,
@@ -127,13 +145,32 @@ fn targets(text: &str) -> Result<TargetSet, String> {
 }
 
 fn schedule(text: &str) -> Result<Schedule, String> {
-    let names: Vec<&str> = Schedule::ALL.iter().map(|(name, _)| *name).collect();
-    let found = Schedule::ALL.iter().find(|(name, _)| *name == text);
-    found.map(|(_, schedule)| *schedule).ok_or_else(|| format!("there are {}", names.join(", ")))
+    named(&Schedule::ALL, text)
+}
+
+fn loss(text: &str) -> Result<Loss, String> {
+    named(&Loss::ALL, text)
+}
+
+fn named<T: Copy>(all: &[(&str, T)], text: &str) -> Result<T, String> {
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let found = all.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| format!("there are {}", names.join(", ")))
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.check(&args.output)?;
+    let of_kto = [("--desirable-weight", args.desirable_weight), ("--undesirable-weight", args.undesirable_weight)];
+    let given = [("--beta", args.beta.filter(|_| args.loss == Loss::Sft))].into_iter();
+    let mut unused = given.chain(of_kto.into_iter().filter(|_| args.loss != Loss::Kto));
+    if let Some((flag, _)) = unused.find(|(_, value)| value.is_some()) {
+        return Err(Failure::Usage(format!("{flag} has no meaning with --loss {}", args.loss.name())));
+    }
+    if args.sona.is_some() && args.loss == Loss::Dpo {
+        return Err(Failure::Usage(
+            "--loss dpo needs pairs, which --sona does not record; --loss kto takes ratings".into(),
+        ));
+    }
     let mut folder = args.sona.as_deref().map(|path| SonaFolder::open(path, &FolderOptions::default())).transpose()?;
     let text = match &folder {
         Some(_) => None,
@@ -152,11 +189,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             reader.examples(text).map_err(|message| Failure::Work(format!("{}: {message}", name(path))))?
         }
         (Some((text, _)), _) => Example::pieces(&tokenizer.encode(text, true, false), n_ctx.max(2)),
-        (None, Some(folder)) => recorded(folder, args.quality_threshold, n_ctx)?,
+        (None, Some(folder)) => recorded(folder, args.loss, args.quality_threshold, n_ctx)?,
         (None, None) => Vec::new(),
     };
     let control = control.map(|text| tokenizer.encode(&text, true, false)).unwrap_or_default();
+    let default = TrainOptions::default();
     let options = TrainOptions {
+        loss: args.loss,
+        beta: args.beta.unwrap_or(default.beta),
+        desirable_weight: args.desirable_weight.unwrap_or(default.desirable_weight),
+        undesirable_weight: args.undesirable_weight.unwrap_or(default.undesirable_weight),
+        ewc_lambda: args.ewc_lambda,
         rank: args.rank,
         alpha: args.alpha,
         targets: args.targets.clone(),
@@ -173,7 +216,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         patience: args.patience,
         max_divergence: args.max_divergence,
         seed: args.seed,
-        ..Default::default()
+        betas: default.betas,
     };
     let n_threads = args.threads.number();
     let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() })?;
@@ -195,12 +238,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let report = trainer.report();
     if let Some(path) = &args.report {
-        std::fs::write(path, format!("{:#}\n", to_json(report))).map_err(Failure::file(path))?;
+        std::fs::write(path, format!("{:#}\n", to_json(report, args.loss))).map_err(Failure::file(path))?;
     }
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(report)).map_err(Failure::file(path))?;
+        std::fs::write(path, svg(report, args.loss)).map_err(Failure::file(path))?;
     }
-    print(table(report))?;
+    print(table(report, args.loss))?;
     if report.kept == 0 {
         std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
         let why = "nothing was gained on the examples held out: no adapter is written";
@@ -212,22 +255,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(folder.as_mut().map_or(Ok(()), SonaFolder::trained)?)
 }
 
-/// The requests of a folder as examples; of those that are longer than the context, its end.
-fn recorded(folder: &SonaFolder, threshold: f32, n_ctx: usize) -> Result<Vec<Example>, Failure> {
+/// The requests of a folder as examples; of those that are longer than the context, its end. For KTO those that were rated:
+/// answers rated `threshold` or better are desirable.
+fn recorded(folder: &SonaFolder, loss: Loss, threshold: f32, n_ctx: usize) -> Result<Vec<Example>, Failure> {
     let mut examples = Vec::new();
     folder.trajectories(|request| {
-        let lesson = request.lesson(threshold);
+        let lesson = match (loss, request.quality_score) {
+            (Loss::Sft, _) => request.lesson(threshold),
+            (_, Some(_)) => request.n_prompt.min(request.tokens.len())..request.tokens.len(),
+            (_, None) => 0..0,
+        };
         let mut tokens = request.tokens;
         tokens.truncate(lesson.end);
         let begin = tokens.len().saturating_sub(n_ctx);
         let learnt: Vec<bool> = (begin..tokens.len()).map(|i| i > begin && lesson.contains(&i)).collect();
         if learnt.contains(&true) {
-            examples.push(Example::new(tokens.split_off(begin), learnt));
+            let example = Example::new(tokens.split_off(begin), learnt);
+            examples.push(match request.quality_score {
+                Some(score) if loss == Loss::Kto => Example::labelled(example, score >= threshold),
+                _ => example,
+            });
         }
     })?;
     if examples.is_empty() {
         let path = folder.path().display();
-        let why = "no request was recorded with tokens that are to be learnt: --sona-text stores them";
+        let which = if loss == Loss::Kto { "rated and recorded" } else { "recorded" };
+        let why = format!("no request was {which} with tokens that are to be learnt: --sona-text stores them");
         return Err(Failure::Work(format!("{path}: {why}")));
     }
     Ok(examples)
@@ -240,7 +293,7 @@ fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Fa
     loop {
         let step = trainer.step()?;
         for evaluation in &trainer.report().evaluations[told..] {
-            note(format!("step {}: {:.4} nats/token held out", evaluation.step, evaluation.held_out));
+            note(format!("step {}: {:.4} {} held out", evaluation.step, evaluation.held_out, unit(args.loss)));
         }
         told = trainer.report().evaluations.len();
         bar.set(trainer.report().steps.len() as u64);
@@ -255,6 +308,7 @@ fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Fa
 /// Turns lines of JSON into examples.
 struct Reader<'a> {
     tokenizer: &'a Tokenizer,
+    loss: Loss,
     #[cfg(feature = "chat")]
     template: Option<ruvllm::chat::ChatTemplate>,
 }
@@ -265,12 +319,12 @@ impl<'a> Reader<'a> {
         let given = args.template.as_deref().map(super::input::read_regular).transpose()?;
         let source = given.as_deref().or_else(|| model.chat_template());
         let template = source.map(ruvllm::chat::ChatTemplate::parse).transpose()?;
-        Ok(Reader { tokenizer, template })
+        Ok(Reader { tokenizer, loss: args.loss, template })
     }
 
     #[cfg(not(feature = "chat"))]
-    fn new(_: &Args, _: &Model, tokenizer: &'a Tokenizer) -> Result<Reader<'a>, Failure> {
-        Ok(Reader { tokenizer })
+    fn new(args: &Args, _: &Model, tokenizer: &'a Tokenizer) -> Result<Reader<'a>, Failure> {
+        Ok(Reader { tokenizer, loss: args.loss })
     }
 
     /// The examples of a file, or what is wrong with it.
@@ -285,40 +339,57 @@ impl<'a> Reader<'a> {
 
     fn example(&self, value: &Value) -> Result<Example, String> {
         let object = value.as_object().ok_or("not an object")?;
-        let expected = "expected `text`, or `prompt` and `completion`, or `messages`";
+        let expected = match self.loss {
+            Loss::Sft => "expected `text`, or `prompt` and `completion`, or `messages`",
+            Loss::Dpo => "expected `prompt`, `chosen` and `rejected`",
+            Loss::Kto => "expected `prompt`, `completion` and `label`",
+        };
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
-        match keys[..] {
-            ["text"] => Ok(Example::text(&self.tokenizer.encode(string(object, "text")?, true, false))),
-            ["completion", "prompt"] => {
-                let prompt = self.tokenizer.encode_prompt(string(object, "prompt")?);
-                let completion = string(object, "completion")?;
-                let mut learnt = match prompt.last() {
-                    Some(&last) => self.tokenizer.encode_continuation(completion, last),
-                    None => self.tokenizer.encode(completion, false, true),
-                };
-                learnt.extend(self.tokenizer.eos());
-                Ok(Example::completion(&prompt, &learnt))
+        match (self.loss, &keys[..]) {
+            (Loss::Sft, ["text"]) => Ok(Example::text(&self.tokenizer.encode(string(object, "text")?, true, false))),
+            (Loss::Sft, ["completion", "prompt"]) => self.completion(object, "completion"),
+            (Loss::Sft, ["messages"]) => self.conversation(array(object, "messages")?, 0),
+            (Loss::Dpo, ["chosen", "prompt", "rejected"]) => {
+                Ok(Example::preference(self.completion(object, "chosen")?, self.completion(object, "rejected")?))
             }
-            ["messages"] => self.conversation(&object["messages"]),
+            (Loss::Kto, ["completion", "label", "prompt"]) => {
+                let label = object["label"].as_bool().ok_or("`label` is not true or false")?;
+                Ok(Example::labelled(self.completion(object, "completion")?, label))
+            }
             _ => Err(format!("has the keys {}; {expected}", keys.join(", "))),
         }
     }
 
+    /// `prompt` and a completion of it, which is learnt: texts, or lists of messages.
+    fn completion(&self, object: &Map<String, Value>, key: &str) -> Result<Example, String> {
+        if object["prompt"].is_array() {
+            let (prompt, completion) = (array(object, "prompt")?, array(object, key)?);
+            return self.conversation(&[prompt, completion].concat(), prompt.len());
+        }
+        let prompt = self.tokenizer.encode_prompt(string(object, "prompt")?);
+        let completion = string(object, key)?;
+        let mut learnt = match prompt.last() {
+            Some(&last) => self.tokenizer.encode_continuation(completion, last),
+            None => self.tokenizer.encode(completion, false, true),
+        };
+        learnt.extend(self.tokenizer.eos());
+        Ok(Example::completion(&prompt, &learnt))
+    }
+
     #[cfg(not(feature = "chat"))]
-    fn conversation(&self, _: &Value) -> Result<Example, String> {
+    fn conversation(&self, _: &[Value], _: usize) -> Result<Example, String> {
         Err("messages need a build with the feature `chat`".into())
     }
 
-    /// A conversation in the chat template; the answers of the assistant are learnt.
+    /// A conversation in the chat template; the answers of the assistant from message `first` on are learnt.
     #[cfg(feature = "chat")]
-    fn conversation(&self, messages: &Value) -> Result<Example, String> {
+    fn conversation(&self, messages: &[Value], first: usize) -> Result<Example, String> {
         use ruvllm::chat::ChatInputs;
         let template = self.template.as_ref().ok_or("the model has no chat template; give one with --template FILE")?;
-        let all = messages.as_array().ok_or("`messages` is not an array")?;
         let render = |n: usize, add_generation_prompt: bool| {
             let inputs = ChatInputs {
-                messages: Value::Array(all[..n].to_vec()),
+                messages: Value::Array(messages[..n].to_vec()),
                 add_generation_prompt,
                 bos_token: bos_text(Some(self.tokenizer)),
                 eos_token: eos_text(Some(self.tokenizer)),
@@ -327,7 +398,8 @@ impl<'a> Reader<'a> {
             template.render(&inputs).map_err(|error| error.to_string())
         };
         let (mut text, mut tokens, mut learnt) = (String::new(), Vec::new(), Vec::new());
-        for (i, message) in all.iter().enumerate().filter(|(_, message)| message["role"] == "assistant") {
+        let answers = messages.iter().enumerate().skip(first).filter(|(_, message)| message["role"] == "assistant");
+        for (i, message) in answers {
             for (until, is_learnt) in [(render(i, true)?, false), (render(i + 1, false)?, true)] {
                 let whose = || format!("message {} ({message:.60})", i + 1);
                 let new = until.strip_prefix(&text).ok_or_else(|| {
@@ -350,6 +422,10 @@ impl<'a> Reader<'a> {
     }
 }
 
+fn array<'v>(object: &'v Map<String, Value>, key: &str) -> Result<&'v [Value], String> {
+    object[key].as_array().map(Vec::as_slice).ok_or_else(|| format!("`{key}` is not an array"))
+}
+
 fn string<'v>(object: &'v Map<String, Value>, key: &str) -> Result<&'v str, String> {
     object[key].as_str().ok_or_else(|| format!("`{key}` is not a string"))
 }
@@ -360,7 +436,15 @@ fn change(after: &[f64], before: &[f64], sizes: &[usize]) -> Estimate {
     Estimate::of_ratio(&sums, sizes)
 }
 
-fn table(report: &TrainReport) -> String {
+fn unit(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Sft => "nats/token",
+        Loss::Dpo => "nats/pair",
+        Loss::Kto => "per completion",
+    }
+}
+
+fn table(report: &TrainReport, loss: Loss) -> String {
     let (first, best) = (&report.evaluations[0], report.best());
     let mut out = String::new();
     let zeros = vec![0.0; best.rises.len()];
@@ -369,14 +453,19 @@ fn table(report: &TrainReport) -> String {
         let percent = |x: f64| 100.0 * x / first.held_out;
         let _ = writeln!(
             out,
-            "held out: {:.4} nats/token before, {:.4} after step {}: {:+.1} % ({:+.1} to {:+.1})",
+            "held out: {:.4} {} before, {:.4} after step {}: {:+.1} % ({:+.1} to {:+.1})",
             first.held_out,
+            unit(loss),
             best.held_out,
             best.step,
             percent(value),
             percent(low),
             percent(high)
         );
+    }
+    if loss != Loss::Sft && !best.losses.is_empty() {
+        let better = best.losses.iter().zip(&first.losses).filter(|(after, before)| after < before).count();
+        let _ = writeln!(out, "in the direction asked for: {better} of {} held out", best.losses.len());
     }
     if !report.control_tokens.is_empty() {
         let Estimate { value, low, high } = change(&best.rises, &zeros, &report.control_tokens);
@@ -394,18 +483,17 @@ fn table(report: &TrainReport) -> String {
     out
 }
 
-fn to_json(report: &TrainReport) -> Value {
+fn to_json(report: &TrainReport, loss: Loss) -> Value {
     let finite = |x: f64| if x.is_finite() { json!(x) } else { Value::Null };
     let interval = |e: Estimate| json!({ "value": e.value, "low": e.low, "high": e.high });
     let steps = report.steps.iter();
-    let steps =
-        steps.map(|s| json!({ "step": s.step, "nats_per_token": s.loss, "rate": s.rate, "gradient_norm": s.norm }));
+    let steps = steps.map(|s| json!({ "step": s.step, "loss": s.loss, "rate": s.rate, "gradient_norm": s.norm }));
     let zeros = vec![0.0; report.control_tokens.len()];
     let first = &report.evaluations[0];
     let evaluations = report.evaluations.iter().map(|e| {
         json!({
             "step": e.step,
-            "held_out_nats_per_token": finite(e.held_out),
+            "held_out": finite(e.held_out),
             "held_out_change": interval(change(&e.losses, &first.losses, &report.held_out_tokens)),
             "control_change": interval(change(&e.rises, &zeros, &report.control_tokens)),
             "divergence": e.divergence,
@@ -413,6 +501,8 @@ fn to_json(report: &TrainReport) -> Value {
         })
     });
     json!({
+        "loss": loss.name(),
+        "unit": unit(loss),
         "n_steps": report.n_steps,
         "n_trained": report.n_trained,
         "n_held_out": report.held_out_tokens.len(),
@@ -423,7 +513,7 @@ fn to_json(report: &TrainReport) -> Value {
 }
 
 /// Losses by step: of the batches as a line, of the examples held out as dots.
-fn svg(report: &TrainReport) -> String {
+fn svg(report: &TrainReport, loss: Loss) -> String {
     let (width, height, left, top) = (720.0, 360.0, 60.0, 24.0);
     let held_out = || report.evaluations.iter().filter(|e| e.held_out.is_finite());
     let losses = report.steps.iter().map(|s| s.loss).chain(held_out().map(|e| e.held_out));
@@ -433,9 +523,10 @@ fn svg(report: &TrainReport) -> String {
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{left}\" y=\"14\">nats per token by step: line, training; dots, held out; ring, kept</text>\n",
+         <text x=\"{left}\" y=\"14\">{} by step: line, training; dots, held out; ring, kept</text>\n",
         left + width + 20.0,
         top + height + 30.0,
+        unit(loss),
     );
     for i in 0..=4 {
         let (loss, step) = (most * f64::from(i) / 4.0, n * f64::from(i) / 4.0);

@@ -7,7 +7,6 @@ use super::ActForm;
 /// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit activations, so that a
 /// product is exact to `f32` noise. The last block of a row is padded with zeros. The layout of the integers suits the
 /// architecture's multiply instructions.
-/// zeros. The integers are stored as the multipliers of the architecture want them.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockQ16 {

@@ -130,6 +130,7 @@ pub(super) const fn table<P: UnpackRows>() -> Gemm {
         pack: pack::<P>,
         workspace: CacheLine::holding(TILE * BLOCK + TILE * SUMS),
         kernel: kernel::<P>,
+        both: None,
     }
 }
 

@@ -110,8 +110,8 @@ pub(crate) struct Gemm {
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Most activation rows that take time for each, not for a panel of them, so that reading weights may be what limits: then a task
-    /// may take any number of weight rows.
+    /// Most activation rows that take time for each, not for a panel of them, so that reading weights may be what
+    /// limits: then a task may take any number of weight rows.
     pub(crate) few: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
@@ -125,6 +125,19 @@ pub(crate) struct Gemm {
     /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k`, which is not 0, and all `m` rows of the packed activations.
     pub(crate) kernel:
         unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize, workspace: &mut [CacheLine]),
+    /// Both kinds of rows together, where weights are unpacked to the same integers for them.
+    pub(crate) both: Option<Both>,
+}
+
+/// How a level multiplies one format by generated rows and a few prompt rows at a time, unpacking weights once.
+#[derive(Clone, Copy)]
+pub(crate) struct Both {
+    /// Most generated rows, and most prompt rows.
+    pub(crate) most: (usize, usize),
+    /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of [`Gemm::kernel`] with
+    /// `packed`.
+    pub(crate) kernel:
+        unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], generated: &Acts<'_>, packed: &[u8], k: usize),
 }
 
 /// Element type of a panel, which decides the instructions that multiply it.
@@ -502,6 +515,29 @@ impl Arch {
         }
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
+    }
+
+    /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by [`Arch::both`].
+    pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize) -> bool {
+        let fits = |both: Both| n_generated <= both.most.0 && n_prompt <= both.most.1;
+        n_generated > 0 && n_prompt > 0 && (self.0.gemm)(dtype).both.is_some_and(fits)
+    }
+
+    /// [`Arch::matvec`] of the first rows of `y`, and [`Arch::gemm`] of the others, with the same bits.
+    ///
+    /// # Panics
+    /// If the lengths disagree, `generated` is not in the form that [`Arch::act_form`] names, or [`Arch::has_both`] is
+    /// not true.
+    pub fn both(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], generated: &Acts<'_>, packed: &[u8], k: usize) {
+        let gemm = (self.0.gemm)(dtype);
+        let n_prompt = y.rows().checked_sub(generated.m()).expect("both: rows");
+        assert!(self.has_both(dtype, generated.m(), n_prompt), "both: rows");
+        assert_eq!(Some(w.len()), dtype.float_format().bytes_of(y.cols(), k), "both: {dtype:?} weight bytes");
+        assert_eq!((generated.form(), generated.n()), (self.act_form(dtype), k), "both: generated rows");
+        assert_eq!(packed.len(), (gemm.packed_len)(n_prompt, k), "both: packed activations");
+        let both = gemm.both.expect("has_both");
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (both.kernel)(y, dtype, w, generated, packed, k) }
     }
 
     /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: turns gradients with respect to its

@@ -45,6 +45,19 @@ pub struct KvPolicy {
     pub tiers: Option<KvTiers>,
 }
 
+impl KvPolicy {
+    /// What GPUs cannot read of this, if anything: they have kernels for f16, q8_0, q6_0, q5_0 and q4_0.
+    pub fn not_on_gpu(&self) -> Option<&'static str> {
+        let KvPolicy { k, v, tiers } = *self;
+        match [k, v] {
+            _ if tiers.is_some() => Some("keys and values whose precision depends on age"),
+            [KvType::F32, _] | [_, KvType::F32] => Some("keys and values in f32"),
+            [KvType::Bf16, _] | [_, KvType::Bf16] => Some("keys and values in bf16"),
+            _ => None,
+        }
+    }
+}
+
 impl From<KvType> for KvPolicy {
     /// The same precision for keys and values of any age.
     fn from(kind: KvType) -> KvPolicy {

@@ -42,16 +42,20 @@ pub(crate) struct SeqKv {
     states: States,
 }
 
-/// Position of a layer in the pages of its group; offsets are in values.
+/// Position of a layer in the pages of its group, and how its keys and values are stored; offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagePlace {
     /// Index of its group, and so of a sequence's page table.
     pub group: usize,
-    /// Offset of the first key, `(n_head_kv, 64, head_dim)`.
+    /// Offset of the keys' blocks, one per head.
     pub keys: usize,
-    /// Offset of the first value, `(n_head_kv, 64, head_dim_v)`.
+    /// Offset of the values' blocks.
     pub values: usize,
+    /// Precision of keys and of values.
+    pub types: [KvType; 2],
+    /// Whether keys are stored [transformed](crate::arch::Arch::hadamard).
+    pub transformed: bool,
 }
 
 /// A page that the running pass converts: its group, form and number.
@@ -153,12 +157,11 @@ impl SeqKv {
         self.layout.policy
     }
 
-    /// Position of each layer in half-precision pages.
+    /// Position of each layer in pages of the first form.
     pub(crate) fn places(&self) -> Vec<PagePlace> {
-        let values = |byte: usize| byte / size_of::<half::f16>();
         let place = |at: &LayerAt| {
-            let [keys, values] = at.at[0].map(values);
-            PagePlace { group: at.group, keys, values }
+            let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
+            PagePlace { group: at.group, keys, values, types: group.forms[0].types, transformed: group.transformed }
         };
         self.layout.layers.iter().map(place).collect()
     }

@@ -10,8 +10,8 @@ use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
-    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
-    default_threads, kv_layout, shift,
+    CancelToken, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes, default_threads,
+    kv_layout, shift,
 };
 use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
@@ -220,8 +220,8 @@ impl Engine {
         let h = self.model.hparams();
         let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
-        if policy != KvPolicy::default() {
-            self.cpu_only("keys and values that are not f16")?;
+        if let Some(what) = policy.not_on_gpu() {
+            self.cpu_only(what)?;
         }
         if let Some(KvTiers { recent, middle }) = policy.tiers {
             if (policy.k, policy.v) != (KvType::F16, KvType::F16) {

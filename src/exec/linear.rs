@@ -2,8 +2,8 @@
 //!
 //! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and neither depends on the
 //! number of rows: generated rows are multiplied by [`Arch::matvec`], prompt rows by [`Arch::gemm`], even a single one.
-//! If a pass has both, a task multiplies the same weight rows by both kinds, one after the other, so that weights are
-//! read from memory once.
+//! If a pass has both, a task multiplies the same weight rows by both kinds, so that weights are read from memory once;
+//! where [`Arch::both`] can, they are unpacked once, too.
 
 use super::arena::Frame;
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
@@ -197,8 +197,9 @@ impl Prepared<'_> {
     /// Rows of `w` per task. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
-        // Where there are rows of both kinds, the second kind reads the weights of a task from the cache.
-        let few = if ctx.n_generated > 0 { 0 } else { ctx.arch.gemm_few(w.dtype) };
+        // Where rows of both kinds are multiplied one after the other, the second reads the weights from the cache.
+        let at_once = ctx.n_generated == 0 || ctx.arch.has_both(w.dtype, ctx.n_generated, self.n_prompt);
+        let few = if at_once { ctx.arch.gemm_few(w.dtype) } else { 0 };
         if self.n_prompt > few {
             return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
         }
@@ -217,6 +218,10 @@ impl Prepared<'_> {
         workspace: &mut [CacheLine],
     ) {
         let n_generated = y.rows() - self.n_prompt;
+        if arch.has_both(dtype, n_generated, self.n_prompt) {
+            let generated = self.generated.rows(row, n_generated);
+            return arch.both(dtype, y, w, &generated, self.packed, self.n);
+        }
         if n_generated > 0 {
             arch.matvec(dtype, &mut y.rows_mut(0..n_generated), w, &self.generated.rows(row, n_generated));
         }
@@ -336,6 +341,7 @@ fn multiply(
 ) {
     let row = p.w.row_bytes();
     x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], p.row, y, workspace);
+    scale(y, p.w.scale);
     if let Some(b) = p.b {
         for i in 0..y.rows() {
             ctx.arch.add(y.row(i), &b[rows.clone()]);
@@ -353,6 +359,14 @@ fn multiply(
             }
         }
     });
+}
+
+fn scale(y: &mut ColumnsMut<'_>, factor: f32) {
+    if factor != 1.0 {
+        for i in 0..y.rows() {
+            y.row(i).iter_mut().for_each(|y| *y *= factor);
+        }
+    }
 }
 
 /// Memory for the backward pass of products of up to `m` rows.
@@ -450,6 +464,7 @@ fn transposed(
     let mut dx = [Tiled { y: ColumnsMut::new(dx, m, w.n_in), width: product.tile(), item: () }];
     ctx.crew.for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
         product.multiply(dx, columns.start, data, packed, workspace);
+        scale(dx, w.scale);
     });
 }
 

@@ -9,7 +9,7 @@ use crate::cache::{KvBytes, KvType, SeqKv};
 use crate::error::SessionError;
 use crate::gguf::Header;
 use crate::lora::Adapter;
-use crate::model::{Device, Hparams, Model, Residence};
+use crate::model::{Hparams, Model, Residence};
 use crate::quant::DType;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -213,7 +213,7 @@ impl Model {
                 options.session.n_ctx = Some(n_ctx);
                 if q8 {
                     let policy = options.session.kv_policy();
-                    if self.device() != Device::Cpu || policy.tiers.is_some() {
+                    if policy.tiers.is_some() {
                         continue;
                     }
                     let at_most_q8 = |kind: KvType| if kind.bits() > 8 { KvType::Q8 } else { kind };

@@ -683,13 +683,15 @@ impl Schedule {
     }
 
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
+        let model = terms.engine.model();
+        let pace = Pace::new(model.arch().gemm_few(model.main_type()));
         Schedule {
             terms,
             wake,
             queue: VecDeque::new(),
             running: Vec::new(),
             n_passes: 0,
-            pace: Pace::default(),
+            pace,
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),

@@ -88,8 +88,17 @@ const NEIGHBOUR_BYTES: usize = 8 << 20;
 const ANSWER_TOKENS: usize = 512;
 /// Upper bound of the sizes in [`LearnerOptions`], so that a file cannot request all memory.
 const MAX_SIZE: usize = 1 << 20;
+/// Upper bound of [`LearnerOptions::rate`].
+const MAX_RATE: f64 = 100.0;
 /// Weight of a new rating in the running mean.
 const REWARD_RATE: f64 = 0.1;
+
+fn in_range(option: &'static str, value: f64, max: f64) -> Result<(), LearnError> {
+    if (0.0..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(LearnError::Option { option, value, expected: format!("0 to {max}") })
+}
 
 /// Origin of the tokens of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -177,14 +186,12 @@ impl Learner {
         }
         let numbers = [
             ("max_divergence", options.max_divergence, 10.0),
-            ("rate", f64::from(options.rate), 100.0),
+            ("rate", f64::from(options.rate), MAX_RATE),
             ("decay", f64::from(options.decay), 1.0),
             ("consolidation", f64::from(options.consolidation), 1e6),
         ];
         for (option, value, max) in numbers {
-            if !(0.0..=max).contains(&value) {
-                return Err(LearnError::Option { option, value, expected: format!("0 to {max}") });
-            }
+            in_range(option, value, max)?;
         }
         let rates = Rates {
             max_divergence: options.max_divergence,
@@ -224,6 +231,16 @@ impl Learner {
     /// Sets whether generation uses the mixture of all experts.
     pub fn set_generate_with_mixture(&mut self, on: bool) {
         self.options.generate_with_mixture = on;
+    }
+
+    /// Sets [`LearnerOptions::rate`] for what is learnt from now on.
+    ///
+    /// # Errors
+    /// If it is out of its range.
+    pub fn set_rate(&mut self, rate: f32) -> Result<(), LearnError> {
+        in_range("rate", f64::from(rate), MAX_RATE)?;
+        (self.options.rate, self.adapter.rates.rate) = (rate, rate);
+        Ok(())
     }
 
     /// Number of updates of the adapter so far.

@@ -219,9 +219,10 @@ impl HeadLearner {
 
     /// The adapted model's prediction error at each moment of a lesson's source, as factors of
     /// `∂loss/∂h = Σ rows·W + rest·mean`.
-    pub(crate) fn errors(&self, arch: Arch, lesson: Lesson) -> Vec<(Vec<(u32, f32)>, f32)> {
+    pub(crate) fn errors(&self, arch: Arch, lesson: Lesson, slices: &mut Slices<'_>) -> Vec<(Vec<(u32, f32)>, f32)> {
         let mut row = Vec::new();
         let of = |m: Moment<'_>| {
+            slices.tick();
             let z = self.project(arch, &m, &mut row);
             errors(self.finish, &m, &self.head.adapted(self.finish, &m, &z, self.head.scale))
         };
@@ -229,11 +230,16 @@ impl HeadLearner {
     }
 
     /// Confidence gradient over the control text; combined with the head's rows it becomes [`HeadLearner::confidence`].
-    pub(crate) fn surer(&mut self, arch: Arch) -> Gradient {
-        let mut row = std::mem::take(&mut self.row);
-        let z: Vec<Ranks> = self.control.half(false).map(|m| self.project(arch, &m, &mut row)).collect();
-        self.row = row;
-        self.head.confidence(self.finish, self.control.half(false).zip(z), &mut self.slots)
+    pub(crate) fn surer(&mut self, arch: Arch, slices: &mut Slices<'_>) -> Gradient {
+        let (mut row, mut slots) = (std::mem::take(&mut self.row), std::mem::take(&mut self.slots));
+        let each = self.control.half(false).map(|m| {
+            slices.tick();
+            let z = self.project(arch, &m, &mut row);
+            (m, z)
+        });
+        let gradient = self.head.confidence(self.finish, each, &mut slots);
+        (self.row, self.slots) = (row, slots);
+        gradient
     }
 
     /// Removes from each row of `B` the component that changes the model's confidence on ordinary text: that is no
@@ -307,14 +313,17 @@ impl HeadLearner {
         if !matches!(lesson, Lesson::Answer(_)) {
             self.fresh = 0;
         }
-        self.reproject(arch);
+        self.reproject(arch, slices);
         Some(())
     }
 
     /// Updates `A·h`; to be called after `A` or the control moments have changed.
-    pub(crate) fn reproject(&mut self, arch: Arch) {
+    pub(crate) fn reproject(&mut self, arch: Arch, slices: &mut Slices<'_>) {
         let mut row = std::mem::take(&mut self.row);
-        let bounded = |m: Moment<'_>| (self.head.base(self.finish, &m), self.project(arch, &m, &mut row));
+        let bounded = |m: Moment<'_>| {
+            slices.tick();
+            (self.head.base(self.finish, &m), self.project(arch, &m, &mut row))
+        };
         self.bounded = self.control.half(true).map(bounded).collect();
         self.row = row;
     }
@@ -398,7 +407,7 @@ impl HeadLearner {
         if scale == 0.0 || self.bounded.is_empty() {
             return 0.0;
         }
-        self.mean_divergence(self.control.half(true), &self.bounded, scale).0
+        self.mean_divergence(self.control.half(true), &self.bounded, scale, &mut Slices::whole()).0
     }
 
     /// Means of the divergence and of the rise of the loss; infinite if there are no moments or numbers overflow, so
@@ -408,9 +417,11 @@ impl HeadLearner {
         moments: impl Iterator<Item = Moment<'a>>,
         bounded: &[(Adapted, Ranks)],
         scale: f32,
+        slices: &mut Slices<'_>,
     ) -> (f64, f64) {
         let (mut divergence, mut rise) = (0.0, 0.0);
         for (m, (base, z)) in moments.zip(bounded) {
+            slices.tick();
             let (d, r) = self.head.divergence(self.finish, &m, base, z, scale);
             (divergence, rise) = (divergence + d, rise + r);
         }
@@ -422,13 +433,17 @@ impl HeadLearner {
     }
 
     /// Sets the scale: the best step length for recent text, within the bound. To be called when `W·B` is up to date.
-    pub(crate) fn settle(&mut self, arch: Arch, lesson: Lesson) {
-        let judged = self.judged(arch);
-        let longest = self.longest(&judged);
+    pub(crate) fn settle(&mut self, arch: Arch, lesson: Lesson, slices: &mut Slices<'_>) {
+        let judged = self.judged(arch, slices);
+        let longest = self.longest(&judged, slices);
         let sign = if lesson == Lesson::Opposite { -1.0 } else { 1.0 };
-        let loss = |scale: f32| -> f64 {
+        let mut loss = |scale: f32| -> f64 {
             let moments = self.recent.latest(JUDGED).zip(&judged);
-            sign * moments.map(|(m, z)| self.head.loss(self.finish, &m, z, scale)).sum::<f64>()
+            let losses = moments.map(|(m, z)| {
+                slices.tick();
+                self.head.loss(self.finish, &m, z, scale)
+            });
+            sign * losses.sum::<f64>()
         };
         let kept = self.head.scale.min(longest);
         self.head.scale = match (lesson, self.evidence.verdict()) {
@@ -450,37 +465,41 @@ impl HeadLearner {
     }
 
     /// Reduces the scale to the bound. To be called when `W·B` is up to date.
-    pub(crate) fn limit(&mut self, arch: Arch) {
-        let judged = self.judged(arch);
-        self.head.scale = self.head.scale.min(self.longest(&judged));
+    pub(crate) fn limit(&mut self, arch: Arch, slices: &mut Slices<'_>) {
+        let judged = self.judged(arch, slices);
+        self.head.scale = self.head.scale.min(self.longest(&judged, slices));
     }
 
     /// `A·h` of the latest observed moments.
-    fn judged(&mut self, arch: Arch) -> Vec<Ranks> {
+    fn judged(&mut self, arch: Arch, slices: &mut Slices<'_>) -> Vec<Ranks> {
         let mut row = std::mem::take(&mut self.row);
-        let judged = self.recent.latest(JUDGED).map(|m| self.project(arch, &m, &mut row)).collect();
+        let project = |m: Moment<'_>| {
+            slices.tick();
+            self.project(arch, &m, &mut row)
+        };
+        let judged = self.recent.latest(JUDGED).map(project).collect();
         self.row = row;
         judged
     }
 
     /// The largest scale within the bound on forgetting.
-    fn longest(&self, judged: &[Ranks]) -> f32 {
+    fn longest(&self, judged: &[Ranks], slices: &mut Slices<'_>) -> f32 {
         if self.control.len() == 0 {
             let bases = self.recent.latest(JUDGED).map(|m| self.head.base(self.finish, &m));
             let bounded: Vec<(Adapted, Ranks)> = bases.zip(judged.iter().copied()).collect();
-            let divergence = |scale| self.mean_divergence(self.recent.latest(JUDGED), &bounded, scale).0;
+            let divergence = |scale| self.mean_divergence(self.recent.latest(JUDGED), &bounded, scale, slices).0;
             return self.longest_within(BOUND_WITHOUT_CONTROL, divergence);
         }
         // Also bounds the rise of the loss on control text, which is worse than a neutral change of the same size.
         self.longest_within(self.rates.max_divergence, |scale| {
-            let (divergence, rise) = self.mean_divergence(self.control.half(true), &self.bounded, scale);
+            let (divergence, rise) = self.mean_divergence(self.control.half(true), &self.bounded, scale, slices);
             divergence.max(rise)
         })
     }
 
     /// The largest scale whose divergence is within the bound, to a few per cent: found by the secant method on the
     /// divergence, which grows with about the square of the scale, then by bisection.
-    fn longest_within(&self, bound: f64, divergence: impl Fn(f32) -> f64) -> f32 {
+    fn longest_within(&self, bound: f64, mut divergence: impl FnMut(f32) -> f64) -> f32 {
         if self.head.wb.iter().all(|&x| x == 0.0) {
             return 0.0;
         }

@@ -21,6 +21,8 @@ use std::time::Duration;
 const PARTS: usize = 8;
 /// Values of the head's rows that are added up before another pass gets its turn: half a millisecond.
 const SLICE_VALUES: usize = 1 << 20;
+/// Values of the head that are multiplied by an adapter before another pass gets its turn: also about half a millisecond.
+const PRODUCT_VALUES: usize = 4 << 20;
 /// Fewest tokens of control text.
 const LEAST_CONTROL: usize = 64;
 /// Fraction of the old Fisher information that remains when more text is consolidated.
@@ -85,18 +87,41 @@ impl Session {
     ///
     /// # Errors
     /// If the learner belongs to another model.
-    pub fn set_learner(&mut self, mut learner: Learner) -> Result<(), LearnError> {
+    pub fn set_learner(&mut self, learner: Learner) -> Result<(), LearnError> {
+        self.set_learner_with(learner, &mut Slices::whole())
+    }
+
+    /// As [`Session::set_learner`], in slices of about half a millisecond, after each of which `pause` is called with the time
+    /// that it took.
+    ///
+    /// # Errors
+    /// As [`Session::set_learner`].
+    pub fn set_learner_in_slices(
+        &mut self,
+        learner: Learner,
+        pause: &mut dyn FnMut(Duration),
+    ) -> Result<(), LearnError> {
+        self.set_learner_with(
+            learner,
+            &mut Slices::new(&mut |took| {
+                pause(took);
+                true
+            }),
+        )
+    }
+
+    fn set_learner_with(&mut self, mut learner: Learner, slices: &mut Slices<'_>) -> Result<(), LearnError> {
         learner.check(self.model())?;
         learner.interrupt();
         if learner.rows.is_none() {
             learner.rows = Some(self.head_rows()?);
         }
         if let Some(rows) = &learner.rows {
-            self.measure_confidence(&mut learner.adapter, rows)?;
+            self.measure_confidence(&mut learner.adapter, rows, slices)?;
         }
-        self.refresh(&mut learner.adapter)?;
-        learner.adapter.reproject(self.model().arch());
-        learner.adapter.limit(self.model().arch());
+        self.refresh(&mut learner.adapter, slices)?;
+        learner.adapter.reproject(self.model().arch(), slices);
+        learner.adapter.limit(self.model().arch(), slices);
         self.set_hook(Box::new(learner));
         Ok(())
     }
@@ -190,12 +215,13 @@ impl Session {
         let Learner { rows, adapter, .. } = &mut **learner;
         if let Some(rows) = rows.as_ref().filter(|_| advantage != 0.0) {
             let lesson = Lesson::Answer(advantage);
-            session.prepare(adapter, rows, Lesson::Text, &mut Slices::whole())?;
+            let slices = &mut Slices::whole();
+            session.prepare(adapter, rows, Lesson::Text, slices)?;
             if adapter.is_undecided() {
-                session.choose(adapter, rows, lesson, &mut Slices::whole())?;
+                session.choose(adapter, rows, lesson, slices)?;
             }
             if session.teach(adapter, rows, lesson)? {
-                session.settle(adapter, lesson)?;
+                session.settle(adapter, lesson, slices)?;
             }
         }
         adapter.answer.clear();
@@ -210,8 +236,7 @@ impl Session {
         self.update_with(&mut Slices::whole())
     }
 
-    /// As [`Session::update`], in slices of about half a millisecond of what can wait, the choice of directions: between them
-    /// other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
+    /// As [`Session::update`], in slices of about half a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
     /// directions are chosen, gives up, and what was recorded is still to be learnt.
     ///
     /// # Errors
@@ -236,7 +261,7 @@ impl Session {
         }
         if n > 0 {
             let taught = timer.elapsed().as_secs_f64();
-            session.settle(adapter, Lesson::Text)?;
+            session.settle(adapter, Lesson::Text, slices)?;
             *times = [chosen, taught / f64::from(n), timer.elapsed().as_secs_f64() - taught];
             slices.tick();
         }
@@ -286,8 +311,8 @@ impl Session {
         });
         if read.is_err() {
             // Text read up to here is part of the control text, so the bound must hold on it.
-            learner.adapter.reproject(arch);
-            learner.adapter.limit(arch);
+            learner.adapter.reproject(arch, &mut Slices::whole());
+            learner.adapter.limit(arch, &mut Slices::whole());
             return read;
         }
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
@@ -301,12 +326,13 @@ impl Session {
         g.chunks_exact(n).for_each(|g| gamma.iter_mut().zip(g).for_each(|(y, g)| *y += g * g));
         gamma.iter_mut().for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
         learner.adapter.fisher.merge(&gamma, &xi, FISHER_DECAY);
-        learner.adapter.reproject(arch);
+        let slices = &mut Slices::whole();
+        learner.adapter.reproject(arch, slices);
         if let Some(rows) = &learner.rows {
-            self.measure_confidence(&mut learner.adapter, rows)?;
+            self.measure_confidence(&mut learner.adapter, rows, slices)?;
             learner.adapter.steady();
         }
-        self.settle(&mut learner.adapter, Lesson::Text)
+        self.settle(&mut learner.adapter, Lesson::Text, slices)
     }
 
     /// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the hidden state and
@@ -366,21 +392,26 @@ impl Session {
         slices: &mut Slices<'_>,
     ) -> Result<Option<()>, SessionError> {
         let arch = self.model().arch();
-        let errors = adapter.errors(arch, lesson);
+        let errors = adapter.errors(arch, lesson, slices);
         let chosen = slices.tick().map(|()| self.error_vectors(rows, &errors, slices)).transpose()?.flatten();
         if chosen.and_then(|g| adapter.choose(arch, &g, lesson, slices)).is_none() {
             return Ok(None);
         }
-        self.measure_confidence(adapter, rows)?;
+        self.measure_confidence(adapter, rows, slices)?;
         adapter.steady();
-        self.settle(adapter, lesson)?;
+        self.settle(adapter, lesson, slices)?;
         Ok(Some(()))
     }
 
     /// Computes the gradient of the model's confidence for the current `A`.
-    fn measure_confidence(&self, adapter: &mut HeadLearner, rows: &HeadRows) -> Result<(), SessionError> {
-        let surer = adapter.surer(self.model().arch());
-        adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank)?;
+    fn measure_confidence(
+        &self,
+        adapter: &mut HeadLearner,
+        rows: &HeadRows,
+        slices: &mut Slices<'_>,
+    ) -> Result<(), SessionError> {
+        let surer = adapter.surer(self.model().arch(), slices);
+        adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank, slices)?;
         Ok(())
     }
 
@@ -405,33 +436,50 @@ impl Session {
         lesson: Lesson,
     ) -> Result<Option<Vec<f32>>, SessionError> {
         let Some(gradient) = adapter.gradient(self.model().arch(), rows, lesson) else { return Ok(None) };
-        self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank).map(Some)
+        let slices = &mut Slices::whole();
+        self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank, slices).map(Some)
     }
 
     /// Makes updates effective: computes `W·B`, then the step length within the bound.
-    pub(crate) fn settle(&self, adapter: &mut HeadLearner, lesson: Lesson) -> Result<(), SessionError> {
-        self.refresh(adapter)?;
-        adapter.settle(self.model().arch(), lesson);
+    pub(crate) fn settle(
+        &self,
+        adapter: &mut HeadLearner,
+        lesson: Lesson,
+        slices: &mut Slices<'_>,
+    ) -> Result<(), SessionError> {
+        self.refresh(adapter, slices)?;
+        adapter.settle(self.model().arch(), lesson, slices);
         Ok(())
     }
 
     /// Recomputes the adapter's `W·B` and its statistics.
-    pub(crate) fn refresh(&self, adapter: &mut HeadLearner) -> Result<(), SessionError> {
+    fn refresh(&self, adapter: &mut HeadLearner, slices: &mut Slices<'_>) -> Result<(), SessionError> {
         let (model, head) = (self.model(), &mut adapter.head);
-        self.engine().enter(&CancelToken::default(), |crew, arena| {
-            let ctx = Ctx {
-                arch: model.arch(),
-                crew,
-                gguf: model.gguf(),
-                adapters: RowAdapters::All(&[]),
-                n_generated: head.rank,
-                adapter_nanos: None,
-            };
-            with_scratch(model, crew, arena, head.rank, |scratch| {
-                let w = &model.weights().output.w;
-                linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(w, &mut head.wb, head.rank)]);
-            })
-        })??;
+        let (w, n_vocab) = (&model.weights().output.w, head.n_vocab());
+        // So many rows of the head at a time: other passes need not wait for all.
+        let each = (PRODUCT_VALUES / w.n_in).clamp(1, n_vocab);
+        let mut part = vec![0.0; head.rank * each];
+        for first in (0..n_vocab).step_by(each) {
+            let w = w.rows(first..(first + each).min(n_vocab));
+            let part = &mut part[..head.rank * w.n_out];
+            self.engine().enter(&CancelToken::default(), |crew, arena| {
+                let ctx = Ctx {
+                    arch: model.arch(),
+                    crew,
+                    gguf: model.gguf(),
+                    adapters: RowAdapters::All(&[]),
+                    n_generated: head.rank,
+                    adapter_nanos: None,
+                };
+                with_scratch(model, crew, arena, head.rank, |scratch| {
+                    linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(&w, part, head.rank)]);
+                })
+            })??;
+            for (wb, part) in head.wb.chunks_exact_mut(n_vocab).zip(part.chunks_exact(w.n_out)) {
+                wb[first..][..w.n_out].copy_from_slice(part);
+            }
+            slices.tick();
+        }
         head.measure();
         Ok(())
     }
@@ -443,6 +491,7 @@ impl Session {
         parts: &[(u32, Ranks)],
         rest: &Ranks,
         rank: usize,
+        slices: &mut Slices<'_>,
     ) -> Result<Vec<f32>, SessionError> {
         let (model, n) = (self.model(), self.model().hparams().n_embd);
         let w = &model.weights().output.w;
@@ -466,6 +515,7 @@ impl Session {
                     }
                 });
             })?;
+            slices.tick();
         }
         let (total, others) = sums.split_at_mut(rank * n);
         others.chunks_exact(rank * n).for_each(|sum| arch.add(total, sum));

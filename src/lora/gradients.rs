@@ -36,16 +36,35 @@ impl Gradients {
 
     /// Multiplies all gradients by `factor`.
     pub fn scale(&mut self, factor: f32) {
-        for term in self.terms.iter_mut().flatten() {
+        self.values_mut().for_each(|x| *x = if factor == 0.0 { 0.0 } else { *x * factor });
+    }
+
+    /// All values, site by site, those of `A` before those of `B`.
+    pub fn values(&self) -> impl Iterator<Item = f32> {
+        self.terms.iter().flatten().flat_map(|term| term.a().iter().chain(term.b()).copied())
+    }
+
+    /// All values, mutable.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut f32> {
+        self.terms.iter_mut().flatten().flat_map(|term| {
             let (a, b) = term.parts_mut();
-            a.iter_mut().chain(b).for_each(|x| *x = if factor == 0.0 { 0.0 } else { *x * factor });
-        }
+            a.iter_mut().chain(b)
+        })
+    }
+
+    /// Adds `factor` times other gradients of the same terms.
+    ///
+    /// # Panics
+    /// If they are of other terms.
+    pub fn add_scaled(&mut self, other: &Gradients, factor: f32) {
+        let same = self.terms().map(|(site, _)| site).eq(other.terms().map(|(site, _)| site));
+        assert!(same && self.values().count() == other.values().count(), "gradients of the same terms");
+        self.values_mut().zip(other.values()).for_each(|(to, from)| *to += factor * from);
     }
 
     /// Euclidean norm of all gradients together.
     pub fn norm(&self) -> f64 {
-        let values = self.terms().flat_map(|(_, term)| term.a().iter().chain(term.b()));
-        values.map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+        self.values().map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
     }
 
     /// Sites of the model; [`Gradients::term`] uses their indices.

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // calls of Metal
 
 use super::check::{Handle, Stage};
-use super::kernels::{Dispatch, THREADGROUP_MEMORY};
+use super::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
 use super::{Call, Gpu};
 use crate::cache::PageMemory;
 use crate::error::MetalError;
@@ -65,6 +65,19 @@ impl Device {
     /// Bytes of memory that the GPU can use without slowing down.
     pub fn memory_limit(&self) -> u64 {
         self.device.recommendedMaxWorkingSetSize()
+    }
+
+    /// Families whose features it has.
+    pub fn families(&self) -> Vec<&'static str> {
+        let families = [
+            (MTLGPUFamily::Apple7, "Apple7"),
+            (MTLGPUFamily::Apple8, "Apple8"),
+            (MTLGPUFamily::Apple9, "Apple9"),
+            (MTLGPUFamily::Apple10, "Apple10"),
+            (MTLGPUFamily::Metal3, "Metal3"),
+            (MTLGPUFamily::Metal4, "Metal4"),
+        ];
+        families.into_iter().filter(|(family, _)| self.device.supportsFamily(*family)).map(|(_, name)| name).collect()
     }
 
     /// Makes an uninitialised buffer.
@@ -281,17 +294,18 @@ impl Gpu for Device {
         self.memory(bytes)
     }
 
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Buffer, MetalError> {
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
         let bytes = gguf.data(&gguf.tensors()[index]);
-        // Files that are not mapped, or that Metal refuses to alias, are copied.
+        // Files that are not mapped, whose tensors are not aligned, or that Metal refuses to alias, are copied.
         if gguf.is_mapped()
+            && bytes.as_ptr().addr().is_multiple_of(Element::Weights.align() as usize)
             && let Some(buffer) = self.alias(gguf, bytes)
         {
-            return Ok(buffer);
+            return Ok((buffer, false));
         }
         let mut buffer = self.memory(bytes.len())?;
         self.write(&mut buffer, bytes)?;
-        Ok(buffer)
+        Ok((buffer, true))
     }
 
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {

@@ -151,11 +151,13 @@ args! {
     EmbedArgs { n_embd: u32, n_vocab: u32, n_rows: u32, row_bytes: u32, scale: f32 }
     AttentionArgs {
         n_rows: u32, n_head: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32,
-        window: u32, n_pages: u32, n_splits: u32, n_tiles: u32, scale: f32, softcap: f32
+        key_bits: u32, value_bits: u32, window: u32, n_pages: u32, n_splits: u32, n_tiles: u32, scale: f32, softcap: f32
     }
     AppendArgs {
-        n_rows: u32, n_pages: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32
+        n_rows: u32, n_pages: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32,
+        key_bits: u32, value_bits: u32
     }
+    HadamardArgs { n: u32, n_rows: u32, log_side: u32, factor: f32 }
     NormArgs { n: u32, n_rows: u32, eps: f32 }
     NormAddArgs { n: u32, n_rows: u32, eps: f32, branch_scale: f32 }
     RopeArgs { n_rows: u32, n_head: u32, head_dim: u32, n_dims: u32 }
@@ -431,11 +433,11 @@ pub static ATTENTION_PROMPT: Kernel<AttentionArgs> = Kernel {
         writes("out", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim_v])),
     ],
     threads: 128,
-    threadgroup_bytes: |d| (4096 + prompt_tile_rows(d) * (64 + 8)) * 4 + 8 * d * 2,
+    threadgroup_bytes: |d| (4096 + prompt_tile_rows(d) * (64 + 8)) * 4 + d * 16,
     grid: |a, _| [a.n_tiles, a.n_head, 1],
 };
 
-/// Appends keys and values to pages.
+/// Appends keys and values to pages, in f16 or quantised; a simdgroup takes up to 32 values of a head.
 pub static APPEND: Kernel<AppendArgs> = Kernel {
     name: "append",
     source: "pages.metal",
@@ -449,7 +451,19 @@ pub static APPEND: Kernel<AppendArgs> = Kernel {
     ],
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
-    grid: |a, _| [(a.n_head_kv * a.head_dim.max(a.head_dim_v)).div_ceil(128), a.n_rows, 1],
+    grid: |a, _| [(a.n_head_kv * (a.head_dim.div_ceil(32) + a.head_dim_v.div_ceil(32))).div_ceil(4), a.n_rows, 1],
+};
+
+/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 512 values.
+pub static HADAMARD: Kernel<HadamardArgs> = Kernel {
+    name: "hadamard",
+    source: "pages.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[changes("x", Element::F32, |a| product(&[a.n_rows, a.n]))],
+    threads: 128,
+    threadgroup_bytes: |_| 4 * 512 * 4,
+    grid: |a, _| [a.n_rows.div_ceil(4), 1, 1],
 };
 
 /// RMS norm of rows.
@@ -830,6 +844,7 @@ pub fn declarations() -> Vec<Declaration> {
         ATTENTION_MERGE.declaration(),
         ATTENTION_PROMPT.declaration(),
         APPEND.declaration(),
+        HADAMARD.declaration(),
         RMS_NORM.declaration(),
         RMS_NORM_ADD.declaration(),
         LAYER_NORM.declaration(),

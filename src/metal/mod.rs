@@ -1,6 +1,10 @@
 //! Passes on the GPU of Apple machines. Shaders are in `src/metal_shaders`, [`kernels`] describes their buffers,
 //! [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any [`Gpu`]: `device::Device` on Apple's
 //! systems, an emulated one in `tests/metal`.
+//!
+//! No Mac has run this yet. The emulated GPU cannot show whether Apple's compiler accepts the shaders, whether calls of
+//! Metal do what their documentation says, real times, and fast math, which the library is compiled without. [`check_device`]
+//! runs every kernel against the scalar level on a real GPU.
 
 pub mod check;
 #[cfg(target_vendor = "apple")]
@@ -27,6 +31,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Bytes of memory that it can use without slowing down.
     pub memory_limit: u64,
+    /// Families of GPUs whose features it has, by their names in Metal.
+    pub families: Vec<&'static str>,
 }
 
 /// The system's GPU, if it has one.
@@ -36,7 +42,8 @@ pub struct DeviceInfo {
 pub fn device_info() -> Result<Option<DeviceInfo>, MetalError> {
     #[cfg(target_vendor = "apple")]
     if let Some(device) = device::Device::system()? {
-        return Ok(Some(DeviceInfo { name: device.name(), memory_limit: device.memory_limit() }));
+        let (memory_limit, families) = (device.memory_limit(), device.families());
+        return Ok(Some(DeviceInfo { name: device.name(), memory_limit, families }));
     }
     Ok(None)
 }
@@ -86,11 +93,12 @@ pub trait Gpu: Send + Sync {
     /// [`MetalError::OutOfMemory`].
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer, MetalError>;
 
-    /// Makes a read-only buffer with a tensor of a file: the file's memory itself, if possible.
+    /// Makes a read-only buffer with a tensor of a file: the file's memory itself, if possible. Also returns whether it is
+    /// a copy.
     ///
     /// # Errors
     /// [`MetalError::OutOfMemory`].
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Self::Buffer, MetalError>;
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Self::Buffer, bool), MetalError>;
 
     /// Allocates memory for a page of keys and values.
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;

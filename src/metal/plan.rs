@@ -6,6 +6,7 @@
 //! head computes all rows as generated ones.
 
 use super::kernels::*;
+use crate::arch::KvType;
 use crate::error::MetalError;
 use crate::lora::{Adapter, Attached};
 use crate::model::{
@@ -189,6 +190,14 @@ fn refused(what: String) -> MetalError {
 /// A size as a 32-bit kernel argument.
 fn size(n: usize) -> Result<u32, MetalError> {
     u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
+}
+
+/// Bits per value of a precision that the kernels read.
+fn bits(kind: KvType) -> Result<u32, MetalError> {
+    match kind {
+        KvType::F16 | KvType::Q8 | KvType::Q6 | KvType::Q5 | KvType::Q4 => size(kind.bits()),
+        KvType::F32 | KvType::Bf16 => Err(refused(format!("keys or values in {kind}"))),
+    }
 }
 
 /// Bytes of `n` rows of `width` 32-bit values.
@@ -714,12 +723,29 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(x)
     }
 
+    /// Transforms the heads of keys or queries where the keys of their layer are stored so.
+    fn transform(&mut self, transformed: bool, x: Name<'m>, n_head: usize, head_dim: usize) -> Result<(), MetalError> {
+        if transformed {
+            let log_side = head_dim.trailing_zeros();
+            let args = HadamardArgs {
+                n: size(head_dim)?,
+                n_rows: size(self.rows.n as usize * n_head)?,
+                log_side,
+                factor: 1.0 / ((1u32 << log_side) as f32).sqrt(),
+            };
+            self.plain(&HADAMARD, &args, &[x]);
+        }
+        Ok(())
+    }
+
     /// Appends keys and values of all rows to the pages.
     fn keys_values(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
         self.linear(&w.wk, normed, Left(Intermediate::K))?;
         self.linear(&w.wv, normed, Left(Intermediate::V))?;
         let k = self.heads(spec, (Intermediate::K, Intermediate::KNormed), spec.n_head_kv, w.k_norm.as_ref())?;
         let place = self.batch.places[i];
+        self.transform(place.transformed, k, spec.n_head_kv, spec.head_dim)?;
+        let [key_bits, value_bits] = place.types.map(bits);
         let args = AppendArgs {
             n_rows: self.rows.n,
             n_pages: self.n_pages,
@@ -728,6 +754,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             head_dim_v: size(spec.head_dim_v)?,
             key_offset: size(place.keys)?,
             value_offset: size(place.values)?,
+            key_bits: key_bits?,
+            value_bits: value_bits?,
         };
         let buffers = [
             (k, 0),
@@ -775,6 +803,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.linear(&w.wq, normed, Left(Intermediate::Q))?;
         let q = self.heads(spec, (Intermediate::Q, Intermediate::QNormed), n_head, w.q_norm.as_ref())?;
         let place = self.batch.places[i];
+        self.transform(place.transformed, q, n_head, head_dim)?;
+        let [key_bits, value_bits] = place.types.map(bits);
         let mut args = AttentionArgs {
             n_rows: 0,
             n_head: size(n_head)?,
@@ -783,6 +813,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             head_dim_v: size(head_dim_v)?,
             key_offset: size(place.keys)?,
             value_offset: size(place.values)?,
+            key_bits: key_bits?,
+            value_bits: value_bits?,
             // A window too large for 32 bits has no effect.
             window: window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
             n_pages: self.n_pages,

@@ -15,6 +15,8 @@ pub struct MetalRunner<G: Gpu> {
     gpu: G,
     model: Model,
     first_layer: usize,
+    /// Bytes of weights that are copies.
+    copied: u64,
     /// Weights, and buffers of passes, which grow on demand.
     buffers: Mutex<HashMap<Key, G::Buffer>>,
     /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and values as they are:
@@ -59,11 +61,15 @@ impl<G: Gpu> MetalRunner<G> {
         let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
         let batch = Batch { slots: &[slot], tokens: &[0], hidden, cos: &[], sin: &[], places: &places };
         let plan = Plan::new(model, first_layer, &batch, false)?;
-        let mut buffers = HashMap::new();
+        let (mut buffers, mut copied) = (HashMap::new(), 0);
         for (name, _) in plan.commands.iter().flat_map(|command| &command.buffers) {
             let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else { continue };
             let buffer = match name {
-                Name::Tensor(index) => gpu.tensor(model.gguf(), *index)?,
+                Name::Tensor(index) => {
+                    let (buffer, is_copy) = gpu.tensor(model.gguf(), *index)?;
+                    copied += if is_copy { gpu.len(&buffer) as u64 } else { 0 };
+                    buffer
+                }
                 Name::Constant(values) => {
                     let bytes: &[u8] = bytemuck::cast_slice(values);
                     let mut buffer = gpu.buffer(bytes.len())?;
@@ -78,6 +84,7 @@ impl<G: Gpu> MetalRunner<G> {
             gpu,
             model: model.clone(),
             first_layer,
+            copied,
             buffers: Mutex::new(buffers),
             adapters: Mutex::default(),
         })
@@ -203,6 +210,10 @@ impl<G: Gpu> Runner for MetalRunner<G> {
 
     fn first_layer(&self) -> usize {
         self.first_layer
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.copied
     }
 
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {

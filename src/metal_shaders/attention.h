@@ -10,6 +10,8 @@ struct AttentionArgs {
     uint head_dim_v;
     uint key_offset;
     uint value_offset;
+    uint key_bits;
+    uint value_bits;
     uint window;
     uint n_pages;
     uint n_splits;

@@ -47,9 +47,9 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
     float4 sums[G][WIDE] = {};
 
     for (uint page = start / PAGE_POSITIONS; page * PAGE_POSITIONS < stop; page++) {
-        device const half* data = pages[rows[row].table + page].data;
-        device const half* keys = data + p.key_offset + kv_head * PAGE_POSITIONS * p.head_dim;
-        device const half* values = data + p.value_offset + kv_head * PAGE_POSITIONS * p.head_dim_v;
+        device uchar* data = pages[rows[row].table + page].data;
+        device uchar* keys = data + p.key_offset + kv_head * block_bytes(p.key_bits, p.head_dim);
+        device uchar* values = data + p.value_offset + kv_head * block_bytes(p.value_bits, p.head_dim_v);
         const uint low = max(start, page * PAGE_POSITIONS) - page * PAGE_POSITIONS;
         const uint high = min(stop - page * PAGE_POSITIONS, PAGE_POSITIONS);
 
@@ -58,7 +58,7 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
             const bool visible = low <= key && key < high;
             float products[G] = {};
             for (uint c = lane % 8 * 4; visible && c < p.head_dim; c += 32) {
-                const float4 k = float4(half4(*(device const packed_half4*)(keys + key * p.head_dim + c)));
+                const float4 k = load4(keys, p.key_bits, p.head_dim, key, c);
                 for (uint g = 0; g < G; g++) {
                     if (g < heads) products[g] += dot(query_vectors[(g * D + c) / 4], k);
                 }
@@ -98,7 +98,7 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
             for (uint w = 0; w < WIDE; w++) {
                 const uint c = 4 * (lane + 32 * w);
                 if (c >= p.head_dim_v) continue;
-                const float4 v = float4(half4(*(device const packed_half4*)(values + key * p.head_dim_v + c)));
+                const float4 v = load4(values, p.value_bits, p.head_dim_v, key, c);
                 for (uint g = 0; g < G; g++) {
                     if (g < heads) sums[g][w] += scores[g * PAGE_POSITIONS + key] * v;
                 }

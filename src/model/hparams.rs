@@ -699,15 +699,16 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Head of a reranker, if the file says that its pooling is a score: a matrix and tanh, then another matrix, as far as
-    /// the file has them, on hidden states that are pooled by `pooling`.
+    /// Head of a reranker, if the file says that its pooling is a score or has one: a matrix and tanh, then another matrix,
+    /// as far as the file has them, on hidden states that are pooled by `pooling`.
     pub(crate) fn classifier(&self, n_embd: usize, pooling: Pooling) -> Result<Option<ClassifierSpec>, ModelError> {
         let labels = self.name("classifier.output_labels");
         let n_label = match self.metadata.get(&labels) {
             Some(Value::Array(Array::Strings(labels))) => labels.len().max(1),
             _ => 1,
         };
-        if self.opt_u64("pooling_type")? != Some(4) {
+        let is_reranker = self.opt_u64("pooling_type")? == Some(4);
+        if !is_reranker && !self.has("cls.weight") && !self.has("cls.output.weight") {
             return Ok(None);
         }
         let n_label = self.has("cls.output.weight").then_some(n_label);

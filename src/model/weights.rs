@@ -71,6 +71,10 @@ pub(crate) struct Weight {
     pub(crate) site: usize,
     /// Its first row among those of the site.
     pub(crate) first_row: usize,
+    /// Factor on its products.
+    pub(crate) scale: f32,
+    /// That of each matrix of a stack.
+    scales: Option<Arc<[f32]>>,
     /// The index of its tensor in the file.
     tensor: usize,
     bytes: Range<usize>,
@@ -103,7 +107,8 @@ impl Weight {
     /// Matrix `e` of a stack of `n`, which is a site of its own.
     pub(crate) fn matrix(&self, e: usize, n: usize) -> Weight {
         let n_out = self.n_out / n;
-        Weight { site: self.site + e, first_row: 0, ..self.rows(e * n_out..(e + 1) * n_out) }
+        let scale = self.scales.as_ref().map_or(self.scale, |scales| scales[e]);
+        Weight { site: self.site + e, first_row: 0, scale, scales: None, ..self.rows(e * n_out..(e + 1) * n_out) }
     }
 }
 
@@ -398,6 +403,7 @@ impl<'a> Binder<'a> {
             });
         }
         self.shapes.borrow_mut().insert((tensor.dtype, n_in));
+        let scales = self.scales(name, tensor, n_matrices)?;
         let site = match name {
             TOKEN_EMBD => self.site(name, n_out, n_in, 1),
             _ => self.site(name, n_in, n_out, n_matrices),
@@ -408,9 +414,23 @@ impl<'a> Binder<'a> {
             n_out: n_out * n_matrices,
             site,
             first_row: 0,
+            scale: scales.as_ref().filter(|_| n_matrices == 1).map_or(1.0, |scales| scales[0]),
+            scales: scales.filter(|_| n_matrices > 1).map(Arc::from),
             tensor: index,
             bytes: 0..self.gguf.data(tensor).len(),
         }))
+    }
+
+    /// The factors of NVFP4 matrices in a layer, in a tensor of their own; those of their inputs, beside them, are for
+    /// engines that round activations to NVFP4, too.
+    fn scales(&self, name: &str, tensor: &TensorInfo, n_matrices: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(name) = name.strip_suffix(".weight").filter(|_| tensor.dtype == DType::NVFP4) else { return Ok(None) };
+        // Tables, which are looked up and not multiplied, are outside of layers.
+        if in_layer(name).is_none() {
+            return Ok(None);
+        }
+        self.skip(&format!("{name}.input_scale"));
+        self.values(&format!("{name}.scale"), &[n_matrices])
     }
 
     /// Registers `n_matrices` new sites; returns the index of the first.
@@ -952,6 +972,8 @@ fn mixture(
         let width = (n_embd as f32).sqrt();
         Norm { w: w.iter().map(|w| w / width).collect(), b: Vec::new() }
     });
-    let output_scales = x.output_scales.then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert)).transpose()?;
+    // Those of NVFP4 experts are factors of the matrices already.
+    let output_scales = x.output_scales && stacked.down.w.scales.is_none();
+    let output_scales = output_scales.then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert)).transpose()?;
     Ok(Moe { spec: x.clone(), router, router_norm, output_scales, bias, stacked, shared, shared_gate })
 }

@@ -42,6 +42,7 @@ pub enum DType {
     TQ1_0 = 34,
     TQ2_0 = 35,
     MXFP4 = 39,
+    NVFP4 = 40,
 }
 
 impl DType {
@@ -77,6 +78,7 @@ impl DType {
         DType::TQ1_0,
         DType::TQ2_0,
         DType::MXFP4,
+        DType::NVFP4,
     ];
 
     /// The type numbered `id` in files; `None` for types that were removed from GGUF or that this build does not know.
@@ -97,6 +99,7 @@ impl DType {
             DType::Q5_1 => (32, 24),
             DType::Q8_0 => (32, 34),
             DType::MXFP4 => (32, 17),
+            DType::NVFP4 => (64, 36),
             DType::Q2_K => (256, 84),
             DType::Q3_K | DType::IQ3_S => (256, 110),
             DType::Q4_K => (256, 144),

@@ -17,6 +17,7 @@ mod k;
 mod legacy;
 mod mix;
 mod mxfp4;
+mod nvfp4;
 mod ternary;
 
 pub use coded::{Coded, CodedScales};
@@ -29,6 +30,7 @@ pub use k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, unpack_scales_mins
 pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use mix::{FileType, ModelShape};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
+pub use nvfp4::BlockNvfp4;
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
 use crate::QuantError;
@@ -127,6 +129,7 @@ pub static FORMATS: &[Format] = &[
     Format::packed::<BlockIq4Nl>(DType::IQ4_NL, "IQ4_NL"),
     Format::blocks::<BlockIq4Xs>(DType::IQ4_XS, "IQ4_XS"),
     Format::blocks::<BlockMxfp4>(DType::MXFP4, "MXFP4"),
+    Format::blocks::<BlockNvfp4>(DType::NVFP4, "NVFP4"),
     Format::blocks::<BlockTq1_0>(DType::TQ1_0, "TQ1_0"),
     Format::blocks::<BlockTq2_0>(DType::TQ2_0, "TQ2_0"),
     Format::blocks::<BlockIq1S>(DType::IQ1_S, "IQ1_S"),

@@ -46,6 +46,7 @@ pub struct SonaBuilder {
     max_pending_samples: usize,
     quality_threshold: f32,
     deep_trigger_threshold: f64,
+    instant_lr: Option<f32>,
     folder: FolderOptions,
     learner: LearnerOptions,
 }
@@ -102,10 +103,10 @@ impl SonaBuilder {
         self
     }
 
-    /// Factor on the steps of the learner. Default 1.
+    /// Factor on the steps of what is learnt from now on. Default: what the folder's learner has, at first 1.
     #[must_use]
     pub fn instant_lr(mut self, rate: f32) -> Self {
-        self.learner.rate = rate;
+        self.instant_lr = Some(rate);
         self
     }
 
@@ -145,8 +146,8 @@ impl SonaBuilder {
         let folder = SonaFolder::open(path, &self.folder)?;
         let n_ctx = Some(CONTEXT.min(engine.model().hparams().n_ctx_train.max(2)));
         let mut session = engine.session_with(&SessionOptions { n_ctx, ..Default::default() })?;
-        let (learner, generation) = in_effect(&folder, &self.learner, &mut session)?;
-        let working = working(&folder, &learner, &mut session)?;
+        let (learner, generation) = in_effect(&folder, &self, &mut session)?;
+        let working = working(&folder, &self, &learner, &mut session)?;
         let pending: VecDeque<Trajectory> = folder.pending()?.into();
         let state =
             State { folder, learner, generation, pending, recent: VecDeque::new(), n_dropped: 0, failure: None };
@@ -218,6 +219,7 @@ impl Sona {
             max_pending_samples: 1000,
             quality_threshold: 0.5,
             deep_trigger_threshold: 100.0,
+            instant_lr: None,
             folder: FolderOptions::default(),
             learner: LearnerOptions::default(),
         }
@@ -364,7 +366,7 @@ impl Sona {
     pub fn import(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let learner = Learner::open(path, self.shared.engine.model())?;
         let mut worker = self.owner();
-        let learner = ready(&mut worker.session, learner)?;
+        let learner = ready(&mut worker.session, learner, self.shared.options.instant_lr)?;
         self.begin_version(&mut worker, EventKind::Imported, learner)
     }
 
@@ -422,8 +424,9 @@ impl Sona {
 
     /// Loads what the folder says is in effect.
     fn reload(&self, worker: &mut Worker, state: &mut State) -> Result<(), Error> {
-        let (learner, generation) = in_effect(&state.folder, &self.shared.options.learner, &mut worker.session)?;
-        worker.working = working(&state.folder, &learner, &mut worker.session)?;
+        let options = &self.shared.options;
+        let (learner, generation) = in_effect(&state.folder, options, &mut worker.session)?;
+        worker.working = working(&state.folder, options, &learner, &mut worker.session)?;
         (state.learner, state.generation) = (learner, generation);
         Ok(())
     }
@@ -662,11 +665,11 @@ fn read_lesson(
     pause: Pause<'_>,
 ) -> Result<Option<(Learner, Losses)>, Error> {
     let mut losses = Losses::default();
+    let mut goes_on = true;
     session.clear();
-    session.set_learner(learner)?;
+    session.set_learner_in_slices(learner, &mut |took| goes_on = goes_on && pause(took))?;
     let n_ctx = session.n_ctx();
     let mut at = lesson.start;
-    let mut goes_on = true;
     let outcome = (|| {
         while at < lesson.end && goes_on {
             // Half of the context is what came before.
@@ -704,34 +707,38 @@ fn read_lesson(
     Ok(learner.filter(|_| goes_on).map(|learner| (learner, losses)))
 }
 
-/// A learner whose products are there, so that it has its effect.
-fn ready(session: &mut Session, learner: Learner) -> Result<Learner, Error> {
+/// A learner whose products are there, so that it has its effect; it learns at the rate `instant_lr`.
+fn ready(session: &mut Session, mut learner: Learner, instant_lr: Option<f32>) -> Result<Learner, Error> {
+    if let Some(rate) = instant_lr {
+        learner.set_rate(rate)?;
+    }
     session.set_learner(learner)?;
     session.take_learner().ok_or_else(|| LearnError::NotLearning.into())
 }
 
 /// The version in effect, and its number.
-fn in_effect(
-    folder: &SonaFolder,
-    options: &LearnerOptions,
-    session: &mut Session,
-) -> Result<(Arc<Learner>, u64), Error> {
+fn in_effect(folder: &SonaFolder, options: &SonaBuilder, session: &mut Session) -> Result<(Arc<Learner>, u64), Error> {
     let version = folder.version();
     let learner = match version {
-        0 => Learner::new(session.model(), options)?,
+        0 => Learner::new(session.model(), &options.learner)?,
         version => Learner::open(folder.version_path(version), session.model())?,
     };
-    Ok((Arc::new(ready(session, learner)?), version))
+    Ok((Arc::new(ready(session, learner, options.instant_lr)?), version))
 }
 
 /// What was learnt, whether or not it is in effect.
-fn working(folder: &SonaFolder, in_effect: &Arc<Learner>, session: &mut Session) -> Result<Arc<Learner>, Error> {
+fn working(
+    folder: &SonaFolder,
+    options: &SonaBuilder,
+    in_effect: &Arc<Learner>,
+    session: &mut Session,
+) -> Result<Arc<Learner>, Error> {
     let path = folder.working_path();
     if !path.exists() {
         return Ok(Arc::clone(in_effect));
     }
     let learner = Learner::open(path, session.model())?;
-    Ok(Arc::new(ready(session, learner)?))
+    Ok(Arc::new(ready(session, learner, options.instant_lr)?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,14 +1,16 @@
 //! Text to tokens and back, from the GGUF file alone.
 //!
-//! Three models cover the supported families: SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2`
-//! and `gemma4`), which is preceded by one of the pre-tokenisers of `split`, and WordPiece (`wpm`, `bert`). Everything
+//! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2` and `gemma4`), which is preceded
+//! by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`), unigram (`unigram`, `t5`) and RWKV's. Everything
 //! that affects ids follows llama.cpp exactly, because GGUF files are tested with it: special tokens (`special`),
 //! defaults of the flags, the clean-up of spaces. Nothing is guessed: an unknown tokenizer model or pre-tokeniser is
 //! refused by name.
 //!
-//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC).
+//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but that which a unigram file
+//! brings along (`charsmap`).
 
 mod bpe;
+mod charsmap;
 mod rwkv;
 mod special;
 mod split;
@@ -16,6 +18,7 @@ mod spm;
 mod stream;
 mod unicode;
 mod unicode_table;
+mod unigram;
 mod vocab;
 mod wpm;
 
@@ -30,6 +33,7 @@ use rwkv::Rwkv;
 use special::{Part, Specials};
 use split::PreTokenizer;
 use spm::Spm;
+use unigram::Unigram;
 use vocab::{BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 use wpm::Wpm;
 
@@ -76,6 +80,7 @@ enum Model {
     Spm(Spm),
     Bpe(Bpe),
     Wpm(Wpm),
+    Unigram(Unigram),
     Rwkv(Rwkv),
 }
 
@@ -153,14 +158,13 @@ impl Tokenizer {
             "llama" => None,
             "gpt2" => Some(pre_name.unwrap_or("default")),
             "gemma4" => Some("gemma4"),
-            // WordPiece has a single pre-tokeniser.
-            "bert" => None,
-            // It has none.
-            "rwkv" => None,
+            // WordPiece has a single pre-tokeniser, the others have none.
+            "bert" | "t5" | "rwkv" => None,
             _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
         };
         let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
-        let (is_bert, is_rwkv) = (model_name == "bert", model_name == "rwkv");
+        let is = |name: &str| model_name == name;
+        let (is_bert, is_unigram, is_rwkv) = (is("bert"), is("t5"), is("rwkv"));
 
         let types = m.opt_i32s("tokenizer.ggml.token_type")?;
         let tokens = m.strings("tokenizer.ggml.tokens")?;
@@ -180,6 +184,7 @@ impl Tokenizer {
         let inside = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
         let (bos, eos, unknown) = match pre {
             None if is_bert => (Some(101), None, Some(100)),
+            None if is_unigram => (None, Some(1), Some(2)),
             None if is_rwkv => (None, None, None),
             None => (Some(1), Some(2), Some(0)),
             Some(pre) => (pre.default_bos, pre.default_eos, None),
@@ -213,6 +218,7 @@ impl Tokenizer {
         let specials = Specials::new(&vocab)?;
         set_strips(&mut vocab, m)?;
 
+        let add_space_prefix = m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(is("llama"));
         let model = match pre {
             Some(pre) => {
                 let merges = m.strings("tokenizer.ggml.merges")?.clone();
@@ -221,16 +227,22 @@ impl Tokenizer {
             None if is_rwkv => Model::Rwkv(Rwkv::new(&vocab, unknown)),
             None if is_bert => {
                 let lowercase = m.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
-                Model::Wpm(Wpm::new(&vocab, lowercase, unknown))
+                let strip_accents = m.opt_bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
+                Model::Wpm(Wpm::new(&vocab, lowercase, strip_accents, unknown))
+            }
+            None if is_unigram => {
+                Model::Unigram(Unigram::new(&vocab, scores(m, n_vocab)?, unknown, add_space_prefix, m)?)
             }
             None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
         };
 
         let add_bos = match pre {
             Some(pre) if pre.raw_utf8 && pre.add_bos => true,
-            _ => m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.map_or(!is_rwkv, |pre| pre.add_bos)),
+            _ => m
+                .opt_bool("tokenizer.ggml.add_bos_token")?
+                .unwrap_or(pre.map_or(!is_rwkv && !is_unigram, |pre| pre.add_bos)),
         };
-        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert);
+        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert || is_unigram);
         let add_separator = m.opt_bool("tokenizer.ggml.add_sep_token")?.unwrap_or(false);
         for (flag, key, add, id) in [
             ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
@@ -256,7 +268,7 @@ impl Tokenizer {
             add_eos,
             // BERT's separator is the end of its texts already.
             separator: separator.filter(|_| add_separator && !is_bert),
-            add_space_prefix: m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(model_name == "llama"),
+            add_space_prefix,
             clean_spaces: pre.map_or(is_bert, |pre| pre.clean_spaces),
             vocab,
         })
@@ -346,6 +358,7 @@ impl Tokenizer {
                     Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
                     Model::Rwkv(rwkv) => rwkv.encode(&self.vocab, text, out),
                     Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
+                    Model::Unigram(unigram) => unigram.encode(&self.vocab, text, after_special, out),
                     Model::Spm(spm) => {
                         let prefix = self.add_space_prefix && after_special;
                         spm.encode(&self.vocab, &escape_spaces(text, prefix), out);
@@ -491,7 +504,7 @@ impl Tokenizer {
         self.add_eos
     }
 
-    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4` or `bert`.
+    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5` or `rwkv`.
     pub fn model(&self) -> &str {
         &self.model_name
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 use crate::TokenizerError;
 
-/// Longest text a special token may have; bounds the work per position of a text.
+/// Longest text a token in a tree may have; bounds the work per position of a text.
 const MAX_LEN: usize = 1024;
 
 /// A part of the text: between special tokens, or one of them.
@@ -31,7 +31,7 @@ pub(super) struct Specials {
 
 /// A radix tree: at most two nodes per text, of any length. The nodes are in breadth-first order, so that children are
 /// adjacent.
-struct Trie {
+pub(super) struct Trie {
     nodes: Vec<Node>,
 }
 
@@ -48,18 +48,10 @@ struct Node {
 
 impl Specials {
     pub(super) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
-        let mut all: Vec<u32> = Vec::new();
-        for (id, attr) in (0u32..).zip(&vocab.attrs) {
-            if attr & (CONTROL | UNKNOWN | USER_DEFINED) != 0 && !vocab.text(id).is_empty() {
-                if vocab.text(id).len() > MAX_LEN {
-                    return Err(TokenizerError::SpecialTokenTooLong { id, max: MAX_LEN });
-                }
-                all.push(id);
-            }
-        }
-        all.sort_unstable_by_key(|&id| vocab.text(id));
-        let user_defined: Vec<u32> = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
-        Ok(Specials { all: Trie::new(vocab, &all), user_defined: Trie::new(vocab, &user_defined) })
+        let ids = 0..vocab.len() as u32;
+        let all: Vec<u32> = ids.filter(|&id| vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED)).collect();
+        let user_defined = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
+        Ok(Specials { user_defined: Trie::of(vocab, user_defined)?, all: Trie::of(vocab, all)? })
     }
 
     /// Calls `part` with the parts of `text`, in order. White space that a token strips is in no part.
@@ -93,6 +85,16 @@ struct Match {
 }
 
 impl Trie {
+    /// The tree of the texts of `ids`; tokens without a text are left out.
+    pub(super) fn of(vocab: &Vocab, mut ids: Vec<u32>) -> Result<Trie, TokenizerError> {
+        if let Some(&id) = ids.iter().find(|&&id| vocab.text(id).len() > MAX_LEN) {
+            return Err(TokenizerError::TokenTooLong { id, max: MAX_LEN });
+        }
+        ids.retain(|&id| !vocab.text(id).is_empty());
+        ids.sort_unstable_by_key(|&id| vocab.text(id));
+        Ok(Trie::new(vocab, &ids))
+    }
+
     /// Builds the tree of the texts of `ids`, which are sorted by text.
     fn new(vocab: &Vocab, ids: &[u32]) -> Self {
         let mut nodes = vec![Node { byte: 0, depth: 0, example: 0, token: None, children: 0..0 }];
@@ -120,9 +122,8 @@ impl Trie {
         Trie { nodes }
     }
 
-    /// Length and id of the longest token text that `text` begins with.
-    fn longest_at(&self, vocab: &Vocab, text: &[u8]) -> Option<(usize, u32)> {
-        let mut best = None;
+    /// Calls `found` with length and id of each token text that `text` begins with, the shortest first.
+    pub(super) fn prefixes(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(usize, u32)) {
         let (mut node, mut depth) = (&self.nodes[0], 0);
         while let Some(&byte) = text.get(depth) {
             let children = &self.nodes[node.children.start as usize..node.children.end as usize];
@@ -133,9 +134,17 @@ impl Trie {
                 break;
             }
             (node, depth) = (child, end);
-            best = node.token.map(|id| (depth, id)).or(best);
+            if let Some(id) = node.token {
+                found(depth, id);
+            }
         }
-        best
+    }
+
+    /// Length and id of the longest token text that `text` begins with.
+    fn longest_at(&self, vocab: &Vocab, text: &[u8]) -> Option<(usize, u32)> {
+        let mut longest = None;
+        self.prefixes(vocab, text, |len, id| longest = Some((len, id)));
+        longest
     }
 
     /// The matches in `text`, by position.

@@ -28,8 +28,7 @@ impl Spm {
             }
             ranks.push(rank_of(score));
         }
-        let words = (0..vocab.len() as u32).all(|id| first_word(vocab.text(id)) == vocab.text(id).len());
-        Ok(Spm { ranks, words, unknown })
+        Ok(Spm { ranks, words: all_words(vocab), unknown })
     }
 
     /// Appends the tokens of `text`, whose spaces are already escaped.
@@ -65,8 +64,13 @@ impl Spm {
     }
 }
 
+/// Whether no token contains a `▁` after another character.
+pub(super) fn all_words(vocab: &Vocab) -> bool {
+    (0..vocab.len() as u32).all(|id| first_word(vocab.text(id)) == vocab.text(id).len())
+}
+
 /// Length of the first word of `text`, including the `▁` before it.
-fn first_word(text: &[u8]) -> usize {
+pub(super) fn first_word(text: &[u8]) -> usize {
     let (mut at, mut in_word) = (0, false);
     while at < text.len() {
         let space = text[at..].starts_with(SPACE);

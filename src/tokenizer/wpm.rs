@@ -1,7 +1,7 @@
 //! WordPiece (arXiv 1609.08144, §4.1): words are split from the front into the longest tokens in the vocabulary.
 //!
-//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. As in llama.cpp a character is
-//! replaced by the first of its canonical decomposition, Hangul by its first jamo.
+//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. Where accents are removed, a character
+//! is, as in llama.cpp, replaced by the first of its canonical decomposition, Hangul by its first jamo.
 
 use super::SPACE;
 use super::unicode::{self, Char, M, P, S, WS};
@@ -12,27 +12,30 @@ pub(super) struct Wpm {
     /// Bytes of the longest token.
     longest: usize,
     lowercase: bool,
+    strip_accents: bool,
     /// Token for a word that cannot be split into tokens.
     unknown: Option<u32>,
 }
 
 impl Wpm {
-    pub(super) fn new(vocab: &Vocab, lowercase: bool, unknown: Option<u32>) -> Wpm {
+    pub(super) fn new(vocab: &Vocab, lowercase: bool, strip_accents: bool, unknown: Option<u32>) -> Wpm {
         let longest = (0..vocab.len() as u32).map(|id| vocab.text(id).len()).max().unwrap_or(0);
-        Wpm { longest, lowercase, unknown }
+        Wpm { longest, lowercase, strip_accents, unknown }
     }
 
     /// Appends the tokens of `text`.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let mut word = SPACE.to_vec();
         for c in String::from_utf8_lossy(text).chars() {
-            let c = if self.lowercase { lowercase(unicode::base(c)) } else { unicode::base(c) };
+            let c = if self.strip_accents { unicode::base(c) } else { c };
+            let c = if self.lowercase { lowercase(c) } else { c };
             let class = Char::new(c);
             let alone = class.is(P) || c.is_ascii() && class.is(S) || is_cjk(c);
             if alone || class.is(WS) {
                 self.word(vocab, &mut word, out);
             }
-            if class.is(WS | M) || is_control(c) || c == char::REPLACEMENT_CHARACTER {
+            let is_accent = self.strip_accents && class.is(M);
+            if class.is(WS) || is_accent || is_control(c) || c == char::REPLACEMENT_CHARACTER {
                 continue;
             }
             word.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());

@@ -40,6 +40,9 @@ impl Trainer {
         let [means, squares] = self.adam.moments();
         put(&mut w, "adam.mean", &[means.len()], DType::F32, &means);
         put(&mut w, "adam.square", &[squares.len()], DType::F32, &squares);
+        // Before the first step it can be measured again.
+        let fisher = self.ewc.as_ref().filter(|_| !self.report.steps.is_empty()).map_or(&[][..], |ewc| &ewc.fisher);
+        put(&mut w, "ewc.fisher", &[fisher.len()], DType::F32, fisher);
         let report = &self.report;
         let steps: Vec<f64> = report.steps.iter().flat_map(|s| [s.loss, s.rate, s.norm]).collect();
         put(&mut w, "steps", &[3, report.steps.len()], DType::F64, &steps);
@@ -65,13 +68,16 @@ impl Trainer {
     pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let gguf = Gguf::open(path).map_err(LearnError::Gguf)?;
         let state = self.read(&gguf)?;
-        let State { adapter, best, moments, strength, report, is_finished } = state;
+        let State { adapter, best, moments, strength, fisher, report, is_finished } = state;
         self.session.update_adapter(self.id, |held| set_flat(held, &adapter))?;
         set_flat(&mut self.best, &best.0);
         self.best.set_alpha(best.1)?;
         self.adam.restore(&self.gradients, report.0.len(), &moments);
         if let Some(replay) = &mut self.replay {
             replay.strength = strength as f32;
+        }
+        if let Some(ewc) = &mut self.ewc {
+            ewc.fisher = fisher;
         }
         (self.report.steps, self.report.evaluations, self.report.kept) = report;
         self.is_finished = is_finished;
@@ -105,6 +111,7 @@ impl Trainer {
             .enumerate()
             .map(|(i, s)| Step { step: i + 1, loss: s[0], rate: s[1], norm: s[2] })
             .collect();
+        let n_fisher = if steps.is_empty() || self.ewc.is_none() { 0 } else { n };
         let n_moments = if steps.is_empty() { 0 } else { n };
         let read = numbers("evaluations", 5, 0..=MAX_STEPS)?;
         let n_evaluations = read.len() / 5;
@@ -138,6 +145,9 @@ impl Trainer {
             adapter: flat("adapter", n)?,
             best: (flat("best", n)?, metadata.f32("training.alpha")?),
             moments: [flat("adam.mean", n_moments)?, flat("adam.square", n_moments)?],
+            fisher: values(gguf, "ewc.fisher", 1, n_fisher..=n_fisher, DType::F32, |x: &f32| {
+                x.is_finite() && *x >= 0.0
+            })?,
             strength: number(metadata, "training.strength", 0.0..=1e6)?,
             report: (steps, evaluations, kept),
             is_finished: metadata.bool("training.finished")?,
@@ -152,6 +162,7 @@ struct State {
     best: (Vec<f32>, f32),
     moments: [Vec<f32>; 2],
     strength: f64,
+    fisher: Vec<f32>,
     report: (Vec<Step>, Vec<Evaluation>, usize),
     is_finished: bool,
 }

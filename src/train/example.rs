@@ -1,11 +1,30 @@
 //! Examples to train on.
 
-/// A text to train on: its tokens, and which of them the model is to learn to predict.
+use super::Loss;
+use crate::cache::mix;
+use crate::error::Error;
+use crate::exec::{AdapterId, Session};
+use crate::lora::Gradients;
+
+/// A text to train on: its tokens, and which of them the model is to learn to predict; for a preference, what is known of
+/// them besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     tokens: Vec<u32>,
     /// One entry per token; the first is never predicted.
     learnt: Vec<bool>,
+    judgement: Judgement,
+}
+
+/// What is known of a completion besides its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// It is to be imitated.
+    Imitated,
+    /// It was chosen, this one rejected.
+    Chosen(Box<Example>),
+    /// Somebody found it desirable, or did not.
+    Labelled(bool),
 }
 
 impl Example {
@@ -18,7 +37,7 @@ impl Example {
         if let Some(first) = learnt.first_mut() {
             *first = false;
         }
-        Example { tokens, learnt }
+        Example { tokens, learnt, judgement: Judgement::Imitated }
     }
 
     /// A text of which every token is to be learnt.
@@ -43,7 +62,41 @@ impl Example {
         Example::new([prompt, completion].concat(), learnt)
     }
 
-    /// The tokens.
+    /// A pair for [`Loss::Dpo`]: two texts with the same prompt, of which one was chosen.
+    #[must_use]
+    pub fn preference(chosen: Example, rejected: Example) -> Example {
+        Example { judgement: Judgement::Chosen(Box::new(rejected)), ..chosen }
+    }
+
+    /// A text for [`Loss::Kto`], whose completion is desirable or not.
+    #[must_use]
+    pub fn labelled(text: Example, is_desirable: bool) -> Example {
+        Example { judgement: Judgement::Labelled(is_desirable), ..text }
+    }
+
+    /// The loss that it is an example for.
+    pub fn loss(&self) -> Loss {
+        match self.judgement {
+            Judgement::Imitated => Loss::Sft,
+            Judgement::Chosen(_) => Loss::Dpo,
+            Judgement::Labelled(_) => Loss::Kto,
+        }
+    }
+
+    pub(super) fn judgement(&self) -> &Judgement {
+        &self.judgement
+    }
+
+    /// Its own tokens before the first one to be learnt, then those of `other` from there on; at most `n` in all.
+    pub(super) fn with_completion_of(&self, other: &Example, n: usize) -> Example {
+        let begin = |example: &Example| example.learnt.iter().take_while(|learnt| !**learnt).count();
+        let (prompt, completion) = (begin(self), begin(other));
+        let tokens = self.tokens[..prompt].iter().chain(&other.tokens[completion..]).take(n);
+        let learnt = self.learnt[..prompt].iter().chain(&other.learnt[completion..]).take(n);
+        Example::new(tokens.copied().collect(), learnt.copied().collect())
+    }
+
+    /// The tokens; of a preference those of the chosen text.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -51,6 +104,31 @@ impl Example {
     /// Whether each token is to be learnt.
     pub fn learnt(&self) -> &[bool] {
         &self.learnt
+    }
+
+    /// `hash` with all that is in it.
+    pub(super) fn hash(&self, hash: u64) -> u64 {
+        let learnt: Vec<u8> = self.learnt.iter().map(|&learnt| u8::from(learnt)).collect();
+        let hash = mix(mix(hash, bytemuck::cast_slice(&self.tokens)), &learnt);
+        match &self.judgement {
+            Judgement::Imitated => hash,
+            Judgement::Chosen(rejected) => rejected.hash(hash),
+            Judgement::Labelled(is_desirable) => mix(hash, &[u8::from(*is_desirable)]),
+        }
+    }
+
+    /// `weight` times the sum of the negative log-likelihoods of the tokens to be learnt, in nats, after what the session
+    /// holds; adds its gradient.
+    pub(super) fn nll_gradient(
+        &self,
+        session: &mut Session,
+        id: AdapterId,
+        weight: f32,
+        gradients: &mut Gradients,
+    ) -> Result<f64, Error> {
+        let Some((_, given)) = self.tokens.split_last() else { return Ok(0.0) };
+        let weights: Vec<f32> = self.learnt[1..].iter().map(|&learnt| if learnt { weight } else { 0.0 }).collect();
+        session.nll_gradient(id, given, &self.tokens[1..], &weights, gradients)
     }
 
     /// Number of tokens to be learnt.

@@ -23,11 +23,13 @@
 //! ```
 
 mod checkpoint;
+mod ewc;
 mod example;
 mod options;
+mod preference;
 mod replay;
 mod trainer;
 
 pub use example::Example;
-pub use options::{Schedule, TargetSet, TrainOptions};
+pub use options::{Loss, Schedule, TargetSet, TrainOptions};
 pub use trainer::{Evaluation, Step, TrainReport, Trainer};

@@ -34,6 +34,34 @@ impl TargetSet {
     }
 }
 
+/// What is minimised. The names are those of TRL, Hugging Face's library for training on preferences.
+///
+/// `r = ln p(y|x) − ln p₀(y|x)` of a prompt `x` and a completion `y` compares the adapted model with the reference `p₀`, the
+/// model without the adapter; a logarithm of a probability is the sum over the tokens to be learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Mean negative log-likelihood of the tokens to be learnt, in nats per token.
+    Sft,
+    /// Direct preference optimisation (Rafailov et al., arXiv 2305.18290): the mean over pairs of
+    /// `−ln σ(β·(r(chosen) − r(rejected)))`; `ln 2` where the adapter changes nothing.
+    Dpo,
+    /// Kahneman-Tversky optimisation (Ethayarajh et al., arXiv 2402.01306): the mean over completions of
+    /// `w·σ(∓β·(r − z))`, with `−` and the weight of desirable ones for those that are, else with `+` and the other weight.
+    /// `z` is the mean of `r` over the prompts of the batch, each with the completion of the example before it in the list,
+    /// or 0 if that is negative; it is a constant of the step.
+    Kto,
+}
+
+impl Loss {
+    /// All losses with their names.
+    pub const ALL: [(&'static str, Loss); 3] = [("sft", Loss::Sft), ("dpo", Loss::Dpo), ("kto", Loss::Kto)];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Loss::ALL.iter().find(|(_, loss)| *loss == self).map_or("", |(name, _)| name)
+    }
+}
+
 /// How the learning rate changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
@@ -74,6 +102,14 @@ impl Schedule {
 /// Options of a [`Trainer`](super::Trainer). `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainOptions {
+    /// What is minimised; all examples must be for it. Default [`Loss::Sft`].
+    pub loss: Loss,
+    /// Factor `β` of the losses of preferences: the larger, the less the model moves from the reference. Default 0.1.
+    pub beta: f32,
+    /// Weight of desirable completions in [`Loss::Kto`]. Default 1.
+    pub desirable_weight: f32,
+    /// Weight of undesirable completions in [`Loss::Kto`]. Default 1.
+    pub undesirable_weight: f32,
     /// Rank of the adapter. Default 8.
     pub rank: usize,
     /// Strength: `ΔW = alpha/rank·B·A`. Default: the rank.
@@ -107,6 +143,10 @@ pub struct TrainOptions {
     /// Mean `KL(base ‖ adapted)` in nats per token on the replayed half of the control text above which an adapter is not
     /// kept. Default 0.0015, as for a [`Learner`](crate::learn::Learner).
     pub max_divergence: f64,
+    /// Weight `λ` of elastic weight consolidation (Kirkpatrick et al., arXiv 1612.00796): `λ/2·Σ F·(θ − θ₀)²` is added to the
+    /// loss, over the adapter's values `θ`, with those before the first step and the diagonal of the Fisher information of
+    /// the replayed control text per token there, so that 1 weighs a token's divergence about once. 0 means none. Default 0.
+    pub ewc_lambda: f32,
     /// Seed of the adapter's first values, of the order of the examples, and of which are held out. Default 1.
     pub seed: u64,
 }
@@ -114,6 +154,10 @@ pub struct TrainOptions {
 impl Default for TrainOptions {
     fn default() -> Self {
         TrainOptions {
+            loss: Loss::Sft,
+            beta: 0.1,
+            desirable_weight: 1.0,
+            undesirable_weight: 1.0,
             rank: 8,
             alpha: None,
             targets: TargetSet::All,
@@ -130,6 +174,7 @@ impl Default for TrainOptions {
             eval_every: 0,
             patience: 3,
             max_divergence: 0.0015,
+            ewc_lambda: 0.0,
             seed: 1,
         }
     }
@@ -140,6 +185,10 @@ impl TrainOptions {
     /// If an option is out of its range; names the first.
     pub(super) fn check(&self) -> Result<(), LearnError> {
         let numbers = [
+            ("beta", self.beta, 1e-6, 1e3),
+            ("desirable_weight", self.desirable_weight, 0.0, 1e3),
+            ("undesirable_weight", self.undesirable_weight, 0.0, 1e3),
+            ("ewc_lambda", self.ewc_lambda, 0.0, 1e9),
             ("rate", self.rate, 0.0, 10.0),
             ("the first beta", self.betas.0, 0.0, 0.9999),
             ("the second beta", self.betas.1, 0.0, 0.999_999),

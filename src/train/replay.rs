@@ -44,6 +44,11 @@ impl Replay {
         self.measured.iter().map(|window| window.len() - 1).collect()
     }
 
+    /// The windows that are replayed.
+    pub(super) fn replayed(&self) -> impl Iterator<Item = &[u32]> {
+        self.replayed.iter().map(|window| &self.text[window.clone()])
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.replayed.is_empty() || self.measured.is_empty()
     }

@@ -1,8 +1,11 @@
 //! Training, step by step.
 
 use super::checkpoint::flat;
+use super::ewc::Ewc;
+use super::example::Judgement;
+use super::preference::{Examples, Preferences};
 use super::replay::Replay;
-use super::{Example, TrainOptions};
+use super::{Example, Loss, TrainOptions};
 use crate::cache::{SEED, mix};
 use crate::error::{Error, LearnError, SessionError};
 use crate::exec::{AdapterId, CancelToken, Engine, Session, SessionOptions, cross_entropy};
@@ -17,7 +20,7 @@ const DEFAULT_CTX: usize = 2048;
 pub struct Step {
     /// Its number, from 1.
     pub step: usize,
-    /// Mean loss of the tokens to be learnt before the step, in nats.
+    /// Loss of the step's examples before it; see [`Loss`] for its unit.
     pub loss: f64,
     /// Learning rate.
     pub rate: f64,
@@ -30,7 +33,7 @@ pub struct Step {
 pub struct Evaluation {
     /// Steps before it.
     pub step: usize,
-    /// Mean loss of the tokens to be learnt of the examples held out, in nats; NaN if none are.
+    /// Loss of the examples held out; NaN if none are.
     pub held_out: f64,
     /// The strength at which the adapter keeps the bound on control text: 1 unless it had to be reduced.
     pub scale: f32,
@@ -57,7 +60,7 @@ pub struct TrainReport {
     pub n_steps: usize,
     /// Number of examples that are trained on.
     pub n_trained: usize,
-    /// Tokens to be learnt of each example held out.
+    /// Tokens to be learnt of each example held out; 1 for preferences, whose losses have no tokens.
     pub held_out_tokens: Vec<usize>,
     /// Tokens of each window of control text on which the rise is measured.
     pub control_tokens: Vec<usize>,
@@ -76,21 +79,25 @@ impl TrainReport {
 /// Trains an adapter on examples with Adam.
 ///
 /// Every step adds up the gradients of [`TrainOptions::batch`] examples, in an order that only the seed determines, and
-/// that of the divergence from the base model on a window of control text. Evaluations measure the loss on examples held
+/// those of the divergence from the base model on a window of control text and of [`TrainOptions::ewc_lambda`]. Evaluations measure the loss on examples held
 /// out; if the divergence on control text is above the bound, the adapter's strength is reduced until it is not. The
 /// adapter with the least loss is kept, or the last one if nothing is held out.
 ///
 /// Results do not depend on the number of threads, and are the same after an interruption (see [`Trainer::save`]). The
-/// memory is that of [`Session::gradient`], and seven values per value of the adapter.
+/// memory is that of [`Session::gradient`], and seven values per value of the adapter; one more for preferences, two more for
+/// elastic weight consolidation.
 pub struct Trainer {
     pub(super) session: Session,
     pub(super) id: AdapterId,
     options: TrainOptions,
     pub(super) gradients: Gradients,
     pub(super) adam: Adam,
-    examples: Vec<Example>,
-    held_out: Vec<Example>,
+    examples: Examples,
+    held_out: Examples,
+    /// Unless texts are imitated.
+    preferences: Option<Preferences>,
     pub(super) replay: Option<Replay>,
+    pub(super) ewc: Option<Ewc>,
     pub(super) best: Adapter,
     pub(super) report: TrainReport,
     pub(super) is_finished: bool,
@@ -138,24 +145,38 @@ impl Trainer {
         let h = model.hparams();
         let n_ctx = if options.n_ctx == 0 { h.n_ctx_train.min(DEFAULT_CTX) } else { options.n_ctx };
         for (index, example) in examples.iter().enumerate() {
-            let what = match example.tokens() {
-                tokens if tokens.len() > n_ctx => format!("has {} tokens, more than the context {n_ctx}", tokens.len()),
-                tokens if tokens.iter().any(|&t| t as usize >= h.n_vocab) => {
-                    "has a token outside the vocabulary".into()
-                }
-                _ if example.n_learnt() == 0 => "has no token to learn".into(),
-                _ => continue,
+            if example.loss() != options.loss {
+                let what = format!("is for the loss {}, not {}", example.loss().name(), options.loss.name());
+                return Err(LearnError::Example { index, what }.into());
+            }
+            let rejected = match example.judgement() {
+                Judgement::Chosen(rejected) => Some(&**rejected),
+                Judgement::Imitated | Judgement::Labelled(_) => None,
             };
-            return Err(LearnError::Example { index, what }.into());
+            for text in [example].into_iter().chain(rejected) {
+                let tokens = text.tokens();
+                let what = if tokens.len() > n_ctx {
+                    format!("has {} tokens, more than the context {n_ctx}", tokens.len())
+                } else if tokens.iter().any(|&t| t as usize >= h.n_vocab) {
+                    "has a token outside the vocabulary".into()
+                } else if text.n_learnt() == 0 {
+                    "has no token to learn".into()
+                } else {
+                    continue;
+                };
+                return Err(LearnError::Example { index, what }.into());
+            }
         }
         let n = examples.len();
         let n_held_out = ((f64::from(options.held_out) * n as f64).round() as usize).min(n);
-        if n == n_held_out {
-            return Err(LearnError::TooFewExamples { n, least: 1 }.into());
+        // The loss of KTO compares with the completion of another example.
+        let least = if options.loss == Loss::Kto { 2 } else { 1 };
+        if n == n_held_out || n < least {
+            return Err(LearnError::TooFewExamples { n, least }.into());
         }
         let order = shuffled(n, options.seed);
-        let pick = |part: &[usize]| part.iter().map(|&i| examples[i].clone()).collect::<Vec<_>>();
-        let (held_out, examples) = (pick(&order[..n_held_out]), pick(&order[n_held_out..]));
+        let [held_out, examples] =
+            [&order[..n_held_out], &order[n_held_out..]].map(|part| Examples::pick(examples, part, n_ctx));
 
         let gradients = Gradients::zeros(&adapter);
         let new_session = || engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() });
@@ -167,21 +188,28 @@ impl Trainer {
         if replay.as_ref().is_some_and(Replay::is_empty) {
             return Err(LearnError::TooLittleText { n: control.len(), least: 4 }.into());
         }
+        let preferences = (options.loss != Loss::Sft).then(|| Preferences::new(options, &best));
+        let ewc = (options.ewc_lambda > 0.0).then(|| Ewc::new(options.ewc_lambda, values.clone()));
+        if ewc.is_some() && replay.is_none() {
+            let (option, value) = ("ewc_lambda", f64::from(options.ewc_lambda));
+            return Err(
+                LearnError::Option { option, value, expected: "0 where there is no control text".into() }.into()
+            );
+        }
         let mut adam = Adam::new();
         (adam.betas, adam.decay) = (options.betas, options.weight_decay);
-        let n_steps = (f64::from(options.epochs) * examples.len() as f64 / options.batch as f64).ceil() as usize;
+        let n_steps = (f64::from(options.epochs) * examples.all.len() as f64 / options.batch as f64).ceil() as usize;
         let report = TrainReport {
             n_steps: n_steps.max(1),
-            n_trained: examples.len(),
-            held_out_tokens: held_out.iter().map(Example::n_learnt).collect(),
+            n_trained: examples.all.len(),
+            held_out_tokens: match options.loss {
+                Loss::Sft => held_out.all.iter().map(Example::n_learnt).collect(),
+                Loss::Dpo | Loss::Kto => vec![1; n_held_out],
+            },
             control_tokens: replay.as_ref().map(Replay::measured_tokens).unwrap_or_default(),
             ..Default::default()
         };
-        let hash = |hash, example: &Example| {
-            let learnt: Vec<u8> = example.learnt().iter().map(|&learnt| u8::from(learnt)).collect();
-            mix(mix(hash, bytemuck::cast_slice(example.tokens())), &learnt)
-        };
-        let fingerprint = examples.iter().chain(&held_out).fold(SEED, hash);
+        let fingerprint = examples.all.iter().chain(&held_out.all).fold(SEED, |hash, example| example.hash(hash));
         let fingerprint = mix(mix(fingerprint, bytemuck::cast_slice(control)), format!("{options:?}").as_bytes());
         let fingerprint = mix(fingerprint, bytemuck::cast_slice(&values));
         Ok(Trainer {
@@ -192,7 +220,9 @@ impl Trainer {
             adam,
             examples,
             held_out,
+            preferences,
             replay,
+            ewc,
             best,
             report,
             is_finished: false,
@@ -218,7 +248,7 @@ impl Trainer {
     fn try_step(&mut self) -> Result<Option<Step>, Error> {
         let (step, n_steps) = (self.report.steps.len(), self.report.n_steps);
         let TrainOptions { batch, schedule, warmup, eval_every, patience, .. } = self.options;
-        let every = if eval_every == 0 { self.examples.len().div_ceil(batch) } else { eval_every };
+        let every = if eval_every == 0 { self.examples.all.len().div_ceil(batch) } else { eval_every };
         // Evaluations belong to the beginning of a step, so that one that was cancelled is made up for.
         let is_due = step.is_multiple_of(every) || step == n_steps;
         if is_due && self.report.evaluations.last().is_none_or(|last| last.step < step) {
@@ -229,21 +259,20 @@ impl Trainer {
         if self.is_finished {
             return Ok(None);
         }
-        let picked: Vec<usize> = (step * batch..(step + 1) * batch).map(|i| self.example(i)).collect();
-        let n: usize = picked.iter().map(|&i| self.examples[i].n_learnt()).sum();
-        self.gradients.clear();
-        let mut loss = 0.0;
-        for i in picked {
-            let (tokens, learnt) = (self.examples[i].tokens(), self.examples[i].learnt());
-            let weights: Vec<f32> =
-                learnt[1..].iter().map(|&learnt| if learnt { 1.0 / n as f32 } else { 0.0 }).collect();
-            let Some((_, given)) = tokens.split_last() else { continue };
-            self.session.clear();
-            loss += self.session.nll_gradient(self.id, given, &tokens[1..], &weights, &mut self.gradients)?;
+        if let (Some(ewc), Some(replay)) = (&mut self.ewc, &self.replay) {
+            ewc.measure(&mut self.session, self.id, replay, &mut self.gradients)?;
         }
+        let picked: Vec<usize> = (step * batch..(step + 1) * batch).map(|i| self.example(i)).collect();
+        self.gradients.clear();
+        let loss = self.gradient(&picked)?;
         if let Some(replay) = &mut self.replay {
             let most = self.options.max_divergence;
             replay.gradient(&mut self.session, self.id, step, most, &mut self.gradients)?;
+        }
+        if let Some(ewc) = &self.ewc
+            && let Some((_, adapter, _)) = self.session.adapters().find(|(id, ..)| *id == self.id)
+        {
+            ewc.gradient(adapter, &mut self.gradients);
         }
         let norm = self.gradients.norm();
         if !(loss.is_finite() && norm.is_finite()) {
@@ -261,9 +290,26 @@ impl Trainer {
         Ok(Some(done))
     }
 
+    /// Adds the gradient of the loss of the examples `picked`, and returns the loss.
+    fn gradient(&mut self, picked: &[usize]) -> Result<f64, Error> {
+        let Trainer { session, id, gradients, examples, preferences, .. } = self;
+        if let Some(preferences) = preferences {
+            preferences.refer(session, *id, examples, picked)?;
+            let losses = preferences.losses(session, *id, examples, picked, Some(gradients))?;
+            return Ok(losses.iter().sum::<f64>() / picked.len() as f64);
+        }
+        let n: usize = picked.iter().map(|&i| examples.all[i].n_learnt()).sum();
+        let mut loss = 0.0;
+        for &i in picked {
+            session.clear();
+            loss += examples.all[i].nll_gradient(session, *id, 1.0 / n as f32, gradients)?;
+        }
+        Ok(loss)
+    }
+
     /// Index of the `i`th example to be read, counted over all epochs.
     fn example(&mut self, i: usize) -> usize {
-        let n = self.examples.len();
+        let n = self.examples.all.len();
         if self.order.0 != i / n {
             // The seed itself has drawn the examples held out.
             self.order = (i / n, shuffled(n, self.options.seed ^ (1 + (i / n) as u64)));
@@ -293,6 +339,10 @@ impl Trainer {
     /// Reduces the adapter's strength until it keeps the bound on control text, and measures it at that strength.
     fn measure(&mut self) -> Result<Evaluation, Error> {
         let (mut scale, mut divergence, mut rises) = (1.0, 0.0, Vec::new());
+        let all: Vec<usize> = (0..self.held_out.all.len()).collect();
+        if let Some(preferences) = &mut self.preferences {
+            preferences.refer(&mut self.session, self.id, &mut self.held_out, &all)?;
+        }
         if let Some(replay) = &mut self.replay {
             loop {
                 (divergence, rises) = replay.measure(&mut self.session)?;
@@ -305,8 +355,11 @@ impl Trainer {
                 self.session.set_scale(self.id, scale)?;
             }
         }
-        let losses = self.held_out.iter().map(|example| loss(&mut self.session, example));
-        let losses = losses.collect::<Result<Vec<_>, _>>()?;
+        let Trainer { session, held_out, .. } = self;
+        let losses = match &mut self.preferences {
+            Some(preferences) => preferences.losses(session, self.id, held_out, &all, None)?,
+            None => held_out.all.iter().map(|example| loss(session, example)).collect::<Result<_, _>>()?,
+        };
         let report = &self.report;
         let mean = |sums: &[f64], sizes: &[usize]| sums.iter().sum::<f64>() / sizes.iter().sum::<usize>() as f64;
         Ok(Evaluation {

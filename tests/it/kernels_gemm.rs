@@ -2,7 +2,7 @@
 
 use crate::common::emulated;
 use half::bf16;
-use ruvllm::arch::{Arch, CacheLine, ColumnsMut};
+use ruvllm::arch::{Acts, Arch, BlockP16, CacheLine, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
 /// Knuth's MMIX generator.
@@ -305,6 +305,42 @@ fn few_rows_are_the_first_of_many() {
             arch.gemm(f.dtype, &mut ColumnsMut::new(&mut [], 0, n), w.bytes(), &[], k, &mut workspace);
         }
     }
+}
+
+/// Generated rows and few prompt rows at once have the bits that each kind has alone.
+#[test]
+fn both_kinds_at_once() {
+    let mut lcg = Lcg(11);
+    let mut n_shared = 0;
+    for f in FORMATS {
+        let (n, k) = (37, 2 * step(f));
+        let w = Weights::random(&mut lcg, f, n, k);
+        let x: Vec<f32> = (0..40 * k).map(|_| lcg.signed()).collect();
+        for arch in Arch::available() {
+            for (n_generated, n_prompt) in [(1, 1), (1, 12), (2, 3), (5, 2), (16, 7), (17, 1), (3, 13)] {
+                if !arch.has_both(f.dtype, n_generated, n_prompt) {
+                    continue;
+                }
+                n_shared += 1;
+                let (generated, prompt) = x[..(n_generated + n_prompt) * k].split_at(n_generated * k);
+                let mut rounded = vec![<BlockP16 as bytemuck::Zeroable>::zeroed(); n_generated * BlockP16::per_row(k)];
+                for (x, blocks) in generated.chunks(k).zip(rounded.chunks_mut(BlockP16::per_row(k))) {
+                    arch.quantize_p16(x, blocks);
+                }
+                let generated = Acts::P16 { x: &rounded, n: k };
+                let mut alone = vec![0.0; n_generated * n];
+                arch.matvec(f.dtype, &mut ColumnsMut::new(&mut alone, n_generated, n), w.bytes(), &generated);
+                alone.extend(gemm(arch, f.dtype, w.bytes(), n, prompt, n_prompt));
+                let packed = pack(arch, f.dtype, prompt, n_prompt, k);
+                let (mut y, m) = (vec![7.0; alone.len()], n_generated + n_prompt);
+                let packed = bytemuck::cast_slice(&packed);
+                arch.both(f.dtype, &mut ColumnsMut::new(&mut y, m, n), w.bytes(), &generated, packed, k);
+                assert_eq!(y, alone, "{} {}: {n_generated} and {n_prompt} rows", arch.name(), f.name);
+            }
+        }
+    }
+    let has_kernel = |arch: Arch| arch.name().starts_with("avx512");
+    assert_eq!(n_shared > 0, Arch::available().any(has_kernel));
 }
 
 /// A tile of the output leaves the other columns alone; more activations than are summed at a time.

@@ -61,6 +61,8 @@ fn weights(random: &mut Random, format: &Format, rows: usize, n: usize) -> Vec<u
             DType::F16 => block.copy_from_slice(&f16::from_f32(random.value()).to_le_bytes()),
             DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(random.value()).to_le_bytes()),
             DType::MXFP4 => block[0] = 115 + (random.bits() % 8) as u8,
+            // Half of 2⁻⁶ to 1, with any mantissa.
+            DType::NVFP4 => block[..4].iter_mut().for_each(|d| *d = 8 + *d % 48),
             DType::IQ1_M => {
                 // The nibbles of the scale are the top nibbles of the last four words.
                 let d = f16::from_f32(0.01 * random.value()).to_bits();
@@ -254,6 +256,7 @@ fn integers_are_exact() {
                 }
                 match format.dtype {
                     DType::MXFP4 => block[0] = 128,
+                    DType::NVFP4 => block[..4].fill(0x40),
                     // Scales share bytes with signs and indices.
                     DType::IQ2_XXS => (9..66).step_by(8).for_each(|i| block[i] &= 0x0F),
                     DType::IQ3_XXS => (69..98).step_by(4).for_each(|i| block[i] &= 0x0F),

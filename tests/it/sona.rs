@@ -344,6 +344,9 @@ fn options_and_places_that_cannot_be_are_told() {
     let sona = builder().open(&folder.0, &engine).unwrap();
     sona.calibrate(&control()).unwrap();
     drop(sona);
+    // A rate holds for what a folder has learnt, too, as long as it is asked for.
+    let rate = |builder: SonaBuilder| builder.open(&folder.0, &engine).unwrap().learner().options().rate;
+    assert_eq!([rate(builder().instant_lr(2.0)), rate(builder())], [2.0, 1.0]);
     let mine = other.engine().unwrap();
     assert!(matches!(builder().open(&folder.0, &mine), Err(Error::Learn(ruvllm::LearnError::OtherModel { .. }))));
     let file = folder.0.join("file");
@@ -444,7 +447,7 @@ fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
 #[test]
 #[ignore = "measures"]
 fn streams_in_turns() {
-    use ruvllm::exec::{AdapterId, Session, SessionOptions};
+    use ruvllm::exec::{AdapterId, Probe, Session, SessionOptions, Tap};
     use ruvllm::learn::Learner;
     use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, merge_adapters};
     use std::sync::Arc;
@@ -548,11 +551,24 @@ fn streams_in_turns() {
         Alone,
         Average,
         BestOnly,
+        /// Average, each input of the head weighted by its mean square in the blocks that the adapters learnt: the input's
+        /// factor of their Fisher information.
+        EwcMerge,
         /// Average, of adapters that learnt the blocks in another order of words.
         Shuffled,
     }
+    /// Sum of the squares of each input of the head.
+    struct Squares(Vec<f64>);
+    impl Probe for Squares {
+        fn tensor(&mut self, tap: Tap, _: usize, values: &[f32]) {
+            if tap == Tap::ResultNorm {
+                let n = self.0.len();
+                values.iter().enumerate().for_each(|(i, x)| self.0[i % n] += f64::from(x * x));
+            }
+        }
+    }
     let mut by_strategy = Vec::new();
-    for strategy in [Strategy::Alone, Strategy::Average, Strategy::BestOnly, Strategy::Shuffled] {
+    for strategy in [Strategy::Alone, Strategy::Average, Strategy::BestOnly, Strategy::EwcMerge, Strategy::Shuffled] {
         // The bound is shared by the two adapters: divergences of small changes that add up grow with the square.
         let most = LearnerOptions::default().max_divergence;
         let share = if strategy == Strategy::Alone { most } else { most / 4.0 };
@@ -561,6 +577,7 @@ fn streams_in_turns() {
         let mut other = session(&options);
         let mut base: Option<(AdapterId, Arc<Adapter>)> = None;
         let mut n_blocks = 0f32;
+        let mut earlier = vec![0.0; model.hparams().n_embd];
         let (mut losses, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
         let mut at = 0;
         while at < requests.len() {
@@ -589,15 +606,38 @@ fn streams_in_turns() {
             let from = if strategy == Strategy::Shuffled { &other } else { &learning };
             let Ok(instant) = from.learner().unwrap().to_adapter(&model) else { continue };
             n_blocks += 1.0;
+            let mut latest = Squares(vec![0.0; earlier.len()]);
+            let mut reader = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+            for (.., request) in &requests[visit..at] {
+                reader.clear();
+                reader.prefill_probed(request, 0, &mut latest, |_, _| ()).unwrap();
+            }
+            // Columns of `A` times the part of the precision that is the adapter's own.
+            let weighted = |adapter: &Adapter, own: &[f64]| {
+                let mut adapter = adapter.clone();
+                for (_, term) in adapter.terms_mut() {
+                    for row in term.parts_mut().0.chunks_exact_mut(own.len()) {
+                        let parts = own.iter().zip(earlier.iter().zip(&latest.0));
+                        row.iter_mut().zip(parts).for_each(|(a, (own, (x, y)))| *a *= (own / (x + y)) as f32);
+                    }
+                }
+                adapter
+            };
             let merged = match &base {
                 None => instant,
+                Some((_, base)) if strategy == Strategy::EwcMerge => {
+                    let (base, instant) = (weighted(base, &earlier), weighted(&instant, &latest.0));
+                    let options = MergeOptions { rank: Some(8), ..Default::default() };
+                    merge_adapters(&[(&base, 1.0), (&instant, 1.0)], &options).unwrap()
+                }
                 Some((_, base)) => {
                     let options = MergeOptions { method: MergeMethod::Linear, rank: Some(8), ..Default::default() };
                     let weights = [(&**base, n_blocks - 1.0), (&instant, 1.0)];
                     merge_adapters(&weights, &options).unwrap()
                 }
             };
-            // The best of what is there, the new one and the mean on the latest block.
+            earlier.iter_mut().zip(&latest.0).for_each(|(sum, x)| *sum += x);
+            // The better of what is there and the new one on the latest block, or the mean.
             let candidates = match (strategy, &base) {
                 (Strategy::BestOnly, Some((_, old))) => {
                     vec![Adapter::clone(old), from.learner().unwrap().to_adapter(&model).unwrap()]
@@ -854,6 +894,67 @@ fn layers_of_pooled_states() {
             let changes: Vec<f64> = (0..n).map(|i| loss(i, nearest[i]) - by_chance[i]).collect();
             let name = format!("layer {layer}, centred {centred}: {hits} of {n} of the same text, against random");
             shown(&name, &changes, &vec![REQUEST; n]);
+        }
+    }
+}
+
+/// What options of the learner gain by use: one text at a time (the first 8,000 tokens), and three in turns every 256 tokens.
+/// Perplexity against the default options.
+#[test]
+#[ignore = "measures"]
+fn options_by_use() {
+    use ruvllm::exec::SessionOptions;
+    use ruvllm::learn::Learner;
+    const REQUEST: usize = 128;
+    const STREAM: usize = 8000;
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        model.tokenizer().unwrap().encode(&text, true, false)
+    };
+    let control = read("models/demo-heldout.txt");
+    let (known, _) = control.split_at(control.len() / 2);
+    let streams = ["river-station", "project-docs", "bakery-papers"].map(|name| {
+        let text = read(&format!("tests/data/{name}.txt"));
+        text[..STREAM].chunks(REQUEST).filter(|r| r.len() > 1).map(<[u32]>::to_vec).collect::<Vec<_>>()
+    });
+    let turns: Vec<Vec<u32>> = (0..streams[0].len())
+        .step_by(2)
+        .flat_map(|i| streams.iter().flat_map(move |s| s[i..(i + 2).min(s.len())].to_vec()))
+        .collect();
+    let [river, docs, bakery] = streams;
+    let uses = [("river", river), ("docs", docs), ("bakery", bakery), ("in turns", turns)];
+    let default = LearnerOptions::default;
+    let all = [
+        ("default", default()),
+        ("rate 2", LearnerOptions { rate: 2.0, ..default() }),
+        ("rate 0.5", LearnerOptions { rate: 0.5, ..default() }),
+        ("recent 512", LearnerOptions { recent_tokens: 512, ..default() }),
+        ("recent 2048", LearnerOptions { recent_tokens: 2048, ..default() }),
+        ("decay 0.02", LearnerOptions { decay: 0.02, ..default() }),
+        ("decay 0", LearnerOptions { decay: 0.0, ..default() }),
+    ];
+    for (place, requests) in uses {
+        let mut first: Option<[Vec<f64>; 2]> = None;
+        for (name, options) in &all {
+            let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+            session.set_learner(Learner::new(&model, options).unwrap()).unwrap();
+            session.calibrate(known).unwrap();
+            let (mut found, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
+            for request in &requests {
+                session.clear();
+                let losses = session.observe(request).unwrap();
+                found[0].push(losses.adapter);
+                found[1].push(losses.mixture);
+                sizes.push(losses.n);
+            }
+            let before = first.get_or_insert_with(|| found.clone());
+            for (what, (found, before)) in ["adapter", "mixture"].iter().zip(found.iter().zip(before.iter())) {
+                let changes: Vec<f64> = found.iter().zip(before).map(|(a, b)| a - b).collect();
+                shown(&format!("{place}, {name}, {what}"), &changes, &sizes);
+            }
         }
     }
 }

@@ -262,6 +262,30 @@ fn the_text_is_that_of_plain_decoding() {
     }
 }
 
+/// A stop string inside a run of right guesses: what lies behind it is neither counted, nor in the text or the session.
+#[test]
+fn a_stop_string_ends_a_text_within_a_run() {
+    let session =
+        || engine(&MODEL, 1).session_with(&SessionOptions { n_ctx: Some(100), ..Default::default() }).unwrap();
+    let case = Case { sampler: greedy(), max_tokens: 24, stop: vec![], logprobs: None, ..Case::numbered(0) };
+    let (plain, ..) = outcome(case.generation(session()), usize::MAX);
+    let text = [&case.prompt[..], &plain.0.iter().map(|piece| piece.token).collect::<Vec<_>>()].concat();
+    let mut n_inside = 0;
+    for piece in plain.0.iter().filter(|piece| piece.text.len() > 2) {
+        let case = Case { stop: vec![piece.text.clone()], ..case.clone() };
+        let (stopped, ..) = outcome(case.generation(session()), usize::MAX);
+        let guesses = Speculation::by(Oracle::new(text.clone(), 0)).fixed_length(15);
+        let (drafted, finish, _) = outcome(case.generation(session()).speculate(guesses), usize::MAX);
+        assert_eq!(drafted, stopped, "{:?}", piece.text);
+        let finish = finish.unwrap();
+        assert_eq!(finish.reason, StopReason::StopString);
+        assert!(finish.n_generated <= 24);
+        // The pass that ended the text had guessed further.
+        n_inside += usize::from(finish.drafts.n_drafted > finish.drafts.n_accepted);
+    }
+    assert!(n_inside > 5, "{n_inside}");
+}
+
 /// What is rewound leaves no trace in keys and values of any precision, precision by age and windows included.
 #[test]
 fn rejected_drafts_leave_no_trace_in_any_cache() {

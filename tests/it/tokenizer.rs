@@ -1,10 +1,11 @@
 //! The tokenizer on vocabularies small enough to follow by hand, and on files that mean no good.
 
-use crate::common::{cases, long};
+use crate::common::{cases, long, numbers};
 use proptest::prelude::*;
 use ruvllm::TokenizerError;
 use ruvllm::gguf::{Array, Gguf, StringArray, Value, Writer};
 use ruvllm::tokenizer::{TextStream, Tokenizer};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
 /// Values of `tokenizer.ggml.token_type`.
@@ -106,7 +107,81 @@ fn byte_id(b: u8) -> u32 {
     3 + u32::from(b)
 }
 
+/// A vocabulary of `tests/reference_unigram.py`.
+fn unigram(variant: &Json) -> File {
+    let floats = |key: &str| variant[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
+    let texts = variant["tokens"].as_array().unwrap().iter().map(|text| text.as_str().unwrap().as_bytes().to_vec());
+    let types = variant["types"].as_array().unwrap().iter().map(|kind| kind.as_i64().unwrap() as i32);
+    let hex = variant["charsmap"].as_str().unwrap().as_bytes().chunks(2);
+    let charsmap = hex.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 16).unwrap());
+    File::default()
+        .set("model", "t5")
+        .tokens(&texts.zip(types).collect::<Vec<_>>())
+        .set("scores", floats("scores").collect::<Vec<f32>>())
+        .set("precompiled_charsmap", Value::Array(Array::U8(charsmap.collect())))
+        .set("add_space_prefix", variant["add_space_prefix"].as_bool().unwrap())
+        .set("remove_extra_whitespaces", variant["remove_extra_whitespaces"].as_bool().unwrap())
+}
+
+fn unigrams() -> Vec<Json> {
+    serde_json::from_str(include_str!("../data/unigram.json")).unwrap()
+}
+
 // Encoding.
+
+#[test]
+fn unigram_ids_are_those_of_sentencepiece() {
+    for variant in unigrams() {
+        let t = unigram(&variant).open().unwrap();
+        let cases = variant["cases"].as_array().unwrap();
+        assert!(cases.len() > 40);
+        for case in cases {
+            let (text, ids) = (case[0].as_str().unwrap(), numbers::<u32>(&case[1]));
+            assert_eq!(t.encode(text, false, false), ids, "{} {text:?}", variant["name"]);
+        }
+        // T5's defaults.
+        assert_eq!((t.bos(), t.eos(), t.unknown()), (None, Some(1), Some(2)));
+        assert_eq!(t.encode("a", true, false).last(), Some(&1));
+    }
+}
+
+#[test]
+fn unigram_texts_come_back() {
+    let t = unigram(&unigrams()[0]).open().unwrap();
+    let text = "The river rose by two hands in the night.";
+    assert_eq!(t.decode_lossy(&t.encode(text, true, false), false).unwrap(), text);
+    // What goes on after a text has no space put in front of it.
+    let (begun, more) = (t.encode("The river", false, false), t.encode_inside(b" rose"));
+    assert_eq!([begun, more].concat(), t.encode("The river rose", false, false));
+}
+
+/// Of all ways the one with the largest sum, by hand.
+#[test]
+fn unigram_sums_decide() {
+    let tokens = [("<pad>", CONTROL, 0.0), ("</s>", CONTROL, 0.0), ("<unk>", UNKNOWN, 0.0), ("a", NORMAL, -1.0)];
+    let more = [("b", NORMAL, -1.0), ("ab", NORMAL, -1.5), ("aab", NORMAL, -2.6), ("U", USER_DEFINED, -9.0)];
+    let all: Vec<_> = tokens.into_iter().chain(more).collect();
+    let file = |score: f32| {
+        let mut scores: Vec<f32> = all.iter().map(|token| token.2).collect();
+        scores[5] = score;
+        let texts: Vec<_> = all.iter().map(|token| (token.0.as_bytes().to_vec(), token.1)).collect();
+        File::default().set("model", "t5").tokens(&texts).set("scores", scores)
+    };
+    let t = file(-1.5).open().unwrap();
+    assert_eq!(t.encode("aab", false, false), [3, 5], "−2.5 before −2.6");
+    assert_eq!(t.encode("aUb", false, false), [3, 7, 4]);
+    assert_eq!(t.encode("xyaxb", false, false), [2, 3, 2, 4], "unknown characters side by side are one token");
+    assert_eq!(file(-1.7).open().unwrap().encode("aab", false, false), [6]);
+    // Of equal sums the first found: `a`, `b` reaches the end of `ab` after `ab` has.
+    assert_eq!(file(-2.0).open().unwrap().encode("ab", false, false), [5]);
+    for score in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        assert!(matches!(file(score).open(), Err(TokenizerError::Score { id: 5 })));
+    }
+    let charsmap = |value: Value| file(-1.5).set("precompiled_charsmap", value).open();
+    assert!(matches!(charsmap(Value::Array(Array::U8(vec![1, 2, 3]))), Err(TokenizerError::Charsmap { .. })));
+    assert!(matches!(charsmap("text".into()), Err(TokenizerError::Charsmap { .. })));
+    assert!(charsmap(Value::Array(Array::I8(Vec::new()))).is_ok());
+}
 
 /// A text that goes on after another has no space put in front of it; behind a special token a text begins.
 #[test]
@@ -274,7 +349,7 @@ fn gpt_oss_messages_end_without_ending_the_generation() {
 
 #[test]
 fn unsupported_models_are_refused_by_name() {
-    for name in ["t5", "plamo2", "no_vocab", "none", "hybriddna", ""] {
+    for name in ["plamo2", "no_vocab", "none", "hybriddna", ""] {
         let error = small_spm().set("model", name).open().unwrap_err();
         assert!(matches!(&error, TokenizerError::Model { name: n } if n == name), "{error}");
     }
@@ -420,10 +495,7 @@ fn scores_are_numbers() {
 #[test]
 fn special_tokens_have_a_reasonable_length() {
     let long = "x".repeat(1025);
-    assert!(matches!(
-        bpe("gpt-2", &[(&long, CONTROL)], &[]).open(),
-        Err(TokenizerError::SpecialTokenTooLong { id: 256, .. })
-    ));
+    assert!(matches!(bpe("gpt-2", &[(&long, CONTROL)], &[]).open(), Err(TokenizerError::TokenTooLong { id: 256, .. })));
     bpe("gpt-2", &[(&long, NORMAL), (&long[..1024], CONTROL)], &[]).open().unwrap();
 }
 
@@ -551,13 +623,15 @@ proptest! {
         tokens in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..4), 0i32..9), 1..40),
         merges in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5), 0..10),
         text in prop::collection::vec(any::<u8>(), 0..40),
-        model in prop::sample::select(&["llama", "gpt2", "gemma4"][..]),
+        model in prop::sample::select(&["llama", "gpt2", "gemma4", "t5"][..]),
+        charsmap in prop::collection::vec(any::<u8>(), 0..40),
         phi in any::<bool>(),
     ) {
         let file = File::default()
             .set("model", model)
             .tokens(&tokens)
             .set("merges", merges.iter().collect::<StringArray>())
+            .set("precompiled_charsmap", Value::Array(Array::U8(charsmap)))
             .set_full("general.name", if phi { "phi-3" } else { "" });
         let Ok(t) = file.set("add_bos_token", false).open() else { return Ok(()) };
         let ids = t.encode_bytes(&text, true, true);

@@ -5,7 +5,7 @@ use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::train::{Example, Schedule, TargetSet, TrainOptions, Trainer};
+use ruvllm::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trainer};
 use ruvllm::{Error, LearnError};
 use std::path::PathBuf;
 
@@ -168,6 +168,49 @@ fn sets_of_matrices() {
     assert!(model.sites().iter().all(|site| site.layer().is_some() || !TargetSet::All.contains(site)));
 }
 
+/// Preferences and consolidation, too, go on with the same bits, and depend on what is said of the examples.
+#[test]
+fn an_interrupted_training_on_preferences_ends_as_one_that_was_not() {
+    let model = model();
+    let path = file("preferences");
+    let pair = |i: u32, swapped: bool| {
+        let [x, y] = [11 + i % 12, 25].map(|next| Example::completion(&[1, 7, 10 + i % 12], &[next, 2]));
+        if swapped { Example::preference(y, x) } else { Example::preference(x, y) }
+    };
+    let label = |i: u32| {
+        let next = if i.is_multiple_of(2) { 11 + i % 12 } else { 25 };
+        Example::labelled(Example::completion(&[1, 7, 10 + i % 12], &[next, 2]), i.is_multiple_of(2))
+    };
+    let options = TrainOptions { epochs: 2.0, ewc_lambda: 0.5, beta: 0.5, ..options() };
+    for (loss, examples) in
+        [(Loss::Dpo, (0..24).map(|i| pair(i, false)).collect()), (Loss::Kto, (0..24).map(label).collect::<Vec<_>>())]
+    {
+        let options = TrainOptions { loss, ..options.clone() };
+        let new =
+            |examples: &[Example]| Trainer::new(&model.engine().unwrap(), examples, &control(), &options).unwrap();
+        let mut whole = new(&examples);
+        run(&mut whole);
+        let evaluations = &whole.report().evaluations;
+        let start = if loss == Loss::Dpo { std::f64::consts::LN_2 } else { 0.5 };
+        assert!((evaluations[0].held_out - start).abs() < 1e-9, "nothing differs from the reference at first");
+        assert!(whole.report().best().held_out < 0.97 * start, "{:?}", whole.report());
+        for stop in [0, 1, 5] {
+            let mut first = new(&examples);
+            (0..stop).for_each(|_| assert!(first.step().unwrap().is_some()));
+            first.save(&path).unwrap();
+            let mut second = new(&examples);
+            second.resume(&path).unwrap();
+            run(&mut second);
+            assert_eq!(second.adapter(), whole.adapter(), "{loss:?} after {stop}");
+            assert_eq!(format!("{:?}", second.report()), format!("{:?}", whole.report()));
+        }
+        let mut other = examples.clone();
+        other[5] = if loss == Loss::Dpo { pair(5, true) } else { Example::labelled(examples[5].clone(), true) };
+        assert!(matches!(new(&other).resume(&path), Err(Error::Learn(LearnError::OtherTraining))));
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
 #[test]
 fn what_cannot_be_trained_on_is_refused() {
     let good = examples();
@@ -185,6 +228,17 @@ fn what_cannot_be_trained_on_is_refused() {
     assert!(with(&|o| o.targets = TargetSet::Parts(vec!["ffn_upp".into()])).contains("no matrix"));
     assert!(refused(&[], &[], &options()).contains("too few"));
     let mut bad = examples();
+    let (one, other) = (|| Example::completion(&[4], &[5]), |x| Example::completion(&[4], x));
+    bad[3] = Example::preference(one(), one());
+    assert!(refused(&bad, &[], &options()).contains("example 3 is for the loss dpo, not sft"));
+    let dpo = TrainOptions { loss: Loss::Dpo, ..options() };
+    for (rejected, part) in [(&[1 << 20][..], "vocabulary"), (&[], "no token to learn"), (&[1; 65], "66 tokens")] {
+        assert!(refused(&[Example::preference(one(), other(rejected))], &[], &dpo).contains(part), "{part}");
+    }
+    let kto = TrainOptions { loss: Loss::Kto, ..options() };
+    assert!(refused(&[Example::labelled(one(), true)], &[], &kto).contains("at least 2"));
+    assert!(with(&|o| o.ewc_lambda = 1.0).contains("no control text"));
+    assert!(with(&|o| o.beta = 0.0).contains("beta"));
     bad[3] = Example::text(&vec![1; 65]);
     assert!(refused(&bad, &[], &options()).contains("example 3 has 65 tokens"));
     bad[3] = Example::text(&[1, 1 << 20]);
@@ -218,37 +272,123 @@ fn texts_are_cut_so_that_every_token_is_learnt_once() {
     assert!(Example::pieces(&[3], 4).is_empty());
 }
 
-/// `tests/reference_peft.py` makes the files.
-#[test]
-fn peft_has_the_same_losses() {
+/// Losses of training the adapter of `tests/data/peft` on all `examples` in every step.
+fn losses(examples: &[Example], control: &[u32], options: TrainOptions) -> Vec<f64> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peft");
-    let reference = Gguf::open(format!("{folder}/training.gguf")).unwrap();
-    let expected = bytemuck::pod_collect_to_vec::<u8, f32>(reference.data(reference.tensor("losses").unwrap()));
     let model = Model::open(format!("{folder}/llama.gguf")).unwrap();
     let adapter = Adapter::open(format!("{folder}/llama-adapter.gguf"), &model).unwrap();
-    let examples = [
-        Example::completion(&[1, 17, 4], &[42, 9, 9]),
-        Example::completion(&[1, 33, 0, 28], &[5]),
-        Example::completion(&[1, 12, 7, 7], &[8, 30, 2]),
-        Example::completion(&[1, 44], &[3, 6, 19, 21]),
-    ];
     // All examples in every step, so that their order does not matter.
     let options = TrainOptions {
         rate: 0.01,
         weight_decay: 0.1,
         schedule: Schedule::Constant,
-        epochs: 100.0,
-        batch: 4,
+        batch: examples.len(),
         held_out: 0.0,
         n_ctx: 64,
-        ..Default::default()
+        ..options
     };
-    let mut trainer = Trainer::continuing(&model.engine().unwrap(), adapter, &examples, &[], &options).unwrap();
+    let mut trainer = Trainer::continuing(&model.engine().unwrap(), adapter, examples, control, &options).unwrap();
     run(&mut trainer);
-    let losses: Vec<f64> = trainer.report().steps.iter().map(|step| step.loss).collect();
-    assert_eq!(losses.len(), expected.len());
-    assert!(expected[0] > 3.0 && expected[99] < 0.05, "it learns: {expected:?}");
-    for (step, (found, expected)) in losses.iter().zip(&expected).enumerate() {
+    trainer.report().steps.iter().map(|step| step.loss).collect()
+}
+
+fn reference(file: &str, name: &str) -> Vec<f32> {
+    let path = format!("{}/tests/data/peft/{file}.gguf", env!("CARGO_MANIFEST_DIR"));
+    let file = Gguf::open(path).unwrap();
+    bytemuck::pod_collect_to_vec(file.data(file.tensor(name).unwrap()))
+}
+
+fn close(found: &[f64], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert!((found - f64::from(*expected)).abs() < 1e-3, "step {step}: {found} {expected}");
+    }
+}
+
+fn completions() -> [Example; 4] {
+    [
+        Example::completion(&[1, 17, 4], &[42, 9, 9]),
+        Example::completion(&[1, 33, 0, 28], &[5]),
+        Example::completion(&[1, 12, 7, 7], &[8, 30, 2]),
+        Example::completion(&[1, 44], &[3, 6, 19, 21]),
+    ]
+}
+
+/// `tests/reference_peft.py` makes the files.
+#[test]
+fn peft_has_the_same_losses() {
+    let expected = reference("training", "losses");
+    assert!(expected[0] > 3.0 && expected[99] < 0.05, "it learns: {expected:?}");
+    close(&losses(&completions(), &[], TrainOptions { epochs: 100.0, ..Default::default() }), &expected);
+}
+
+/// `tests/reference_preferences.py` makes the file.
+#[test]
+fn pytorch_has_the_same_losses_of_preferences() {
+    let pair = |prompt: &[u32], chosen: &[u32], rejected: &[u32]| {
+        Example::preference(Example::completion(prompt, chosen), Example::completion(prompt, rejected))
+    };
+    let pairs = [
+        pair(&[1, 17, 4], &[42, 9, 9], &[5, 6]),
+        pair(&[1, 33, 0, 28], &[5], &[12, 12, 40]),
+        pair(&[1, 12, 7, 7], &[8, 30, 2], &[8, 31, 2]),
+        pair(&[1, 44], &[3, 6, 19, 21], &[21, 19, 6, 3]),
+    ];
+    let labelled = [
+        (&[1, 17, 4][..], &[42, 9, 9][..], true),
+        (&[1, 33, 0, 28], &[5, 2], false),
+        (&[1, 12, 7, 7], &[8, 30, 2], true),
+        (&[1, 44], &[3, 6, 19, 21], false),
+        (&[1, 2, 3], &[4], true),
+    ];
+    let labelled = labelled.map(|(prompt, y, label)| Example::labelled(Example::completion(prompt, y), label));
+    let options = TrainOptions { epochs: 40.0, beta: 0.5, undesirable_weight: 1.5, ..Default::default() };
+    for (name, loss, examples) in [("dpo", Loss::Dpo, &pairs[..]), ("kto", Loss::Kto, &labelled)] {
+        let expected = reference("preferences", name);
+        assert!(expected[39] < 0.8 * expected[0], "it learns: {expected:?}");
+        close(&losses(examples, &[], TrainOptions { loss, ..options.clone() }), &expected);
+    }
+}
+
+/// With control text replayed and elastic weight consolidation; `tests/reference_preferences.py` makes the file.
+#[test]
+fn pytorch_has_the_same_losses_with_consolidation() {
+    let control: Vec<u32> = (0..200).map(|i| (i * i + 3 * i) % 50).collect();
+    let options = TrainOptions { epochs: 40.0, max_divergence: 0.5, ..Default::default() };
+    let found = losses(&completions(), &control, TrainOptions { ewc_lambda: 3.0, ..options.clone() });
+    close(&found[..20], &reference("preferences", "ewc")[..20]);
+    let without = losses(&completions(), &control, options);
+    assert!(without[39] < 0.9 * found[39], "it holds back: {without:?} {found:?}");
+}
+
+/// Tokens per second of training steps on four layers of a 1B shape, beside `tests/speed_peft.py`: `cargo test --release
+/// --test it -- --ignored --nocapture train::speed`, on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn speed() {
+    use ruvllm::bench::{Shape, synthetic};
+    use ruvllm::exec::{Engine, EngineOptions};
+    use ruvllm::quant::FileType;
+    for name in ["F32", "Q8_0"] {
+        let shape = Shape::from_name("llama-1b").unwrap().with_layers(4);
+        let model = Model::from_gguf(synthetic(shape, FileType::from_name(name).unwrap()).unwrap()).unwrap();
+        let engine =
+            Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+        for n in [32, 128, 512] {
+            let text = |i: usize| (0..=n).map(|j| ((i * 7919 + j * j * 31 + j) % 32000) as u32).collect::<Vec<_>>();
+            let examples: Vec<Example> = (0..512 / n).map(|i| Example::text(&text(i))).collect();
+            let options = TrainOptions { batch: 512 / n, held_out: 0.0, epochs: 6.0, n_ctx: 513, ..Default::default() };
+            let mut trainer = Trainer::new(&engine, &examples, &[], &options).unwrap();
+            let mut times: Vec<f64> = (0..5)
+                .map(|_| {
+                    let begun = std::time::Instant::now();
+                    trainer.step().unwrap();
+                    begun.elapsed().as_secs_f64()
+                })
+                .collect();
+            times.remove(0);
+            times.sort_by(f64::total_cmp);
+            println!("{name}, examples of {n} tokens: {:.0} tokens/s", 512.0 / times[2]);
+        }
     }
 }

@@ -71,9 +71,9 @@ impl Gpu for Emulated {
         Ok(Buffer { id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN), len: bytes })
     }
 
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<Buffer, MetalError> {
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
         let data = gguf.data(&gguf.tensors()[index]);
-        Ok(Buffer { id: self.0.emulator.lock().unwrap().filled(data, ALIGN), len: data.len() })
+        Ok((Buffer { id: self.0.emulator.lock().unwrap().filled(data, ALIGN), len: data.len() }, true))
     }
 
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {

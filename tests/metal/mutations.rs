@@ -70,6 +70,9 @@ fn report(m: &Mutation, text: &str) -> Option<String> {
 pub(crate) fn run() {
     let (all, files) = (mutations(), [shaders::files("metal"), shaders::files("h")].concat());
     assert!(all.len() >= 60, "{} mutations", all.len());
+    for case in CASES {
+        assert!(all.iter().any(|m| m.case == case.name), "no mutation for {}", case.name);
+    }
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let work = || {

@@ -2,12 +2,12 @@
 //! with the same keys and values in half precision.
 
 use crate::all_shaders;
-use crate::common::{conformance, numbers, read_f32, read_json};
+use crate::common::{conformance, long, numbers, read_f32, read_json};
 use crate::emulated::Emulated;
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvType, Outputs, SessionOptions, Slot, TokenKind};
+use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvTiers, KvType, Outputs, SessionOptions, Slot, TokenKind};
 use ruvllm::lora::Adapter;
 use ruvllm::metal::MetalRunner;
 use ruvllm::model::{Model, OpenOptions, Site};
@@ -53,10 +53,13 @@ fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     all
 }
 
+fn gpt_oss(dtype: DType) -> (&'static str, Model) {
+    ("gpt-oss", crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap())
+}
+
 /// These models and gpt-oss, with their names.
 fn models(tiny: &[Tiny], dtype: DType) -> Vec<(&'static str, Model)> {
-    let oss = crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap();
-    tiny.iter().map(|tiny| (tiny.name(), tiny.model(dtype))).chain([("gpt-oss", oss)]).collect()
+    tiny.iter().map(|tiny| (tiny.name(), tiny.model(dtype))).chain([gpt_oss(dtype)]).collect()
 }
 
 /// Largest difference of logits from the scalar level's, where both keep keys and values in half precision: those of
@@ -65,8 +68,8 @@ const CLOSE: f32 = 1e-3;
 
 #[test]
 fn passes_of_every_shape_of_a_layer() {
-    for dtype in [DType::F32, DType::Q8_0] {
-        for (name, model) in models(&Tiny::SHAPES, dtype) {
+    for (dtype, shapes) in [(DType::F32, &Tiny::SHAPES[..]), (DType::Q8_0, &Tiny::SHAPES), (DType::MXFP4, &[])] {
+        for (name, model) in models(shapes, dtype) {
             let model = model.on(Arch::scalar());
             let (gpu, _) = on_gpu(&model, usize::MAX);
             let tokens = tokens(41, 3);
@@ -90,11 +93,13 @@ fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
 /// are, on pages that are shared, or on the order of threads.
 #[test]
 fn several_sequences_in_one_pass() {
-    for (_, model) in models(&Tiny::ALL, DType::Q8_0) {
+    let in_f16 = models(&Tiny::ALL, DType::Q8_0).into_iter().map(|(_, model)| (model, options()));
+    let quantised = SessionOptions { kv_type: KvType::Q4, kv_type_v: Some(KvType::Q5), ..options() };
+    for (model, options) in in_f16.chain([(Tiny::Gemma2.model(DType::Q8_0), quantised)]) {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
         let (prompt, other) = (tokens(70, 1), tokens(21, 2));
         let draft = [7, 8, 9];
-        let sequence = || engine.sequence(&options()).unwrap();
+        let sequence = || engine.sequence(&options).unwrap();
         use TokenKind::{Generated, Prompt};
 
         // Alone: a prompt in one piece, then token by token; another prompt.
@@ -127,7 +132,7 @@ fn several_sequences_in_one_pass() {
         drop(rejected);
         let rest = step(&engine, &mut [Slot::new(&mut e, &draft[1..], Generated).outputs_from(0)]).remove(0);
         assert_eq!(rest, one_by_one[model.hparams().n_vocab..]);
-        let mut session = engine.session_with(&options()).unwrap();
+        let mut session = engine.session_with(&options).unwrap();
         session.prefill(&prompt).unwrap();
         session.decode(draft[0]).unwrap();
         session.decode(40).unwrap();
@@ -147,6 +152,13 @@ fn layers_are_split() {
         let whole = logits(&mut engine(&model, 1).session_with(&options()).unwrap(), &tokens, 66);
         let (split, _) = on_gpu(&model, 1);
         assert_eq!(split.runner().unwrap().first_layer(), model.hparams().n_layer - 1);
+        // The second layer's matrices, and the head.
+        let of_gpu =
+            |name: &str| !name.starts_with("blk.0.") && !name.ends_with("norm.weight") && !name.ends_with("bias");
+        let tied = model.gguf().tensors().iter().all(|tensor| tensor.name != "output.weight");
+        let tensors =
+            model.gguf().tensors().iter().filter(|t| of_gpu(&t.name) && (tied || t.name != "token_embd.weight"));
+        assert_eq!(split.runner().unwrap().copied_bytes(), tensors.map(|tensor| tensor.n_bytes).sum::<u64>());
         let mut session = split.session_with(&options()).unwrap();
         let ours = logits(&mut session, &tokens, 66);
         let difference = max_abs(&ours, &whole);
@@ -160,27 +172,63 @@ fn layers_are_split() {
     }
 }
 
+/// Keys and values in 8 to 4 bits, in any combination with f16: the logits differ from the scalar level's by a part of what
+/// that precision costs there, as the same rows are rounded to the same codes but for those near a border. The second
+/// engine leaves the first layer to the CPU.
+#[test]
+fn quantised_pages() {
+    use KvType::{F16, Q4, Q5, Q6, Q8};
+    let cases = if long() { &[(Q8, Q8), (Q6, F16), (Q5, Q4), (Q4, Q5)][..] } else { &[(Q8, Q8), (Q4, Q5)] };
+    for tiny in [Tiny::Llama, Tiny::Gemma2] {
+        let model = tiny.model(DType::F32).on(Arch::scalar());
+        let tokens = tokens(70, 6);
+        let of =
+            |engine: &Engine, options: &SessionOptions| logits(&mut engine.session_with(options).unwrap(), &tokens, 66);
+        let cpu = engine(&model, 1);
+        let exact = of(&cpu, &SessionOptions { kv_type: KvType::F32, ..options() });
+        for &(k, v) in cases {
+            let options = SessionOptions { kv_type: k, kv_type_v: Some(v), ..options() };
+            let scalar = of(&cpu, &options);
+            let cost = rms(&scalar, &exact);
+            for n_layers in [usize::MAX, 1] {
+                let apart = rms(&of(&on_gpu(&model, n_layers).0, &options), &scalar);
+                println!("{} {k} {v}: rms {apart:.1e} apart, {cost:.1e} from f32", tiny.name());
+                assert!(cost > 0.0 && apart <= 0.25 * cost, "{} {k} {v}: {apart:e} apart, cost {cost:e}", tiny.name());
+            }
+        }
+    }
+}
+
 /// Every barrier of a plan is needed: without any one of them the emulator finds a hazard. So none is missing either,
 /// for passes run without such reports.
 #[test]
 fn passes_need_each_of_their_barriers() {
-    for tiny in [Tiny::Gemma2, Tiny::Qwen2Moe, Tiny::Phi2] {
-        let (engine, gpu) = on_gpu(&tiny.model(DType::F32), usize::MAX);
+    let plain =
+        [Tiny::Gemma2, Tiny::Qwen2Moe, Tiny::Phi2].map(|tiny| ((tiny.name(), tiny.model(DType::F32)), options(), 0));
+    // Sinks, biases of experts, transformed keys, and terms of two adapters at every site.
+    let quantised = SessionOptions { kv_type: KvType::Q4, ..options() };
+    for ((name, model), options, n_adapters) in plain.into_iter().chain([(gpt_oss(DType::MXFP4), quantised, 2)]) {
+        let (engine, gpu) = on_gpu(&model, usize::MAX);
+        let adapters: Vec<_> = (0..n_adapters).map(|i| adapter(&model, 2, i, |_| true)).collect();
         for (kind, n) in [(TokenKind::Prompt, 5), (TokenKind::Generated, 2)] {
             let tokens = tokens(n, 1);
             let run = || {
-                let mut seq = engine.sequence(&options()).unwrap();
+                let mut seq = engine.sequence(&options).unwrap();
+                for adapter in &adapters {
+                    seq.attach(Arc::clone(adapter), 1.0).unwrap();
+                }
                 let slot = Slot::new(&mut seq, &tokens, kind);
                 engine.step(&mut [slot], &mut Outputs::default(), &CancelToken::default())
             };
             run().unwrap();
             let barriers = gpu.barriers();
-            assert!(barriers.len() > 20, "{}: {} barriers", tiny.name(), barriers.len());
+            println!("{name} {kind:?}: {} barriers", barriers.len());
+            assert!(barriers.len() > 20, "{name}: {} barriers", barriers.len());
             for barrier in barriers {
                 gpu.leave_out(Some(barrier));
                 match run() {
                     Err(SessionError::Metal(MetalError::Pass { message })) if message.contains("hazard") => {}
-                    other => panic!("{} {kind:?}: barrier before call {barrier}: {other:?}", tiny.name()),
+                    other => panic!("{name} {kind:?}: barrier before call {barrier}: {other:?}"),
                 }
             }
             gpu.leave_out(None);
@@ -270,8 +318,13 @@ fn what_the_gpu_does_without_is_refused() {
         }
         other => panic!("{what}: {other:?}"),
     };
-    let exact = SessionOptions { kv_type: KvType::F32, ..options() };
-    refused(engine.session_with(&exact).map(|_| ()), "f16");
+    for (kv_type, what) in [(KvType::F32, "f32"), (KvType::Bf16, "bf16")] {
+        let values = SessionOptions { kv_type_v: Some(kv_type), ..options() };
+        refused(engine.session_with(&SessionOptions { kv_type, ..options() }).map(|_| ()), what);
+        refused(engine.session_with(&values).map(|_| ()), what);
+    }
+    let tiers = SessionOptions { kv_tiers: Some(KvTiers::default()), ..options() };
+    refused(engine.session_with(&tiers).map(|_| ()), "age");
     struct Look;
     impl ruvllm::exec::Probe for Look {
         fn tensor(&mut self, _: ruvllm::exec::Tap, _: usize, _: &[f32]) {}
@@ -290,11 +343,22 @@ fn what_the_gpu_does_without_is_refused() {
 }
 
 /// Logits of other engines: prompts, and tokens one by one, as far from them as the scalar level with keys and values
-/// in half precision.
+/// in the same precision.
 #[test]
 fn conformance_models() {
+    use KvType::{F16, Q8};
     let Some(root) = conformance() else { return };
-    for name in ["llama-gqa-tied-rope3", "qwen3-tied", "gemma2", "gemma3", "qwen3moe", "gpt-oss", "q-gpt-oss-mxfp4"] {
+    for (name, kv_type) in [
+        ("llama-gqa-tied-rope3", F16),
+        ("llama-gqa-tied-rope3", Q8),
+        ("qwen3-tied", F16),
+        ("gemma2", F16),
+        ("gemma3", F16),
+        ("gemma3", Q8),
+        ("qwen3moe", F16),
+        ("gpt-oss", F16),
+        ("q-gpt-oss-mxfp4", F16),
+    ] {
         let (folder, file, logits_of) = match name {
             "gpt-oss" => ("models2", "model-f16.gguf", "logits.f32"),
             "q-gpt-oss-mxfp4" => ("models2/quantised", "model-mxfp4.gguf", "logits.mxfp4.f32"),
@@ -316,16 +380,20 @@ fn conformance_models() {
             let golden = read_f32(&dir.join(format!("{id}.{logits_of}")));
             let n_prompt = tokens.len() - 4;
             let of = |engine: &Engine| {
-                let all = logits(&mut engine.session_with(&options()).unwrap(), &tokens, n_prompt);
+                let options = SessionOptions { kv_type, ..options() };
+                let all = logits(&mut engine.session_with(&options).unwrap(), &tokens, n_prompt);
                 positions.iter().flat_map(|&p| all[p * n_vocab..][..n_vocab].to_vec()).collect::<Vec<_>>()
             };
             let (ours, scalar) = (of(&gpu), of(&engine(&model, 2)));
             let (cost, allowed) = (rms(&ours, &golden), rms(&scalar, &golden));
-            println!("{name} {id}: rms {cost:.2e} (scalar {allowed:.2e}), max {:.2e}", max_abs(&ours, &golden));
-            assert!(cost <= 1.125 * allowed, "{name} {id}: {cost:e}, scalar {allowed:e}");
-            // Most of that cost is the same: few keys and values round the other way.
             let apart = rms(&ours, &scalar);
-            assert!(apart <= 0.25 * allowed, "{name} {id}: {apart:e} apart from scalar, which costs {allowed:e}");
+            println!("{name} {kv_type} {id}: rms {cost:.2e} (scalar {allowed:.2e}), {apart:.2e} apart");
+            assert!(cost <= 1.125 * allowed, "{name} {kv_type} {id}: {cost:e}, scalar {allowed:e}");
+            // Most of that cost is the same: few keys and values round the other way.
+            assert!(
+                apart <= 0.25 * allowed,
+                "{name} {kv_type} {id}: {apart:e} apart from scalar, which costs {allowed:e}"
+            );
         }
     }
 }

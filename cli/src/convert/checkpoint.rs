@@ -14,7 +14,8 @@ const MAX_TENSORS: usize = 1 << 20;
 
 /// The files, mapped.
 pub(super) struct Checkpoint {
-    files: Vec<(PathBuf, MappedFile)>,
+    /// What is put before the names of a file's tensors, its path, and the file.
+    files: Vec<(String, PathBuf, MappedFile)>,
 }
 
 /// A tensor of a checkpoint.
@@ -62,25 +63,30 @@ impl Checkpoint {
             let text = "there is no model*.safetensors in it; other kinds of checkpoints are not read";
             return Err(Failure::Work(format!("{}: {text}", folder.display())));
         }
-        let files = names.into_iter().map(|name| {
-            let path = folder.join(name);
-            let map = MappedFile::open(&path)?;
-            Ok((path, map))
-        });
-        Ok(Checkpoint { files: files.collect::<Result<_, Failure>>()? })
+        let mut checkpoint = Checkpoint { files: Vec::new() };
+        names.into_iter().try_for_each(|name| checkpoint.add(String::new(), folder.join(name)))?;
+        Ok(checkpoint)
+    }
+
+    /// Maps one more file, before the names of whose tensors `prefix` is put.
+    pub(super) fn add(&mut self, prefix: String, path: PathBuf) -> Result<(), Failure> {
+        let map = MappedFile::open(&path)?;
+        self.files.push((prefix, path, map));
+        Ok(())
     }
 
     /// The tensors, in the order of the files.
     pub(super) fn tensors(&self) -> Result<Vec<Source<'_>>, Failure> {
         let mut all = Vec::new();
         let mut names = BTreeSet::new();
-        for (path, map) in &self.files {
+        for (prefix, path, map) in &self.files {
             let wrong = |what: String| Failure::Work(format!("{}: {what}", path.display()));
             let file = SafeTensors::deserialize(map).map_err(|error| wrong(error.to_string()))?;
             let mut tensors = file.tensors();
             // Where the data lies, so that a disk reads it in one go.
             tensors.sort_by_key(|(_, tensor)| tensor.data().as_ptr());
             for (name, tensor) in tensors {
+                let name = format!("{prefix}{name}");
                 if !names.insert(name.clone()) || names.len() > MAX_TENSORS {
                     return Err(wrong(format!("tensor {name} is there twice, or there are more than {MAX_TENSORS}")));
                 }

@@ -70,6 +70,8 @@ pub(super) enum Reorder {
     Rows(Vec<Run>),
     /// With steps of 1.
     Columns(Vec<Run>),
+    /// All rows from one on.
+    RowsFrom(usize),
 }
 /// Of a value.
 pub(super) type Map = fn(f32) -> f32;
@@ -157,7 +159,7 @@ pub(super) const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Norms before and after each part.
-const SANDWICH: &[(&str, &str)] = &[
+const SANDWICH: &[(&str, &str); 3] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
@@ -253,6 +255,53 @@ const QWEN3_NEXT: Family = Family {
     cut: qwen3next_cut,
     more: qwen3next_keys,
     ..PLAIN
+};
+
+/// Names of BERT's encoders.
+const BERT_NAMES: &[(&str, &str)] = &[
+    ("embeddings.word_embeddings", "token_embd"),
+    ("embeddings.position_embeddings", "position_embd"),
+    ("embeddings.token_type_embeddings", "token_types"),
+    ("embeddings.LayerNorm", "token_embd_norm"),
+    ("attention.self.query", "attn_q"),
+    ("attention.self.key", "attn_k"),
+    ("attention.self.value", "attn_v"),
+    ("attention.output.dense", "attn_output"),
+    ("attention.output.LayerNorm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
+    ("classifier.dense", "cls"),
+    ("classifier.out_proj", "cls.output"),
+    // Of BERT's own rerankers.
+    ("pooler.dense", "cls"),
+    ("classifier", "cls.output"),
+];
+
+const BERT: Family = Family {
+    arch: "bert",
+    defaults: r#"{"layer_norm_eps": 1e-12, "type_vocab_size": 2}"#,
+    names: BERT_NAMES,
+    // What only pre-training needs.
+    skips: &["embeddings.position_ids", "cls.predictions.", "cls.seq_relationship.", "pooler."],
+    more: bert_keys,
+    ..PLAIN
+};
+
+/// Its positions count from behind the number of the padding token, so that the first rows belong to none.
+const XLM_ROBERTA: Family = Family {
+    defaults: r#"{"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1}"#,
+    reorder: |config, part| match part {
+        "position_embd" => Ok(Some(Reorder::RowsFrom(first_position(config)? as usize))),
+        _ => Ok(None),
+    },
+    more: |config, key| {
+        let n = config.u32("max_position_embeddings")?.checked_sub(first_position(config)?);
+        let n = n.ok_or_else(|| config.refuse("max_position_embeddings is not above pad_token_id"))?;
+        key("context_length", n.into());
+        bert_keys(config, key)
+    },
+    ..BERT
 };
 
 /// Experts that every token uses, and the bias that experts are chosen with.
@@ -389,6 +438,51 @@ pub(super) static FAMILIES: &[Family] = &[
         spaces: Spaces::Never,
         ..PLAIN
     },
+    Family {
+        hf: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+        arch: "gemma4",
+        defaults: r#"{"vocab_size": 262144, "max_position_embeddings": 131072, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512,
+            "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0,
+            "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention":
+                {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}}}"#,
+        names: &[
+            SANDWICH[0],
+            SANDWICH[1],
+            SANDWICH[2],
+            ("embed_tokens_per_layer", "per_layer_token_embd"),
+            ("per_layer_model_projection", "per_layer_model_proj"),
+            ("per_layer_projection_norm", "per_layer_proj_norm"),
+            ("per_layer_input_gate", "inp_gate"),
+            ("per_layer_projection", "proj"),
+            ("post_per_layer_input_norm", "post_norm"),
+            ("layer_scalar", "layer_output_scale.weight"),
+            ("router.proj", "ffn_gate_inp"),
+            ("router.scale", "ffn_gate_inp.scale"),
+            ("router.per_expert_scale", "ffn_down_exps.scale"),
+            ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+            ("experts.down_proj", "ffn_down_exps.weight"),
+            ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+            ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+            ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        ],
+        keys: &[
+            WINDOW,
+            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+            (&["num_kv_shared_layers"], "attention.shared_kv_layers", Kind::Count),
+            (&["hidden_size_per_layer_input"], "embedding_length_per_layer_input", Kind::Count),
+            (&["top_k_experts"], "expert_used_count", Kind::Count),
+            (&["expert_intermediate_size", "moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+        ],
+        spaces: Spaces::Never,
+        more: gemma4_keys,
+        extra: gemma4_factors,
+        ..PLAIN
+    },
+    Family { hf: &["BertModel", "BertForMaskedLM"], ..BERT },
+    Family { hf: &["BertForSequenceClassification"], skips: &["embeddings.position_ids"], ..BERT },
+    Family { hf: &["XLMRobertaModel", "XLMRobertaForSequenceClassification"], ..XLM_ROBERTA },
     Family {
         hf: &["Phi3ForCausalLM"],
         arch: "phi3",
@@ -656,7 +750,14 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "gemma-embedding",
         defaults: r#"{"max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
             "head_dim": 256, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
-        names: SANDWICH,
+        names: &[
+            SANDWICH[0],
+            SANDWICH[1],
+            SANDWICH[2],
+            // Of sentence-transformers.
+            ("dense_2.linear", "dense_2"),
+            ("dense_3.linear", "dense_3"),
+        ],
         keys: &[WINDOW],
         map: norms_plus_one,
         spaces: Spaces::Never,
@@ -737,6 +838,76 @@ fn mamba_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         key("ssm.time_step_rank", config.u32("hidden_size")?.div_ceil(16).into());
     }
     key("ssm.dt_b_c_rms", (config.get(&["model_type"]).is_some_and(|(_, kind)| kind == "falcon_mamba")).into());
+    Ok(())
+}
+
+/// Gemma 4's number for layers that see everything: a key of its own, or one of a layer's.
+fn of_full_layers(config: &Config, name: &str, of_layer: &str) -> Result<Option<u32>, Failure> {
+    if let Some(n) = config.opt_u32(&[name])? {
+        return Ok(Some(n));
+    }
+    let layers = config.opt_strs("layer_types")?.unwrap_or_default();
+    let full = layers.iter().position(|kind| *kind == "full_attention").map(|i| i.to_string());
+    let by_layer = config.get(&["per_layer_config"]).and_then(|(_, by_layer)| by_layer.get(full?)?.get(of_layer));
+    by_layer.map(|n| n.as_u64()?.try_into().ok()).map_or(Ok(None), |n: Option<u32>| {
+        n.map(Some).ok_or_else(|| config.refuse(format_args!("per_layer_config has a {of_layer} that is no number")))
+    })
+}
+
+fn gemma4_head(config: &Config) -> Result<u32, Failure> {
+    let n = of_full_layers(config, "global_head_dim", "head_dim")?.unwrap_or(512);
+    if n <= MAX_HEAD { Ok(n) } else { Err(config.refuse(format_args!("global_head_dim is {n}, more than {MAX_HEAD}"))) }
+}
+
+fn gemma4_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let (full, of_window) = (gemma4_head(config)?, config.u32("head_dim")?);
+    for part in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+        key(part, full.into());
+        key(&format!("{part}_swa"), of_window.into());
+    }
+    if config.opt_bool(&["use_double_wide_mlp"])? == Some(true) {
+        let n_ff = config.u32("intermediate_size")? as i32;
+        let n_own = layers.len().saturating_sub(config.u32("num_kv_shared_layers")? as usize);
+        let widths = (0..layers.len()).map(|i| if i < n_own { n_ff } else { n_ff.saturating_mul(2) });
+        key("feed_forward_length", Value::Array(Array::I32(widths.collect())));
+    }
+    if let Some(full) = of_full_layers(config, "num_global_key_value_heads", "num_key_value_heads")? {
+        let of_window = config.u32("num_key_value_heads")?;
+        let heads = layers.iter().map(|kind| if *kind == "sliding_attention" { of_window } else { full } as i32);
+        key("attention.head_count_kv", Value::Array(Array::I32(heads.collect())));
+    }
+    Ok(())
+}
+
+/// The rope of Gemma 4's full layers turns the first pairs of a head only: the others are slowed down to a stand.
+fn gemma4_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
+    let (n, share) = (gemma4_head(config)?, config.rope_f32("partial_rotary_factor")?.unwrap_or(0.25));
+    let turned = (f64::from(n) * f64::from(share) / 2.0) as u32;
+    Ok(vec![("rope_freqs.weight", (0..n / 2).map(|i| if i < turned { 1.0 } else { 1e30 }).collect())])
+}
+
+fn first_position(config: &Config) -> Result<u32, Failure> {
+    let first = config.u32("pad_token_id")?.checked_add(1);
+    first.ok_or_else(|| config.refuse("pad_token_id is too large"))
+}
+
+fn bert_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    for (name, expected) in [("hidden_act", "gelu"), ("position_embedding_type", "absolute")] {
+        if let Some((_, found)) = config.get(&[name]).filter(|(_, found)| *found != expected) {
+            return Err(config.refuse(format_args!("{name} is {found}, and only {expected} is known")));
+        }
+    }
+    key("attention.causal", false.into());
+    let labels = config.get(&["id2label"]).and_then(|(_, labels)| labels.as_object());
+    let mut labels: Vec<(u64, &str)> =
+        labels.into_iter().flatten().filter_map(|(n, label)| Some((n.parse().ok()?, label.as_str()?))).collect();
+    labels.sort_unstable();
+    // Two labels without a name of their own are those that every configuration has.
+    if !labels.is_empty() && !matches!(labels[..], [(0, "LABEL_0"), _]) {
+        let labels = labels.iter().map(|(_, label)| *label).collect();
+        key("classifier.output_labels", Value::Array(Array::Strings(labels)));
+    }
     Ok(())
 }
 
@@ -962,7 +1133,7 @@ pub(super) fn write_keys(
     }
     match config.rope_type() {
         // The factors of these are tensors.
-        None | Some("llama3") => {}
+        None | Some("llama3" | "proportional") => {}
         Some("su" | "longrope") => key("rope.scaling.type", "longrope".into()),
         Some(kind @ ("linear" | "yarn")) => {
             key("rope.scaling.type", kind.into());

@@ -98,7 +98,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     let n_layer = config.u32("num_hidden_layers")?;
-    let checkpoint = Checkpoint::open(&args.folder)?;
+    let mut checkpoint = Checkpoint::open(&args.folder)?;
+    if family.arch == "gemma-embedding" {
+        add_dense(&args.folder, &mut checkpoint)?;
+    }
     let sources = checkpoint.tensors()?;
     let tokenizer = Tokenizer::open(&args.folder, &config)?;
     let file_type = args.outtype.file_type(&sources);
@@ -126,6 +129,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     if let Some(pooling) = pooling(&args.folder)? {
         writer.metadata(format!("{}.pooling_type", family.arch), pooling);
+    }
+    for tensor in tensors.iter().filter(|tensor| tensor.name.starts_with("dense_")) {
+        for (part, n) in ["in", "out"].into_iter().zip(&tensor.dims) {
+            let name = tensor.name.trim_end_matches(".weight");
+            writer.metadata(format!("{}.{name}_feat_{part}", family.arch), *n as u32);
+        }
     }
     let mxfp4 = tensors.iter().any(|tensor| tensor.to == DType::MXFP4);
     writer.metadata("general.file_type", if mxfp4 { MXFP4_EXPERTS } else { file_type as u32 });
@@ -185,27 +194,53 @@ fn title(name: &str) -> String {
     name.split(['-', ' ']).filter(|part| !part.is_empty()).map(word).collect::<Vec<String>>().join(" ")
 }
 
+/// The modules of sentence-transformers whose type ends so: their folders and configurations.
+fn modules(folder: &Path, kind: &str) -> Result<Vec<(PathBuf, Json)>, Failure> {
+    let list = read_any_json(&folder.join("modules.json"))?;
+    let all = list.iter().flat_map(|modules| modules.as_array().into_iter().flatten());
+    let modules = all.filter(|module| text(module, "type").ends_with(kind)).map(|module| {
+        let path = text(module, "path");
+        if !checkpoint::is_plain(path) {
+            return Err(wrong_modules(folder, "the path of a module is not a folder in this one"));
+        }
+        let config = read_json(&folder.join(path).join("config.json"))?.unwrap_or_default();
+        Ok((folder.join(path), config))
+    });
+    modules.collect()
+}
+
+fn wrong_modules(folder: &Path, what: &str) -> Failure {
+    Failure::Work(format!("{}: {what}", folder.join("modules.json").display()))
+}
+
+fn text<'j>(json: &'j Json, key: &str) -> &'j str {
+    json.get(key).and_then(Json::as_str).unwrap_or("")
+}
+
+/// Adds the matrices that a model of sentence-transformers applies to its vectors.
+fn add_dense(folder: &Path, checkpoint: &mut Checkpoint) -> Result<(), Failure> {
+    for (i, (path, config)) in (2..).zip(modules(folder, "Dense")?) {
+        if !matches!(text(&config, "activation_function"), "" | "torch.nn.modules.linear.Identity") {
+            return Err(wrong_modules(folder, "a dense module with an activation function"));
+        }
+        checkpoint.add(format!("dense_{i}."), path.join("model.safetensors"))?;
+    }
+    Ok(())
+}
+
 /// How a model of sentence-transformers makes one vector of a text's: 1 the mean, 2 the first, 3 the last.
 fn pooling(folder: &Path) -> Result<Option<u32>, Failure> {
-    let modules = read_any_json(&folder.join("modules.json"))?;
-    let text = |module: &Json, key: &str| module.get(key).and_then(Json::as_str).unwrap_or("").to_owned();
-    let mut modules = modules.iter().flat_map(|modules| modules.as_array().into_iter().flatten());
-    let Some(module) = modules.find(|module| text(module, "type").ends_with("Pooling")) else { return Ok(None) };
-    let path = text(module, "path");
-    let wrong = |what: &str| Failure::Work(format!("{}: {what}", folder.join("modules.json").display()));
-    if !checkpoint::is_plain(&path) {
-        return Err(wrong("the path of the pooling is not a folder in this one"));
-    }
-    let config = read_json(&folder.join(path).join("config.json"))?.unwrap_or_default();
-    let is =
-        |key: &str, mode: &str| config.get(key) == Some(&Json::Bool(true)) || text(&config, "pooling_mode") == mode;
+    let modules = modules(folder, "Pooling")?;
+    let Some((_, config)) = modules.first() else { return Ok(None) };
+    let is = |key: &str, mode: &str| config.get(key) == Some(&Json::Bool(true)) || text(config, "pooling_mode") == mode;
     let modes = [
         ("pooling_mode_mean_tokens", "mean"),
         ("pooling_mode_cls_token", "cls"),
         ("pooling_mode_lasttoken", "lasttoken"),
     ];
     let mode = modes.iter().position(|(key, mode)| is(key, mode));
-    mode.map(|mode| Some(mode as u32 + 1)).ok_or_else(|| wrong("only mean, first and last pooling are known"))
+    let unknown = || wrong_modules(folder, "only mean, first and last pooling are known");
+    mode.map(|mode| Some(mode as u32 + 1)).ok_or_else(unknown)
 }
 
 /// What `generation_config.json` recommends.

@@ -107,17 +107,19 @@ const OTHER_PARTS: &[&str] =
 /// Buffers that older checkpoints have beside their weights.
 const BUFFERS: &[&str] = &[".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias"];
 
+/// Modules around a model.
+const WRAPPERS: &[&str] = &["model", "language_model", "backbone", "bert", "roberta"];
+
 fn parse(name: &str) -> Name<'_> {
-    let (stem, end) = match (name.strip_suffix(".weight"), name.strip_suffix(".bias")) {
-        (Some(stem), _) => (stem, ".weight"),
-        (_, Some(stem)) => (stem, ".bias"),
-        _ => (name, ""),
-    };
+    // The last two are TensorFlow's names of a norm's.
+    let ends = [(".weight", ".weight"), (".bias", ".bias"), (".gamma", ".weight"), (".beta", ".bias")];
+    let known = ends.into_iter().find_map(|(end, to)| Some((name.strip_suffix(end)?, to)));
+    let (stem, end) = known.unwrap_or((name, ""));
     let (mut layer, mut expert) = (None, None);
     let mut path = Vec::new();
     for part in stem.split('.') {
         match part.parse::<u32>() {
-            Ok(number) if layer.is_none() && path.last() == Some(&"layers") => {
+            Ok(number) if layer.is_none() && matches!(path.last(), Some(&("layers" | "layer"))) => {
                 layer = Some(number);
                 path.clear();
             }
@@ -125,7 +127,7 @@ fn parse(name: &str) -> Name<'_> {
                 expert = Some(number);
                 path.push("*");
             }
-            _ if layer.is_none() && matches!(part, "model" | "language_model" | "backbone") => {}
+            _ if layer.is_none() && WRAPPERS.contains(&part) => {}
             _ => path.push(part),
         }
     }
@@ -190,7 +192,10 @@ pub(super) fn plan<'a>(
 
 /// Whether a tensor is one of [`Family::skips`].
 fn is_left_out(family: &Family, name: &str) -> bool {
-    let name = name.trim_start_matches("model.").trim_start_matches("language_model.");
+    let mut name = name;
+    while let Some((_, rest)) = name.split_once('.').filter(|(first, _)| WRAPPERS.contains(first)) {
+        name = rest;
+    }
     family.skips.iter().any(|start| name.starts_with(start))
 }
 
@@ -244,7 +249,10 @@ fn stack<'a>(
     if shape.iter().product::<usize>() != n_values {
         return refuse(format!("{:?} is not of the shape that the configuration tells, {shape:?}", first.shape));
     }
-    if name == "token_embd.weight" && shape[0] > n_vocab && matches!(family.arch, "gemma3" | "gemma-embedding") {
+    if name == "token_embd.weight"
+        && shape[0] > n_vocab
+        && matches!(family.arch, "gemma3" | "gemma4" | "gemma-embedding")
+    {
         // Rows that no token has.
         shape[0] = n_vocab;
     }
@@ -277,7 +285,10 @@ fn stack<'a>(
         runs = if half == Half::First { one } else { other };
     } else if let Some(Reorder::Rows(order)) = &reorder {
         runs.clone_from(order);
+    } else if let Some(Reorder::RowsFrom(first)) = reorder {
+        runs = vec![Run { first, n: n_lines.saturating_sub(first), step: 1 }];
     }
+    let is_part = half != Half::Both || matches!(reorder, Some(Reorder::RowsFrom(_)));
     let columns = match reorder {
         Some(Reorder::Columns(columns)) => Some(columns),
         _ => None,
@@ -286,7 +297,7 @@ fn stack<'a>(
     let all = |runs: &[Run]| runs.iter().map(|run| run.n).sum::<usize>();
     let n_lines_out = all(&runs);
     if !inside(&runs, n_lines)
-        || (half == Half::Both && n_lines_out != n_lines)
+        || (!is_part && n_lines_out != n_lines)
         || columns.as_ref().is_some_and(|columns| !inside(columns, width) || all(columns) != width)
     {
         return refuse(format!("{:?} is not of the shape that the configuration tells", first.shape));

@@ -4,6 +4,8 @@ use super::Failure;
 use super::config::{Config, read_file, read_json};
 use super::family::{Family, Spaces};
 use super::sentencepiece;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use ruvllm::gguf::{Array, Value};
 use serde_json::Value as Json;
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ const MAX_VOCAB: usize = 1 << 22;
 
 /// Types of tokens in GGUF files.
 const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
@@ -31,6 +34,10 @@ const SPECIAL: [(&str, &str); 7] = [
     ("cls", "cls"),
     ("mask", "mask"),
 ];
+
+/// Tokens that Gemma 4 writes around thoughts and calls.
+const GEMMA4_SHOWN: [&str; 7] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", r#"<|"|>"#];
 
 const DIGITS: &str = "individual digits";
 const GPT2: &str = "byte level";
@@ -70,6 +77,8 @@ pub(super) struct Tokenizer {
     model: &'static str,
     pre: &'static str,
     merges: Vec<String>,
+    /// Of a unigram vocabulary.
+    charsmap: Vec<u8>,
 }
 
 impl Tokenizer {
@@ -87,6 +96,7 @@ impl Tokenizer {
             model: "llama",
             pre: "default",
             merges: Vec::new(),
+            charsmap: Vec::new(),
         };
         let n_vocab = config.opt_u32(&["vocab_size"])?.map(|n| n as usize);
         if n_vocab.is_some_and(|n| n > MAX_VOCAB) {
@@ -153,7 +163,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The vocabulary of `tokenizer.json`: byte-level BPE, or SentencePiece's with `▁` and bytes.
+    /// The vocabulary of `tokenizer.json`: byte-level BPE, SentencePiece's with `▁` and bytes, WordPiece, or unigram.
     fn read_json_model(&mut self, n_vocab: Option<usize>) -> Result<(), Failure> {
         let file = "tokenizer.json";
         let Some(json) = self.json.take() else {
@@ -161,8 +171,10 @@ impl Tokenizer {
         };
         let model = json.get("model");
         let kind = model.and_then(|model| model.get("type")?.as_str()).unwrap_or("");
-        if kind != "BPE" {
-            return Err(self.refuse(file, format_args!("a model of type {kind:?}, and only BPE is converted")));
+        let (wordpiece, unigram) = (kind == "WordPiece", kind == "Unigram");
+        if !wordpiece && !unigram && kind != "BPE" {
+            let known = "BPE, WordPiece and Unigram are converted";
+            return Err(self.refuse(file, format_args!("a model of type {kind:?}, and only {known}")));
         }
         let is = |key: &str| model.and_then(|model| model.get(key)?.as_bool()) == Some(true);
         let mut texts: HashMap<usize, (&str, i32)> = HashMap::new();
@@ -170,6 +182,18 @@ impl Tokenizer {
         let id_of = |id: &Json| id.as_u64().map(|id| id as usize).filter(|id| *id < MAX_VOCAB).ok_or_else(bad_entry);
         for (text, id) in model.and_then(|model| model.get("vocab")?.as_object()).into_iter().flatten() {
             texts.insert(id_of(id)?, (text, NORMAL));
+        }
+        let mut scores = Vec::new();
+        if unigram {
+            let unknown = model.and_then(|model| model.get("unk_id")?.as_u64());
+            for piece in model.and_then(|model| model.get("vocab")?.as_array()).into_iter().flatten() {
+                let text = piece.get(0).and_then(Json::as_str).filter(|_| scores.len() < MAX_VOCAB);
+                let score = piece.get(1).and_then(Json::as_f64);
+                let (Some(text), Some(score)) = (text, score) else { return Err(bad_entry()) };
+                let is_unknown = unknown == Some(scores.len() as u64);
+                texts.insert(scores.len(), (text, if is_unknown { UNKNOWN } else { NORMAL }));
+                scores.push(score as f32);
+            }
         }
         let n_base = texts.len();
         let sentencepiece = is("byte_fallback") && !is("ignore_merges");
@@ -188,6 +212,7 @@ impl Tokenizer {
                 false if sentencepiece && id < n_base => NORMAL,
                 false => USER_DEFINED,
             };
+            let kind = if texts.get(&id).is_some_and(|(_, kind)| *kind == UNKNOWN) { UNKNOWN } else { kind };
             texts.insert(id, (text, kind));
         }
         let n_tokens = texts.keys().max().map_or(0, |last| last + 1);
@@ -198,14 +223,26 @@ impl Tokenizer {
         for id in 0..n_vocab {
             let (text, kind) = match texts.get(&id) {
                 None => (format!("[PAD{id}]"), UNUSED),
-                Some((text, USER_DEFINED)) if !sentencepiece => (text.replace('▁', " "), USER_DEFINED),
+                Some((text, USER_DEFINED)) if !sentencepiece && !unigram => (text.replace('▁', " "), USER_DEFINED),
                 Some((text, NORMAL)) if sentencepiece && is_byte(text) => ((*text).to_owned(), BYTE),
                 Some((text, kind)) => ((*text).to_owned(), *kind),
+            };
+            // Files mark the beginnings of words, not what goes on.
+            let text = match text.strip_prefix("##") {
+                Some(rest) if wordpiece && kind != CONTROL => rest.to_owned(),
+                None if wordpiece && kind != CONTROL => format!("▁{text}"),
+                _ => text,
             };
             self.tokens.push(text.into_bytes());
             self.types.push(kind);
         }
-        if sentencepiece {
+        if wordpiece {
+            (self.model, self.pre) = ("bert", "bert-bge");
+        } else if unigram {
+            scores.resize(n_vocab, -10000.0);
+            (self.model, self.scores) = ("t5", Some(scores));
+            self.charsmap = self.read_charsmap(&json)?;
+        } else if sentencepiece {
             self.scores = Some(vec![-1000.0; n_vocab]);
         } else {
             (self.model, self.pre) = ("gpt2", self.pre_tokenizer(&json, is("ignore_merges"))?);
@@ -213,6 +250,13 @@ impl Tokenizer {
         }
         self.json = Some(json);
         Ok(())
+    }
+
+    /// The replacements of characters of a unigram vocabulary.
+    fn read_charsmap(&self, json: &Json) -> Result<Vec<u8>, Failure> {
+        let charsmap = steps(json, "normalizer", "normalizers").find_map(|step| step.get("precompiled_charsmap"));
+        let Some(text) = charsmap.and_then(Json::as_str) else { return Ok(Vec::new()) };
+        BASE64_STANDARD.decode(text).map_err(|error| self.refuse("tokenizer.json", error))
     }
 
     /// The name of the pre-tokeniser.
@@ -271,18 +315,31 @@ impl Tokenizer {
         key: &mut dyn FnMut(String, Value),
     ) -> Result<(), Failure> {
         let mut put = |name: &str, value: Value| key(format!("tokenizer.{name}"), value);
-        put("ggml.model", self.model.into());
-        put("ggml.pre", self.pre.into());
+        let is_gemma4 = family.arch == "gemma4";
+        put("ggml.model", if is_gemma4 { family.arch } else { self.model }.into());
+        if !is_gemma4 {
+            put("ggml.pre", self.pre.into());
+        }
         put("ggml.tokens", Value::Array(Array::Strings(self.tokens.iter().collect())));
         if let Some(scores) = &self.scores {
             put("ggml.scores", Value::Array(Array::F32(scores.clone())));
         }
-        put("ggml.token_type", Value::Array(Array::I32(self.types.clone())));
-        if !self.merges.is_empty() {
-            put("ggml.merges", Value::Array(Array::Strings(self.merges.iter().collect())));
+        let mut types = self.types.clone();
+        let mut merges = self.merges.clone();
+        if let Some(json) = self.json.as_ref().filter(|_| is_gemma4) {
+            // What marks calls is always shown.
+            let shown = |token: &[u8]| GEMMA4_SHOWN.iter().any(|text| text.as_bytes() == token);
+            let marks = types.iter_mut().zip(&self.tokens).filter(|(_, token)| shown(token));
+            marks.for_each(|(kind, _)| *kind = USER_DEFINED);
+            merges = self.read_merges(json)?;
+        }
+        put("ggml.token_type", Value::Array(Array::I32(types)));
+        if !merges.is_empty() {
+            put("ggml.merges", Value::Array(Array::Strings(merges.iter().collect())));
         }
         let ends = self.ends();
-        for (name, ggml) in SPECIAL {
+        // BERT's token for a whole text is the one that texts begin with.
+        for (name, ggml) in SPECIAL.into_iter().filter(|(name, _)| *name != "cls") {
             let text = ends.texts.iter().find(|(special, _)| *special == name).map(|(_, text)| text.as_str());
             let by_text =
                 text.or_else(|| self.special_text(&format!("{name}_token"))).and_then(|text| self.added_id(text));
@@ -306,7 +363,43 @@ impl Tokenizer {
                 put(&format!("ggml.add_{name}_token"), add.into());
             }
         }
-        let setting = self.settings.as_ref().and_then(|settings| settings.get("add_prefix_space")?.as_bool());
+        if is_gemma4 {
+            put("ggml.add_bos_token", true.into());
+        }
+        let flag = |value: Option<&Json>| value.and_then(Json::as_bool);
+        if matches!(self.model, "bert" | "t5") {
+            put("ggml.token_type_count", config.u32("type_vocab_size")?.into());
+        }
+        if let Some(json) = &self.json {
+            for step in steps(json, "normalizer", "normalizers") {
+                let (lowercase, strip_accents) = match step.get("type").and_then(Json::as_str) {
+                    Some("Lowercase") => (Some(true), None),
+                    Some("StripAccents") => (None, Some(true)),
+                    Some("BertNormalizer") => (flag(step.get("lowercase")), flag(step.get("strip_accents"))),
+                    _ => (None, None),
+                };
+                for (name, value) in [("lowercase", lowercase), ("strip_accents", strip_accents)] {
+                    if let Some(value) = value {
+                        put(&format!("ggml.normalizer.{name}"), value.into());
+                    }
+                }
+            }
+            if self.model == "t5" {
+                let is = |step: &Json, name: &str| step.get("type").and_then(Json::as_str) == Some(name);
+                let prefix = steps(json, "pre_tokenizer", "pretokenizers").any(|step| {
+                    let never = step.get("prepend_scheme").and_then(Json::as_str) == Some("never");
+                    is(step, "Metaspace") && !never && flag(step.get("add_prefix_space")) != Some(false)
+                });
+                let splits = steps(json, "pre_tokenizer", "pretokenizers").any(|step| is(step, "WhitespaceSplit"));
+                let merges = steps(json, "normalizer", "normalizers").any(|step| is(step, "Replace"));
+                put("ggml.add_space_prefix", prefix.into());
+                put("ggml.remove_extra_whitespaces", (splits || merges).into());
+                if !self.charsmap.is_empty() {
+                    put("ggml.precompiled_charsmap", Value::Array(Array::U8(self.charsmap.clone())));
+                }
+            }
+        }
+        let setting = flag(self.settings.as_ref().and_then(|settings| settings.get("add_prefix_space")));
         match (family.spaces, setting) {
             (Spaces::Never, _) if self.scores.is_some() => put("ggml.add_space_prefix", false.into()),
             (Spaces::Setting, Some(add)) => put("ggml.add_space_prefix", add.into()),
@@ -417,6 +510,13 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// The steps of a part of `tokenizer.json`, of which there can be one or a list.
+fn steps<'j>(json: &'j Json, part: &str, list: &str) -> impl Iterator<Item = &'j Json> {
+    let part = json.get(part);
+    let steps = part.and_then(|part| part.get(list)?.as_array());
+    steps.map_or(part.map_or(&[][..], std::slice::from_ref), Vec::as_slice).iter()
 }
 
 /// Tokens around a text.

@@ -98,6 +98,7 @@ const fn on_tiles<W: UnpackTile>() -> Gemm {
         element: (PanelElement::Bf16, products_of::<W>()),
         tile: SWEEP,
         few: 0,
+        both: None,
         group: VECS * LANES,
         packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<3> },
         pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<3> },

@@ -29,7 +29,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K => const { table::<IntPanels<4, 32>>() },
         DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
         DType::Q6_K => const { table::<IntPanels<6, 16>>() },
-        DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S => const { table::<IntPanels<16, 16>>() },
+        DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => const { table::<IntPanels<16, 16>>() },
         _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
     }
 }

@@ -40,6 +40,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
         DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
         DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
+        DType::NVFP4 => q16(matvec::<BlockNvfp4, 4>),
         DType::IQ1_S => q16(matvec::<BlockIq1S, 1>),
         DType::IQ1_M => q16(matvec::<BlockIq1M, 1>),
         DType::IQ2_XXS => q16(matvec::<BlockIq2Xxs, 1>),
@@ -443,6 +444,21 @@ macro_rules! as_panels {
 }
 as_panels!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0);
 
+impl UnpackDot<4> for BlockNvfp4 {
+    const SCALE_PER_16: bool = true;
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([a, b, c, d]: &[Self; 4]) -> Unpacked {
+        let scales = [a.half_scales(), b.half_scales(), c.half_scales(), d.half_scales()];
+        // SAFETY: this function has the features.
+        let q =
+            unsafe { [a.bytes(0), a.bytes(1), b.bytes(0), b.bytes(1), c.bytes(0), c.bytes(1), d.bytes(0), d.bytes(1)] };
+        in_order(bytemuck::cast_ref(&scales), &[0.0; 16], q)
+    }
+}
+
 /// The groups of a block in the order of products.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -453,6 +469,13 @@ fn grouped<B: Groups>(block: &B) -> Unpacked {
         let [e, f, g, h] = [block.bytes(4), block.bytes(5), block.bytes(6), block.bytes(7)];
         (block.factors(), [a, b, c, d, e, f, g, h])
     };
+    in_order(&factors.scale, &factors.offset, q)
+}
+
+/// Eight groups of 32 bytes in the order of products.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_order(scale: &[f32; 16], offset: &[f32; 16], q: [__m256i; 8]) -> Unpacked {
     let mut w = [[_mm256_setzero_si256(); 4]; 2];
     for half in 0..2 {
         for odd in 0..2 {
@@ -462,7 +485,7 @@ fn grouped<B: Groups>(block: &B) -> Unpacked {
         }
     }
     let floats = |x: &[f32; 16]| [load_f32(&halves_of(x)[0]), load_f32(&halves_of(x)[1])];
-    Unpacked { w, scale: floats(&factors.scale), offset: floats(&factors.offset) }
+    Unpacked { w, scale: floats(scale), offset: floats(offset) }
 }
 
 /// The bytes of eight blocks; two times 16 each.

@@ -54,6 +54,7 @@ macro_rules! with_groups {
             DType::IQ4_NL => $do!(BlockIq4Nl),
             DType::IQ4_XS => $do!(BlockIq4Xs),
             DType::MXFP4 => $do!(BlockMxfp4),
+            DType::NVFP4 => $do!(BlockNvfp4),
             DType::IQ1_S => $do!(BlockIq1S),
             DType::IQ1_M => $do!(BlockIq1M),
             DType::IQ2_XXS => $do!(BlockIq2Xxs),
@@ -99,6 +100,25 @@ small!(BlockQ5_1, zero: 0, |b| f16_value(b.d), f16_value(b.m), _mm256_or_si256(h
 small!(BlockQ8_0, zero: 0, |b| f16_value(b.d), 0.0, load256(&b.qs));
 small!(BlockIq4Nl, zero: 0, |b| f16_value(b.d), 0.0, look_up(&IQ4_VALUES, halves(&b.qs)));
 small!(BlockMxfp4, zero: 0, |b| b.half_scale(), 0.0, look_up(&MXFP4_VALUES, halves(&b.qs)));
+
+impl Groups for BlockNvfp4 {
+    const GROUPS: usize = 2;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn factors(&self) -> Factors {
+        let mut scale = [0.0; 16];
+        scale[..4].copy_from_slice(&self.half_scales());
+        Factors { scale, offset: [0.0; 16] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn bytes(&self, g: usize) -> __m256i {
+        // Each eight bytes hold eight values and the eight after them.
+        look_up(&MXFP4_VALUES, _mm256_permute4x64_epi64::<0b11_01_10_00>(halves(self.half(g))))
+    }
+}
 
 /// Super-blocks of 256.
 macro_rules! large {

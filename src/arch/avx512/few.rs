@@ -19,10 +19,10 @@
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
-use super::planes::{UnpackPlanes, Unpacked};
+use super::planes::{self, UnpackPlanes, Unpacked};
 use crate::arch::avx2::gemm::round;
 use crate::arch::gemm::{self, prefetch_line};
-use crate::arch::{BlockP16, CacheLine, ColumnsMut, Gemm};
+use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
@@ -54,11 +54,15 @@ const VALUES: usize = 256;
 /// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
 const TOGETHER: usize = 2;
 
+/// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
+const GENERATED: usize = 16;
+
 /// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
 pub(super) const fn table<const SPAN: usize>() -> Gemm {
     let panels = gemm::table::<IntPanels<true, SPAN>>();
     let few = if panels.few > most(SPAN) { panels.few } else { most(SPAN) };
-    Gemm { few, pack: pack::<SPAN>, kernel: kernel::<SPAN>, ..panels }
+    let both = Some(Both { most: (GENERATED, most(SPAN)), kernel: both::<SPAN> });
+    Gemm { few, pack: pack::<SPAN>, kernel: kernel::<SPAN>, both, ..panels }
 }
 
 /// Implements [`Gemm::pack`]; few rows become `[block][row]` of [`Block8`].
@@ -109,37 +113,69 @@ unsafe fn kernel<const SPAN: usize>(
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<IntPanels<true, SPAN>>(y, dtype, w, packed, k, workspace) };
     }
-    let x = bytemuck::cast_slice(&packed[..y.rows() * (k / VALUES) * size_of::<Block8>()]);
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows(y, dtype, w, x) }
+    unsafe { few_rows::<false>(y, dtype, w, &[], packed_blocks(packed, y.rows(), k)) }
+}
+
+/// Implements [`Both::kernel`].
+///
+/// # Safety
+/// As for [`Both::kernel`].
+unsafe fn both<const SPAN: usize>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    generated: &Acts<'_>,
+    packed: &[u8],
+    k: usize,
+) {
+    let Acts::P16 { x, .. } = *generated else { unreachable!("the form this level asks for") };
+    let packed = packed_blocks(packed, y.rows() - generated.m(), k);
+    // SAFETY: the CPU has this level's features.
+    unsafe { few_rows::<true>(y, dtype, w, x, packed) }
+}
+
+/// What [`pack`] wrote for `m` rows.
+fn packed_blocks(packed: &[u8], m: usize, k: usize) -> &[Block8] {
+    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<Block8>()])
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn few_rows(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Block8]) {
+fn few_rows<const BOTH: bool>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], generated: &[BlockP16], x: &[Block8]) {
     match dtype {
-        DType::Q2_K => multiply::<BlockQ2K, 16>(y, bytemuck::cast_slice(w), x),
-        DType::Q3_K => multiply::<BlockQ3K, 16>(y, bytemuck::cast_slice(w), x),
-        DType::Q4_K => multiply::<BlockQ4K, 32>(y, bytemuck::cast_slice(w), x),
-        DType::Q5_K => multiply::<BlockQ5K, 32>(y, bytemuck::cast_slice(w), x),
-        DType::Q6_K => multiply::<BlockQ6K, 16>(y, bytemuck::cast_slice(w), x),
+        DType::Q2_K => multiply::<BlockQ2K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
+        DType::Q3_K => multiply::<BlockQ3K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
+        DType::Q4_K => multiply::<BlockQ4K, 32, BOTH>(y, bytemuck::cast_slice(w), generated, x),
+        DType::Q5_K => multiply::<BlockQ5K, 32, BOTH>(y, bytemuck::cast_slice(w), generated, x),
+        DType::Q6_K => multiply::<BlockQ6K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
         _ => unreachable!("{dtype} is no K-quant"),
     }
 }
 
-/// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of each.
+/// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of each. If `BOTH`, the
+/// first rows of `y` are those of `generated`, which has all blocks of a row, then those of the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B], x: &[Block8]) {
-    let m = y.rows();
-    let row_blocks = x.len() / m;
+fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
+    y: &mut ColumnsMut<'_>,
+    w: &[B],
+    generated: &[BlockP16],
+    x: &[Block8],
+) {
+    let row_blocks = (generated.len() + x.len()) / y.rows();
+    let (n_generated, m) = (generated.len() / row_blocks, x.len() / row_blocks);
     // Integer sums of blocks: `[activation row][weight row][16 columns]`.
     let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
     let ints = &mut ints[..m];
     // Of blocks of 16 weight rows, `[weight row][16 columns]`.
     let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
+    // Of generated rows, `[activation row][weight row]`.
+    let mut generated_totals = [[_mm512_setzero_ps(); LANES]; GENERATED];
+    let generated_totals = &mut generated_totals[..if BOTH { n_generated } else { 0 }];
     for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
         let n_rows = w.len() / row_blocks;
         let mut totals = [_mm512_setzero_ps(); MOST];
+        generated_totals.fill([_mm512_setzero_ps(); LANES]);
         for (k, x) in x.chunks_exact(m).enumerate() {
             // The next weight rows, which lie behind these, are read in one stream.
             let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
@@ -147,25 +183,29 @@ fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B],
                 prefetch_line(ahead.wrapping_add(line));
             }
             for r in (0..LANES).step_by(TOGETHER) {
-                let mut weights = [[_mm512_setzero_si512(); 4]; TOGETHER];
+                let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+                let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; TOGETHER];
                 for i in 0..TOGETHER {
                     // Lanes of missing rows hold the last one.
                     let block = &w[(r + i).min(n_rows - 1) * row_blocks + k];
                     // SAFETY: this function has the features.
-                    let Unpacked { w, scale, offset } = unsafe { block.unpack() };
-                    weights[i] = w;
-                    scales[r + i] = _mm512_castps_si512(scale);
-                    offsets[r + i] = _mm512_castps_si512(offset);
+                    weights[i] = unsafe { block.unpack() };
+                    scales[r + i] = _mm512_castps_si512(weights[i].scale);
+                    offsets[r + i] = _mm512_castps_si512(weights[i].offset);
                 }
                 for (ints, x) in ints.iter_mut().zip(x) {
                     let mut sums = [_mm512_setzero_si512(); TOGETHER];
                     for j in 0..4 {
                         let x = load_64(bytemuck::cast_ref(&x.q[j]));
                         for i in 0..TOGETHER {
-                            sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i][j], x);
+                            sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i].w[j], x);
                         }
                     }
                     ints[r..r + TOGETHER].copy_from_slice(&sums);
+                }
+                for (totals, x) in generated_totals.iter_mut().zip(generated.chunks_exact(row_blocks)) {
+                    let totals: &mut [_; TOGETHER] = totals[r..].first_chunk_mut().expect("a divisor of LANES");
+                    planes::multiply(totals, &weights, &x[k]);
                 }
             }
             if SPAN == 32 {
@@ -191,11 +231,17 @@ fn multiply<B: UnpackPlanes, const SPAN: usize>(y: &mut ColumnsMut<'_>, w: &[B],
                 }
             }
         }
+        for (i, totals) in generated_totals.iter().enumerate() {
+            let y = &mut y.row(i)[t * LANES..][..n_rows];
+            for r in 0..n_rows {
+                y[r] = _mm512_reduce_add_ps(totals[r]);
+            }
+        }
         for (i, total) in totals[..m].iter().enumerate() {
             let mut sums = [0.0f32; LANES];
             // SAFETY: array and register have the same size.
             unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), *total) };
-            y.row(i)[t * LANES..][..n_rows].copy_from_slice(&sums[..n_rows]);
+            y.row(n_generated + i)[t * LANES..][..n_rows].copy_from_slice(&sums[..n_rows]);
         }
     }
 }

@@ -13,7 +13,7 @@
 
 use super::elementwise::{F32x16, zero};
 use super::planes;
-use crate::arch::avx2::{each, joined, padded, prefetch};
+use crate::arch::avx2::{self, each, joined, padded, prefetch};
 use crate::arch::lanes::matvec::{Shape, matvec_kernels};
 use crate::arch::{ActForm, Acts, BlockP16, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
@@ -43,6 +43,8 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::IQ4_NL => q16(matvec::<BlockIq4Nl>),
         DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
         DType::MXFP4 => q16(matvec::<BlockMxfp4>),
+        // Each 16 weights have a scale, and blocks are smaller than those of planes.
+        DType::NVFP4 => (avx2::KERNELS.matvec)(dtype),
         DType::IQ1_S => p16(planes::matvec::<BlockIq1S>),
         DType::IQ1_M => p16(planes::matvec::<BlockIq1M>),
         DType::IQ2_XXS => p16(planes::matvec::<BlockIq2Xxs>),

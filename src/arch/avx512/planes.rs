@@ -151,7 +151,7 @@ fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpack
 /// Adds the products of 256 weights of each row with as many activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpacked; R], x: &BlockP16) {
+pub(super) fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpacked; R], x: &BlockP16) {
     // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷. Two sums, though one chain would do: the CPU's
     // scheduler cannot hold that many waiting instructions.
     let (mut high, mut low) = ([_mm512_setzero_si512(); R], [_mm512_setzero_si512(); R]);

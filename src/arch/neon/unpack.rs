@@ -50,6 +50,7 @@ macro_rules! with_weights {
             DType::IQ4_NL => $do!(BlockIq4Nl, 8),
             DType::IQ4_XS => $do!(BlockIq4Xs, 1),
             DType::MXFP4 => $do!(BlockMxfp4, 8),
+            DType::NVFP4 => $do!(BlockNvfp4, 4),
             DType::IQ1_S => $do!(BlockIq1S, 1),
             DType::IQ1_M => $do!(BlockIq1M, 1),
             DType::IQ2_XXS => $do!(BlockIq2Xxs, 1),
@@ -170,6 +171,22 @@ weights!(
         Factors { scale: [half_scales(&blocks[..4]), half_scales(&blocks[4..]), zero, zero], offset: [zero; 4] }
     },
     |blocks, b| look_up(&MXFP4_VALUES, nibbles(&blocks[b].qs))
+);
+weights!(
+    BlockNvfp4,
+    4,
+    { FACTORS_PER_16 = true, OFFSETS = false },
+    |[a, b, c, d]| {
+        let scale = [four(a.half_scales()), four(b.half_scales()), four(c.half_scales()), four(d.half_scales())];
+        Factors { scale, offset: [vdupq_n_f32(0.0); 4] }
+    },
+    |blocks, b| {
+        // Each eight bytes hold eight values and the eight after them.
+        let [low, high] = nibbles(blocks[b / 2].half(b % 2));
+        let (low, high) = (vreinterpretq_s64_s8(low), vreinterpretq_s64_s8(high));
+        let (first, second) = (vzip1q_s64(low, high), vzip2q_s64(low, high));
+        look_up(&MXFP4_VALUES, [vreinterpretq_s8_s64(first), vreinterpretq_s8_s64(second)])
+    }
 );
 weights!(
     BlockQ2K,
@@ -512,6 +529,13 @@ fn look_up(values: &[i8; 16], codes: [int8x16_t; 2]) -> [int8x16_t; 2] {
     let values = load_signed(values);
     let [a, b] = codes;
     [vqtbl1q_s8(values, vreinterpretq_u8_s8(a)), vqtbl1q_s8(values, vreinterpretq_u8_s8(b))]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn four(x: [f32; 4]) -> float32x4_t {
+    // SAFETY: four readable numbers.
+    unsafe { vld1q_f32(x.as_ptr()) }
 }
 
 #[inline]

@@ -38,7 +38,7 @@ macro_rules! int_gemm_for {
             match dtype {
                 DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>() },
                 DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>() },
-                DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S => const { table::<$ints<2, 16>>() },
+                DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => const { table::<$ints<2, 16>>() },
                 _ => with_weights!(dtype, two_planes, gemm::gemm_for(dtype)),
             }
         }

@@ -16,6 +16,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
         element: (PanelElement::F32, 1),
         tile: 32,
         few: 0,
+        both: None,
         group: 16,
         packed_len: matmul::packed_len,
         pack: matmul::pack,

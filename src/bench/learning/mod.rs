@@ -411,9 +411,15 @@ pub fn learning(
             truncated.resize(g.len(), 0.0);
             arch.add(&mut truncated, &g);
         }
-        session.settle(&mut learner.adapter, Lesson::Text)?;
+        session.settle(&mut learner.adapter, Lesson::Text, &mut Slices::whole())?;
         if let Some(exact) = exact.filter(|_| !moved) {
-            let exact = session.combine(&rows, &exact.rows, &Default::default(), learner.adapter.head.rank)?;
+            let exact = session.combine(
+                &rows,
+                &exact.rows,
+                &Default::default(),
+                learner.adapter.head.rank,
+                &mut Slices::whole(),
+            )?;
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&truncated).map(|(x, y)| x - y));
             left_out.add(error / norm(&mut exact.iter().copied()).max(f64::MIN_POSITIVE));
@@ -427,7 +433,7 @@ pub fn learning(
                 before = Instant::now();
             }
             if !arm.adapter.is_undecided() {
-                session.settle(&mut arm.adapter, arm.lesson)?;
+                session.settle(&mut arm.adapter, arm.lesson, &mut Slices::whole())?;
                 arm.settle_ms.push(before.elapsed().as_secs_f64() * 1e3);
                 arm.longest_ms = arm.longest_ms.max(begun.elapsed().as_secs_f64() * 1e3);
             }

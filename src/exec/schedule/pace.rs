@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-/// Prompt rows that every pass takes at least, so that prompts advance whatever the limit: a panel has 16, and fewer cost
-/// more each (docs/drafts.md).
-pub(super) const MIN_CHUNK: usize = 16;
+/// Prompt rows of a panel: fewer take as long, unless the level has kernels for few rows.
+const PANEL: usize = 16;
+/// Prompt rows that every pass takes at least with such kernels, so that prompts advance whatever the limit: with fewer,
+/// decoding rows wait less, but prompts keep less than 0.4 of their speed (docs/drafts.md).
+const FEW: usize = 8;
 /// Prompt rows beside decoding ones until there are measurements.
 const FIRST_CHUNK: usize = 32;
 /// Weight of the newest measurement in a moving average.
@@ -13,8 +15,10 @@ const NEWEST: f64 = 0.2;
 const N_BUCKETS: usize = 12;
 
 /// Times of passes, as moving averages in seconds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Pace {
+    /// Prompt rows that every pass takes at least.
+    least: usize,
     /// Time of a pass with this many decoding rows, by the number's logarithm.
     decode: [Option<f64>; N_BUCKETS],
     /// Time per prompt row in a pass without decoding rows, and that it adds to a pass with some.
@@ -27,6 +31,12 @@ fn average(old: &mut Option<f64>, new: f64) {
 }
 
 impl Pace {
+    /// For a level that has kernels for up to `few` prompt rows, see [`Arch::gemm_few`](crate::arch::Arch::gemm_few).
+    pub(super) fn new(few: usize) -> Pace {
+        let least = if few < FEW { PANEL } else { FEW };
+        Pace { least, decode: [None; N_BUCKETS], row_alone: None, row_beside: None }
+    }
+
     fn bucket(n_decode: usize) -> usize {
         (n_decode.max(1).ilog2() as usize).min(N_BUCKETS - 1)
     }
@@ -69,7 +79,7 @@ impl Pace {
             }
             _ => FIRST_CHUNK,
         };
-        rows.max(MIN_CHUNK).min(n_batch)
+        rows.max(self.least).min(n_batch)
     }
 }
 
@@ -81,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_chunk_takes_what_is_left_of_the_limit() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(0);
         assert_eq!((pace.chunk(0, None, 512), pace.chunk(4, None, 512)), (512, FIRST_CHUNK));
         for _ in 0..50 {
             pace.note(4, 0, MS(20));
@@ -92,7 +102,7 @@ mod tests {
         assert_eq!(pace.chunk(5, None, 32), 32);
         assert_eq!(pace.chunk(4, Some(MS(120)), 512), 200);
         // Even if the limit is below the time of decoding, prompts advance slowly.
-        assert_eq!(pace.chunk(4, Some(MS(1)), 512), MIN_CHUNK);
+        assert_eq!(pace.chunk(4, Some(MS(1)), 512), PANEL);
         // Other numbers of rows: as for the nearest number measured.
         assert_eq!(pace.chunk(64, None, 512), 40);
         assert_eq!(pace.chunk(1, None, 512), 40);
@@ -100,14 +110,14 @@ mod tests {
 
     #[test]
     fn what_takes_longer_gets_smaller_chunks() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(0);
         (0..20).for_each(|_| pace.note(2, 0, MS(10)));
         (0..20).for_each(|_| pace.note(0, 100, MS(10)));
         assert_eq!(pace.chunk(2, None, 512), 100);
         (0..30).for_each(|_| pace.note(2, 100, MS(60)));
         assert_eq!(pace.chunk(2, None, 512), 20);
         // Without a clock all times are zero.
-        let mut none = Pace::default();
+        let mut none = Pace::new(12);
         none.note(2, 0, Duration::ZERO);
         none.note(2, 7, Duration::ZERO);
         assert_eq!(none.chunk(2, None, 512), FIRST_CHUNK);

@@ -42,6 +42,7 @@ pub const CASES: &[Case] = &[
     Case { name: "attention_decode", source: "attention_decode.metal", run: attention::decode },
     Case { name: "attention_prompt", source: "attention_prompt.metal", run: attention::prompt },
     Case { name: "append", source: "pages.metal", run: attention::append },
+    Case { name: "hadamard", source: "pages.metal", run: attention::hadamard },
     Case { name: "norm", source: "norm.metal", run: elementwise::norm },
     Case { name: "rope", source: "rope.metal", run: elementwise::rope },
     Case { name: "elementwise", source: "elementwise.metal", run: elementwise::elementwise },
@@ -168,7 +169,6 @@ impl<'a> Checker<'a> {
     /// A description of the failure.
     /// # Panics
     /// If `data` does not have the lengths given in the table of kernels.
-    /// If `data` does not have the lengths that the table says.
     pub fn call<A: Args>(
         &mut self,
         kernel: &Kernel<A>,

@@ -1,4 +1,4 @@
-//! Encoders: BERT, Nomic BERT, Jina BERT 2, ModernBERT, EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
+//! Encoders: BERT (and XLM-RoBERTa), Nomic BERT and its mixture, Jina BERT 2 and 3, ModernBERT, EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
 use crate::error::ModelError;
 use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling, RopeOrder};
@@ -15,6 +15,25 @@ pub(super) fn bert(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn nomic(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     post_norms(keys, keys.dense(Activation::SwiGlu)?)
+}
+
+/// Nomic's mixture (nomic-embed-text-v2-moe): of each `moe_every_n_layers` layers the second has experts.
+pub(super) fn nomic_moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut layers = keys.dense(Activation::GeluErf)?;
+    let every = keys.opt_u64("moe_every_n_layers")?.unwrap_or(0);
+    if every > 0 {
+        let mixtures = keys.mixture(0, false)?.into_iter().enumerate().zip(&mut layers);
+        for ((_, mut mixture), layer) in mixtures.filter(|((i, _), _)| *i as u64 % every == 1) {
+            mixture.moe_mut().into_iter().for_each(|moe| moe.activation = Activation::GeluErf);
+            *layer = mixture;
+        }
+    }
+    post_norms(keys, layers)
+}
+
+/// Jina BERT 3. The adapters of its tasks are files of their own.
+pub(super) fn jina3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    post_norms(keys, keys.dense(Activation::GeluErf)?)
 }
 
 /// Jina BERT 2, with ALiBi on both sides, whose exponent is not in the file (Hugging Face `_build_alibi_tensor`).

@@ -3,7 +3,7 @@
 
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::model::Model;
-use ruvllm::quant::DType;
+use ruvllm::quant::{DType, MXFP4_VALUES};
 
 pub(crate) const N_EMBD: usize = 64;
 pub(crate) const N_VOCAB: usize = 50;
@@ -178,6 +178,7 @@ impl Parts {
         let mut bytes = vec![0; values.len() / format.block_elems * format.block_bytes];
         match dtype {
             DType::F32 => bytes.copy_from_slice(bytemuck::cast_slice(values)),
+            DType::MXFP4 => mxfp4(values, &mut bytes),
             _ => format.quantize.unwrap()(values, None, &mut bytes),
         }
         self.tensors.push((name, dims.iter().map(|&n| n as u64).collect(), dtype, bytes));
@@ -199,6 +200,21 @@ impl Parts {
         let name = format!("{name}.weight");
         let values = values(&name, n, 0.25, 1.0);
         self.put(name, &[n], DType::F32, &values);
+    }
+}
+
+/// Blocks of 32 values, each rounded to the nearest code; the library makes no such blocks.
+fn mxfp4(values: &[f32], bytes: &mut [u8]) {
+    for (block, values) in bytes.chunks_exact_mut(17).zip(values.chunks_exact(32)) {
+        let largest = values.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+        let exponent = (largest / 6.0).log2().ceil();
+        block[0] = (exponent as i32 + 127) as u8;
+        let code = |x: f32| {
+            let apart = |code: usize| (f32::from(MXFP4_VALUES[code]) / 2.0 * exponent.exp2() - x).abs();
+            (0..16).min_by(|&a, &b| apart(a).total_cmp(&apart(b))).unwrap() as u8
+        };
+        let (low, high) = values.split_at(16);
+        block[1..].iter_mut().zip(low.iter().zip(high)).for_each(|(to, (&a, &b))| *to = code(a) | code(b) << 4);
     }
 }
 

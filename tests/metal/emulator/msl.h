@@ -128,9 +128,13 @@ struct float4x4 {
 // Collectives of a simdgroup: 0 sum, 1 largest, 2 smallest.
 INLINE float simd_sum(float x, uint line = __builtin_LINE()) { return msl_reduce_float(0, x, line); }
 INLINE float simd_max(float x, uint line = __builtin_LINE()) { return msl_reduce_float(1, x, line); }
+INLINE uint simd_max(uint x, uint line = __builtin_LINE()) { return msl_reduce_uint(1, x, line); }
 INLINE uint simd_sum(uint x, uint line = __builtin_LINE()) { return msl_reduce_uint(0, x, line); }
 INLINE uint simd_min(uint x, uint line = __builtin_LINE()) { return msl_reduce_uint(2, x, line); }
 INLINE float simd_shuffle_xor(float x, ushort mask, uint line = __builtin_LINE()) { return msl_shuffle_xor(x, mask, line); }
+INLINE uint simd_shuffle_xor(uint x, ushort mask, uint line = __builtin_LINE()) {
+    return as_type<uint>(msl_shuffle_xor(as_type<float>(x), mask, line));
+}
 INLINE uint simd_prefix_exclusive_sum(uint x, uint line = __builtin_LINE()) { return msl_prefix_sum(x, line); }
 
 // Where operations are counted these stay calls: what they compute here is not what a GPU computes.
