@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 static SERVER: LazyLock<InMemory> = LazyLock::new(|| {
     let path = std::env::temp_dir().join(format!("ruvllm-fuzz-{}.gguf", std::process::id()));
     tiny::reranker().write(&path).unwrap();
-    let flags = ["-m", path.to_str().unwrap(), "-c", "512", "-np", "4", "-n", "8", "-t", "1", "--seed", "1"];
+    let flags = ["-m", path.to_str().unwrap(), "-c", "512", "--parallel", "4", "-n", "8", "-t", "1", "--seed", "1"];
     let server = InMemory::start(&flags).unwrap();
     // It is mapped.
     std::fs::remove_file(&path).unwrap();
