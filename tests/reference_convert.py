@@ -3,9 +3,9 @@
 convert_hf_to_gguf.py makes of it.
 
     pip install torch transformers safetensors sentencepiece numpy
-    python tests/reference_convert.py LLAMA_CPP
+    python tests/reference_convert.py LLAMA_CPP [MODEL…]
 
-LLAMA_CPP is a checkout of llama.cpp. Names and shapes of the tensors are those of transformers' own models; the values are
+LLAMA_CPP is a checkout of llama.cpp; with names, only these models are made again. Names and shapes of the tensors are those of transformers' own models; the values are
 a hash of name and index (`values`), so that no file has to hold them. A tensor of the GGUF file is kept as its dimensions,
 its type and a hash of its bytes, an array of metadata as its length and a hash.
 """
@@ -137,9 +137,7 @@ def unigram():
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*special),
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes.fromhex(charsmap)).decode()},
-            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes.fromhex(charsmap)).decode()},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "post_processor": processing(("<s>", 0), ("</s>", 2), 2),
         "decoder": metaspace,
@@ -150,7 +148,7 @@ def unigram():
 def gemma4():
     """tokenizer.json of a BPE with bytes and `▁`."""
     texts = ["<pad>", "<eos>", "<bos>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)]
-    texts += ["▁", "t", "h", "e", "▁t", "he", "▁the", "i", "n", "▁in", "<|channel>"]
+    texts += ["▁", "t", "h", "e", "▁t", "he", "▁the", "i", "n", "in", "▁in", "<|channel>"]
     merges = [["▁", "t"], ["h", "e"], ["▁t", "he"], ["i", "n"], ["▁", "in"]]
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*texts[:4]),
@@ -237,7 +235,7 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sl
            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
                                "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
-GEMMA4 = {"vocab_size": 271, "head_dim": 16, "global_head_dim": 32, "sliding_window": 32, "num_hidden_layers": 4,
+GEMMA4 = {"vocab_size": 272, "head_dim": 16, "global_head_dim": 32, "sliding_window": 32, "num_hidden_layers": 4,
           "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
 XLM_ROBERTA = {"num_key_value_heads": None, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 # Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
@@ -291,7 +289,7 @@ MODELS = [
                                                      "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}},
      "deepseek", "bfloat16", "q8_0"),
     ("mamba2", "Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2, "intermediate_size": 128}, "dbrx", "float32", "f16"),
-    ("gemma4-e", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 271, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ("gemma4-e", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 272, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
      "gemma4", "bfloat16", "auto"),
     ("gemma4-moe", "Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
                               "moe_intermediate_size": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}, "gemma4", "bfloat16", "auto"),
@@ -415,8 +413,10 @@ def describe(path):
 def main():
     models = []
     only = sys.argv[2:]
+    before = {model["name"]: model for model in map(json.loads, OUT.read_text().splitlines()[1:])} if only else {}
     for name, cls, options, kind, dtype, outtype in MODELS:
         if only and name not in only:
+            models.append(before[name])
             continue
         with tempfile.TemporaryDirectory() as parent:
             folder = pathlib.Path(parent) / "tiny-model"

@@ -147,7 +147,7 @@ mod tests {
             }
         }
         assert!(refused > 1000, "{refused}");
-        let mut endless = good.clone();
+        let mut endless = good;
         endless.pop();
         endless.extend([b'z'; 2 * LONGEST]);
         endless.push(0);

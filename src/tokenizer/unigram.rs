@@ -62,7 +62,7 @@ impl Unigram {
         let ids = 0..vocab.len() as u32;
         // Unused tokens, which have no attribute, take part as in llama.cpp; their scores are so low that they never win.
         let in_texts = |id: &u32| vocab.attrs[*id as usize] == 0 || vocab.is(*id, NORMAL | USER_DEFINED);
-        let tokens = Trie::of(vocab, ids.clone().filter(in_texts).collect())?;
+        let tokens = Trie::of(vocab, ids.filter(in_texts).collect())?;
         for (id, score) in (0u32..).zip(&mut scores) {
             if vocab.is(id, USER_DEFINED) {
                 *score = 0.0;

@@ -292,6 +292,7 @@ const EXPANDED: &[(&str, u64)] = &[
     ("IQ4_NL", 0xaf7ad7885bc17565),
     ("IQ4_XS", 0x74beae71df2668e5),
     ("MXFP4", 0xb52e5980adeec325),
+    ("NVFP4", 0x4bbf957cbd876325),
     ("TQ1_0", 0x96512150771ee325),
     ("TQ2_0", 0x12548bb3e4f3e325),
     ("IQ1_S", 0xd6d98ce8e1dcec25),

@@ -41,6 +41,8 @@ const COUNTED: &[&str] = &[
     "-fsanitize=thread",
     "-mllvm",
     "-tsan-instrument-func-entry-exit=0",
+    "-mllvm",
+    "-tsan-instrument-read-before-write=1",
     "-DMSL_COUNTED",
     "-S",
     "-emit-llvm",
@@ -150,7 +152,7 @@ fn compile_shader(file: &str, text: &str, build: Build<'_>) -> Result<PathBuf, S
     let (sources, emulator) = (emulator_sources(), emulator_folder());
     let headers = headers(build)?;
     let translated = build.translate(file, text)?;
-    let key = hash_of(&(&translated, &headers, build.types, build.counted, &sources, CHECKED, clang()));
+    let key = hash_of(&(&translated, &headers, build.types, build.counted, &sources, CHECKED, COUNTED, clang()));
     let source = cached(&format!("{key:016x}.cpp"), |to| std::fs::write(to, &translated).map_err(|e| e.to_string()))?;
     let input = ["-I", headers.to_str().unwrap(), "-I", emulator.to_str().unwrap(), source.to_str().unwrap()];
     cached(&format!("{key:016x}.o"), |to| {

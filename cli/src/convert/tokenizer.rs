@@ -338,7 +338,8 @@ impl Tokenizer {
             put("ggml.merges", Value::Array(Array::Strings(merges.iter().collect())));
         }
         let ends = self.ends();
-        for (name, ggml) in SPECIAL {
+        // BERT's token for a whole text is the one that texts begin with.
+        for (name, ggml) in SPECIAL.into_iter().filter(|(name, _)| *name != "cls") {
             let text = ends.texts.iter().find(|(special, _)| *special == name).map(|(_, text)| text.as_str());
             let by_text =
                 text.or_else(|| self.special_text(&format!("{name}_token"))).and_then(|text| self.added_id(text));
