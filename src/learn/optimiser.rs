@@ -218,13 +218,18 @@ impl HeadLearner {
     }
 
     /// The adapted model's prediction error at each moment of a lesson's source, as factors of
-    /// `∂loss/∂h = Σ rows·W + rest·mean`.
-    pub(crate) fn errors(&self, arch: Arch, lesson: Lesson, slices: &mut Slices<'_>) -> Vec<(Vec<(u32, f32)>, f32)> {
+    /// `∂loss/∂h = Σ rows·W + rest·mean`. `None` if `slices` gave up.
+    pub(crate) fn errors(
+        &self,
+        arch: Arch,
+        lesson: Lesson,
+        slices: &mut Slices<'_>,
+    ) -> Option<Vec<(Vec<(u32, f32)>, f32)>> {
         let mut row = Vec::new();
         let of = |m: Moment<'_>| {
-            slices.tick();
+            slices.tick()?;
             let z = self.project(arch, &m, &mut row);
-            errors(self.finish, &m, &self.head.adapted(self.finish, &m, &z, self.head.scale))
+            Some(errors(self.finish, &m, &self.head.adapted(self.finish, &m, &z, self.head.scale)))
         };
         self.source(lesson).iter().map(of).collect()
     }

@@ -393,7 +393,7 @@ impl Session {
     ) -> Result<Option<()>, SessionError> {
         let arch = self.model().arch();
         let errors = adapter.errors(arch, lesson, slices);
-        let chosen = slices.tick().map(|()| self.error_vectors(rows, &errors, slices)).transpose()?.flatten();
+        let chosen = errors.map(|errors| self.error_vectors(rows, &errors, slices)).transpose()?.flatten();
         if chosen.and_then(|g| adapter.choose(arch, &g, lesson, slices)).is_none() {
             return Ok(None);
         }

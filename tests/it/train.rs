@@ -350,7 +350,9 @@ fn pytorch_has_the_same_losses_of_preferences() {
     }
 }
 
-/// With control text replayed and elastic weight consolidation; `tests/reference_preferences.py` makes the file.
+/// With control text replayed and elastic weight consolidation; `tests/reference_preferences.py` makes the file. Of its 40
+/// steps the first 20 count: keys and values rounded to half precision, as the cache has them, change PyTorch's own losses by
+/// up to 8e-4 there and by 3e-3 in step 23.
 #[test]
 fn pytorch_has_the_same_losses_with_consolidation() {
     let control: Vec<u32> = (0..200).map(|i| (i * i + 3 * i) % 50).collect();
