@@ -27,6 +27,9 @@ const LENGTHS: [f32; 8] = [1.0, 0.75, 0.55, 0.4, 0.28, 0.2, 0.1, 0.05];
 /// Without control text, bound on the change of predictions of the observed text itself, in nats.
 const BOUND_WITHOUT_CONTROL: f64 = 0.1;
 
+/// A prediction error at a moment, as factors of rows of the head, by token, and of their mean.
+pub(crate) type ErrorFactors = (Vec<(u32, f32)>, f32);
+
 /// What an update learns from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Lesson {
@@ -219,12 +222,7 @@ impl HeadLearner {
 
     /// The adapted model's prediction error at each moment of a lesson's source, as factors of
     /// `∂loss/∂h = Σ rows·W + rest·mean`. `None` if `slices` gave up.
-    pub(crate) fn errors(
-        &self,
-        arch: Arch,
-        lesson: Lesson,
-        slices: &mut Slices<'_>,
-    ) -> Option<Vec<(Vec<(u32, f32)>, f32)>> {
+    pub(crate) fn errors(&self, arch: Arch, lesson: Lesson, slices: &mut Slices<'_>) -> Option<Vec<ErrorFactors>> {
         let mut row = Vec::new();
         let of = |m: Moment<'_>| {
             slices.tick()?;
@@ -269,7 +267,7 @@ impl HeadLearner {
     }
 
     /// The base model's prediction error at each control moment, in the form of [`HeadLearner::errors`].
-    pub(crate) fn control_errors(&self) -> Vec<(Vec<(u32, f32)>, f32)> {
+    pub(crate) fn control_errors(&self) -> Vec<ErrorFactors> {
         self.control.iter().map(|m| errors(self.finish, &m, &self.head.base(self.finish, &m))).collect()
     }
 
@@ -547,7 +545,7 @@ pub(crate) fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
 }
 
 /// Error of predictions `p` at a moment: of each listed token, and of the rest together.
-fn errors(finish: Finish, m: &Moment<'_>, p: &Adapted) -> (Vec<(u32, f32)>, f32) {
+fn errors(finish: Finish, m: &Moment<'_>, p: &Adapted) -> ErrorFactors {
     let mut rows = Vec::with_capacity(SLOTS);
     for (i, &id) in m.ids.iter().enumerate().filter(|(_, id)| **id != NO_TOKEN) {
         let came = if i == 0 { 1.0 } else { 0.0 };

@@ -4,6 +4,7 @@
 //! Everything else happens when [`Session::observe`], [`Session::feedback`] or [`Session::update`] is called.
 
 use super::moments::SLOTS;
+use super::optimiser::ErrorFactors;
 use super::slices::Slices;
 use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
 use crate::clock::Timer;
@@ -528,7 +529,7 @@ impl Session {
     fn error_vectors(
         &self,
         rows: &HeadRows,
-        errors: &[(Vec<(u32, f32)>, f32)],
+        errors: &[ErrorFactors],
         slices: &mut Slices<'_>,
     ) -> Result<Option<Vec<f32>>, SessionError> {
         let (model, n) = (self.model(), self.model().hparams().n_embd);
