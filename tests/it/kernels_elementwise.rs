@@ -880,7 +880,7 @@ fn prefill_equals_decodes() {
 #[test]
 fn spans_are_merged_in_one_order() {
     let n_kv = 3 * KV_SPAN + 70;
-    let n_rows = if emulated() { 20 } else { 160 };
+    let n_rows = if emulated() { 40 } else { 160 };
     for (dims, softcap) in [((64, 64), 0.0), ((48, 80), 5.0), ((5, 3), 0.0)] {
         // The last tokens of the context, a group of heads each, with windows of every kind.
         let ranges: Vec<_> = (0..n_rows)
