@@ -293,25 +293,13 @@ pub(in crate::arch) fn rope_norm<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin
 #[inline(always)]
 pub(in crate::arch) fn rope_neox<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
-    // Chunks of known length first: few are shorter, and the others then need no masks.
-    let (mut firsts, mut seconds) = (first.chunks_exact_mut(V::N), second.chunks_exact_mut(V::N));
-    let (coss, sins) = (cos.chunks_exact(V::N), sin.chunks_exact(V::N));
-    let (cos, sin) = (coss.remainder(), sins.remainder());
-    for (((first, second), cos), sin) in (&mut firsts).zip(&mut seconds).zip(coss).zip(sins) {
-        rotate(z, first, second, cos, sin);
+    let halves = first.chunks_mut(V::N).zip(second.chunks_mut(V::N));
+    for (((first, second), cos), sin) in halves.zip(cos.chunks(V::N)).zip(sin.chunks(V::N)) {
+        let (a, b) = (z.load(first), z.load(second));
+        let (cos, sin) = (z.load(cos), z.load(sin));
+        (a * cos - b * sin).store(first);
+        a.mul_add(sin, b * cos).store(second);
     }
-    if !cos.is_empty() {
-        rotate(z, firsts.into_remainder(), seconds.into_remainder(), cos, sin);
-    }
-}
-
-/// Rotates pairs of at most `N` values.
-#[inline(always)]
-fn rotate<V: Lanes>(z: V, first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (a, b) = (z.load(first), z.load(second));
-    let (cos, sin) = (z.load(cos), z.load(sin));
-    (a * cos - b * sin).store(first);
-    a.mul_add(sin, b * cos).store(second);
 }
 
 #[inline(always)]
