@@ -455,13 +455,8 @@ fn streams_in_turns() {
     const REQUEST: usize = 128;
     /// Tokens of each stream.
     const STREAM: usize = 8000;
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
-    let read = |path: &str| {
-        let text = std::fs::read_to_string(root.join(path)).unwrap();
-        model.tokenizer().unwrap().encode(&text, true, false)
-    };
+    let (engine, read) = shipped();
+    let model = engine.model();
     let control = read("models/demo-heldout.txt");
     let (known, unknown) = control.split_at(control.len() / 2);
     let streams =
@@ -481,7 +476,7 @@ fn streams_in_turns() {
     }
     let session = |options: &LearnerOptions| {
         let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-        session.set_learner(Learner::new(&model, options).unwrap()).unwrap();
+        session.set_learner(Learner::new(model, options).unwrap()).unwrap();
         session.calibrate(known).unwrap();
         session
     };
@@ -604,7 +599,7 @@ fn streams_in_turns() {
                 continue;
             }
             let from = if strategy == Strategy::Shuffled { &other } else { &learning };
-            let Ok(instant) = from.learner().unwrap().to_adapter(&model) else { continue };
+            let Ok(instant) = from.learner().unwrap().to_adapter(model) else { continue };
             n_blocks += 1.0;
             let mut latest = Squares(vec![0.0; earlier.len()]);
             let mut reader = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
@@ -640,12 +635,12 @@ fn streams_in_turns() {
             // The better of what is there and the new one on the latest block, or the mean.
             let candidates = match (strategy, &base) {
                 (Strategy::BestOnly, Some((_, old))) => {
-                    vec![Adapter::clone(old), from.learner().unwrap().to_adapter(&model).unwrap()]
+                    vec![Adapter::clone(old), from.learner().unwrap().to_adapter(model).unwrap()]
                 }
                 _ => vec![merged],
             };
             let mut plain = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-            plain.set_learner(Learner::new(&model, &options).unwrap()).unwrap();
+            plain.set_learner(Learner::new(model, &options).unwrap()).unwrap();
             let mut judged: Vec<(f64, Adapter)> = candidates
                 .into_iter()
                 .map(|adapter| {
@@ -898,6 +893,18 @@ fn layers_of_pooled_states() {
     }
 }
 
+/// The model that ships, on two threads, and what turns a file of the repository into its tokens.
+fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
+    let read = move |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        model.tokenizer().unwrap().encode(&text, true, false)
+    };
+    (engine, read)
+}
+
 /// What options of the learner gain by use: one text at a time (the first 8,000 tokens), and three in turns every 256 tokens.
 /// Perplexity against the default options.
 #[test]
@@ -907,13 +914,8 @@ fn options_by_use() {
     use ruvllm::learn::Learner;
     const REQUEST: usize = 128;
     const STREAM: usize = 8000;
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-    let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
-    let read = |path: &str| {
-        let text = std::fs::read_to_string(root.join(path)).unwrap();
-        model.tokenizer().unwrap().encode(&text, true, false)
-    };
+    let (engine, read) = shipped();
+    let model = engine.model();
     let control = read("models/demo-heldout.txt");
     let (known, _) = control.split_at(control.len() / 2);
     let streams = ["river-station", "project-docs", "bakery-papers"].map(|name| {
@@ -940,7 +942,7 @@ fn options_by_use() {
         let mut first: Option<[Vec<f64>; 2]> = None;
         for (name, options) in &all {
             let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-            session.set_learner(Learner::new(&model, options).unwrap()).unwrap();
+            session.set_learner(Learner::new(model, options).unwrap()).unwrap();
             session.calibrate(known).unwrap();
             let (mut found, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
             for request in &requests {
