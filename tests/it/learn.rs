@@ -28,7 +28,7 @@ fn options() -> LearnerOptions {
 }
 
 fn session(model: &Model) -> Session {
-    session_on(model, 2, &SessionOptions::default())
+    session_on(model, 1, &SessionOptions::default())
 }
 
 fn learning_session(model: &Model) -> Session {
@@ -517,6 +517,7 @@ fn the_shipped_model_learns() {
     let control = tokens("models/demo-heldout.txt");
     let streams = [("bakery-papers", true), ("river-station", false), ("project-docs", false)];
     for (name, deep_controls) in streams.into_iter().take(if long() { 3 } else { 1 }) {
+        let deep_controls = deep_controls && long();
         let stream = tokens(&format!("tests/data/{name}.txt"));
         let options = LearningOptions { n_bootstrap: 500, deep_controls, ..Default::default() };
         let report = learning(&model, &stream[..6144], &control, &options).unwrap();
@@ -708,7 +709,7 @@ fn a_stream_that_attacks_does_no_lasting_harm() {
     let (model, tokens) = shipped();
     let (river, control) = (tokens("tests/data/river-station.txt"), tokens("models/demo-heldout.txt"));
     let (known, unknown) = control.split_at(control.len() / 2);
-    let n_poison = if long() { 100_000 } else { 2000 };
+    let n_poison = if long() { 100_000 } else { 1000 };
     let n_vocab = model.hparams().n_vocab;
     // The opposite: what followed a word follows it no more, but something else each time.
     let opposite = |seed: u64| river[..4096].iter().zip(chance(seed, n_vocab)).enumerate();
