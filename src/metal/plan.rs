@@ -328,6 +328,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             n_layer,
             n_part: _,
             n_mtp: _,
+            is_mtp: _, // in `forward_only`
             norm: _,
             norm_eps: _,
             embd_scale,
