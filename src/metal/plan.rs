@@ -355,6 +355,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let w = self.model.weights();
         let Weights {
             token_embd,
+            mtp: _,       // in `forward_only`
             per_layer: _, // in `forward_only`
             position_embd: _,
             token_types: _,
