@@ -33,6 +33,8 @@ const N_GRADES: usize = 8;
 const MARGIN: f64 = 1.1;
 /// A guess that takes this share of a pass is not made unless it is expected to pay.
 const COSTLY: f64 = 0.01;
+/// Most guesses while it is not known how long one takes.
+const FIRST: usize = 3;
 /// Steps after which a drafter that did not pay is asked again.
 const RETRY: usize = 256;
 /// Guesses that count for what is known of a drafter; older ones are forgotten.
@@ -201,8 +203,12 @@ impl Tracked {
         self.drafter.push(tokens);
     }
 
-    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time.
+    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time, few as
+    /// long as that is not known.
     fn worth(&mut self, times: &RowTimes, n: usize) -> usize {
+        if self.cost == 0.0 {
+            return n.min(FIRST);
+        }
         let Some(plain) = times.estimate(1).filter(|plain| self.cost > COSTLY * plain) else { return n };
         let (mut best, mut length) = (MARGIN / plain, 0);
         let (mut p, mut expected) = (1.0, 1.0);

@@ -9,7 +9,6 @@ use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
-use super::states::KEPT_STATES;
 use super::{
     CancelToken, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes, default_threads,
     kv_layout, shift,
@@ -300,8 +299,10 @@ impl Engine {
         }
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
         if !raw && self.runner().is_none() {
-            for slot in slots.iter_mut().filter(|slot| slot.seq.states.is_some() && slot.seq.hook.is_none()) {
-                slot.first_state = slot.first_state.min(slot.tokens.len().saturating_sub(KEPT_STATES));
+            for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
+                let (position, n) = (slot.pos(), slot.tokens.len());
+                let first = slot.seq.states.as_ref().map_or(n, |states| states.first_of(position, n));
+                slot.first_state = slot.first_state.min(first);
             }
         }
         let has_states = slots.iter().any(|slot| slot.first_state < slot.tokens.len());

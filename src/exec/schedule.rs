@@ -435,6 +435,7 @@ impl Live {
         }
         if self.speculator.as_ref().is_some_and(Speculator::reads_states) {
             seq.keep_states()?;
+            seq.states.iter_mut().for_each(|states| states.expect(self.n_read));
         }
         // What is computed again is not pooled again.
         if self.pooling.is_some() {

@@ -354,6 +354,8 @@ impl Session {
         // it.
         engine.check(seq, tokens)?;
         let h = engine.model().hparams();
+        let end = seq.position() + tokens.len();
+        seq.states.iter_mut().for_each(|states| states.expect(end));
         let has_states = raw || seq.hook.is_some();
         let n_rows = tokens.len().saturating_sub(first).min(*n_batch);
         let n_states = match &seq.states {

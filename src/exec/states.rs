@@ -18,6 +18,8 @@ pub(super) struct KeptStates {
     /// Position of the first.
     first: usize,
     rows: Vec<f32>,
+    /// Position of the first token whose state anybody will want.
+    wanted: usize,
 }
 
 impl KeptStates {
@@ -25,12 +27,22 @@ impl KeptStates {
     pub(super) fn new(n_embd: usize, n_ctx: usize) -> Result<KeptStates, SessionError> {
         let mut rows = Vec::new();
         reserve(&mut rows, most_rows(n_ctx) * n_embd, STATES)?;
-        Ok(KeptStates { n_embd, first: 0, rows })
+        Ok(KeptStates { n_embd, first: 0, rows, wanted: 0 })
     }
 
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> u64 {
         (self.rows.capacity() * size_of::<f32>()) as u64
+    }
+
+    /// Tokens up to `end` will be computed, piece by piece.
+    pub(super) fn expect(&mut self, end: usize) {
+        self.wanted = end.saturating_sub(KEPT_STATES);
+    }
+
+    /// Of the next `n` tokens, from `position` on, the first to keep.
+    pub(super) fn first_of(&self, position: usize, n: usize) -> usize {
+        n.saturating_sub(KEPT_STATES).max(self.wanted.saturating_sub(position)).min(n)
     }
 
     fn end(&self) -> usize {
@@ -40,6 +52,9 @@ impl KeptStates {
     /// Adds the states of tokens from `position` on, at most [`KEPT_STATES`]. Where they do not follow the others, those are
     /// forgotten.
     pub(super) fn append(&mut self, position: usize, rows: &[f32]) {
+        if rows.is_empty() {
+            return;
+        }
         if position != self.end() {
             self.rows.clear();
             self.first = position;
@@ -87,6 +102,8 @@ pub(super) fn most_rows(n_ctx: usize) -> usize {
 mod tests {
     use super::*;
 
+    const NONE: &[f32] = &[];
+
     /// Rows of two values that tell their tokens.
     fn rows(tokens: Range<usize>) -> Vec<f32> {
         tokens.flat_map(|token| [token as f32, -(token as f32)]).collect()
@@ -96,18 +113,18 @@ mod tests {
     fn the_last_ones_are_kept_without_a_gap() {
         let mut states = KeptStates::new(2, 4096).unwrap();
         let bytes = states.bytes();
-        assert_eq!(states.before(0), &[]);
+        assert_eq!(states.before(0), NONE);
         states.append(0, &rows(0..3));
         states.append(3, &rows(3..5));
         assert_eq!(states.before(5), rows(0..5));
         assert_eq!(states.before(4), rows(0..4));
-        assert_eq!(states.before(6), &[]);
+        assert_eq!(states.before(6), NONE);
         states.truncate(2);
         states.append(2, &rows(2..4));
         assert_eq!(states.before(4), rows(0..4));
         // Tokens of which nothing is known lie between.
         states.append(9, &rows(9..10));
-        assert_eq!((states.before(10), states.before(9), states.before(4)), (&rows(9..10)[..], &[][..], &[][..]));
+        assert_eq!((states.before(10), states.before(9), states.before(4)), (&rows(9..10)[..], NONE, NONE));
         states.truncate(3);
         states.append(3, &rows(3..7));
         assert_eq!(states.before(7), rows(3..7));
@@ -121,16 +138,33 @@ mod tests {
     }
 
     #[test]
+    fn of_a_prompt_in_pieces_the_end_is_kept() {
+        let mut states = KeptStates::new(2, 4096).unwrap();
+        assert_eq!((states.first_of(0, 100), states.first_of(0, 2000)), (0, 2000 - KEPT_STATES));
+        states.expect(1000);
+        let first = 1000 - KEPT_STATES;
+        assert_eq!(
+            [states.first_of(0, 300), states.first_of(300, 300), states.first_of(600, 400)],
+            [300, first - 300, 0]
+        );
+        assert_eq!(states.first_of(1000, 1), 0);
+        states.append(0, &[]);
+        states.append(first, &rows(first..600));
+        states.append(600, &rows(600..1000));
+        assert_eq!(states.before(1000), rows(first..1000));
+    }
+
+    #[test]
     fn shifts_move_what_is_left() {
         let mut states = KeptStates::new(2, 4096).unwrap();
         states.append(0, &rows(0..10));
         states.shift(2..5);
         assert_eq!(states.before(7), rows(5..10));
-        assert_eq!(states.before(2), &[]);
+        assert_eq!(states.before(2), NONE);
         // All of them lie behind.
         states.shift(0..2);
         assert_eq!(states.before(5), rows(5..10));
         states.shift(0..9);
-        assert_eq!(states.before(0), &[]);
+        assert_eq!(states.before(0), NONE);
     }
 }

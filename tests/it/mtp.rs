@@ -14,6 +14,7 @@ use ruvllm::gguf::{Array, StringArray, Value};
 use ruvllm::model::OpenOptions;
 use ruvllm::{Model, ModelError, Sampler, Session, SessionError};
 use serde_json::Value as Json;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 /// As in `tests/it/families.rs`: the same sizes, and as many roundings.
@@ -144,6 +145,57 @@ fn many_tokens_are_read_as_one_by_one() {
         let mut draft = Vec::new();
         pieces.draft(3, &mut draft);
         assert!(draft.is_empty(), "{name}");
+    }
+}
+
+/// A table, an output matrix or a last norm of its own takes the place of the model's.
+#[test]
+fn what_a_block_lacks_is_the_models() {
+    for line in lines() {
+        let arch = line["metadata"]["general.architecture"].as_str().unwrap();
+        let i = line["metadata"][format!("{arch}.block_count")].as_u64().unwrap() - 1;
+        let tokens: Vec<u32> = numbers(&line["tokens"]);
+        let first = f32s(&line["first"]);
+        let check = |change: &dyn Fn(&mut Parts), is_same: bool| {
+            let mut parts = parts(&line);
+            change(&mut parts);
+            let model = open(parts.gguf()).unwrap();
+            let mut drafter = MtpDrafter::new(&engine(&model, 1), &f32_options(64)).unwrap();
+            drafter.push(&[7]);
+            drafter.push(&tokens);
+            drafter.read_states(&hashed("states", [model.hparams().n_embd, tokens.len()]));
+            let difference = largest_difference(drafter.logits(), &first);
+            assert_eq!(difference <= TOLERANCE, is_same, "{} {difference}", line["name"]);
+        };
+        let double = |values: &mut [f32]| values.iter_mut().enumerate().for_each(|(i, x)| *x *= 1.0 + (i % 3) as f32);
+        let output = if parts(&line).has_tensor("output.weight") { "output.weight" } else { "token_embd.weight" };
+        let own = |part: &str| format!("blk.{i}.nextn.{part}.weight");
+        let has_own = |parts: &mut Parts| {
+            parts.copy_tensor("token_embd.weight", &own("embed_tokens"));
+            parts.copy_tensor(output, &own("shared_head_head"));
+        };
+        let changed = |parts: &mut Parts| {
+            for name in BTreeSet::from(["token_embd.weight", "output_norm.weight", output]) {
+                parts.edit(name, double);
+            }
+        };
+        check(&has_own, true);
+        check(&changed, false);
+        check(
+            &|parts| {
+                has_own(parts);
+                changed(parts);
+            },
+            true,
+        );
+        check(&|parts| parts.remove_tensor(&own("shared_head_norm")), false);
+        check(
+            &|parts| {
+                parts.remove_tensor("output_norm.weight");
+                parts.rename_tensor(&own("shared_head_norm"), "output_norm.weight");
+            },
+            true,
+        );
     }
 }
 
@@ -385,6 +437,11 @@ fn long_texts_and_prompts() {
             && rows[..20].windows(2).all(|n| (n[0] + 1..=n[0] + 2).contains(&n[1])),
         "{rows:?}"
     );
+    // The same prompt with states of its end alone, and of all of it that is in the last pieces.
+    let mut session = engine.session_with(&SessionOptions { keep_states: true, ..options.clone() }).unwrap();
+    prompt[..400].chunks(100).for_each(|piece| session.prefill(piece).unwrap());
+    let pieces = recorded(session, &prompt[400..], greedy(), 3);
+    assert!(largest_difference(&pieces[0], &states[0]) <= TOLERANCE);
     // As computed in small pieces.
     let small = SessionOptions { n_batch: 3, ..options.clone() };
     let others = recorded(engine.session_with(&small).unwrap(), &prompt, greedy(), 3);
