@@ -698,6 +698,12 @@ pub enum ModelError {
         /// The architecture.
         arch: String,
     },
+    /// It is not known how the family's blocks for multi-token prediction are computed.
+    #[error("how blocks for multi-token prediction of architecture {arch:?} are computed is not known here")]
+    UnknownMtp {
+        /// The architecture.
+        arch: String,
+    },
     /// There is no memory for a copy of the weights.
     #[error("no room for a copy of {n_bytes} bytes of weights ({error}): use the mapped file")]
     NoRoom {
@@ -873,6 +879,12 @@ pub enum SessionError {
         found: Option<String>,
         /// Its text in the other model.
         expected: Option<String>,
+    },
+    /// The model cannot draft by itself.
+    #[error("the model has no block for multi-token prediction that can draft{}", why.as_ref().map_or_else(String::new, |why| format!(": {why}")))]
+    NoMtp {
+        /// What is wrong with the block that its file has, if it has one.
+        why: Option<String>,
     },
     /// The model is bidirectional, so it cannot continue a text.
     #[error(

@@ -135,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let speculation = args
         .text
         .speculation
-        .open(session.model(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
+        .open(session.engine(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
     if speculation.is_some() {
         super::measured::assume(session.engine());
     }

@@ -80,7 +80,11 @@ impl TextArgs {
     /// Options of the session.
     pub(super) fn options(&self) -> SessionOptions {
         let options = self.session.options(None, KvType::default());
-        SessionOptions { context_shift: self.context_shift.then_some(self.keep as usize), ..options }
+        SessionOptions {
+            context_shift: self.context_shift.then_some(self.keep as usize),
+            keep_states: self.speculation.reads_states(),
+            ..options
+        }
     }
 
     /// Most tokens to generate.
@@ -137,7 +141,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let speculation = args
         .text
         .speculation
-        .open(session.model(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
+        .open(session.engine(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
     if speculation.is_some() {
         measured::assume(session.engine());
     }

@@ -58,6 +58,8 @@ struct Findings {
     tokenizer: Option<Tokenizer>,
     /// Why this build cannot run it.
     obstacle: Option<String>,
+    /// Whether it has a block for multi-token prediction that can draft, or why the one that it has cannot.
+    mtp: Result<bool, String>,
     memory: Option<Report>,
 }
 
@@ -118,6 +120,7 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         (None, Ok(h)) => of_header(h).ok(),
         (None, Err(_)) => None,
     };
+    let mtp = model.as_ref().map_or(Ok(false), |model| model.has_mtp().map_err(ToString::to_string));
     Ok(Findings {
         header,
         file_size,
@@ -126,6 +129,7 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         hparams: hparams.ok(),
         tokenizer: tokenizer.ok().flatten(),
         obstacle,
+        mtp,
         memory,
     })
 }
@@ -263,6 +267,8 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
             "add_bos": f.tokenizer.as_ref().map(Tokenizer::add_bos),
         })),
         "chat_template": m.get("tokenizer.chat_template").is_some(),
+        "mtp": f.mtp.as_ref().is_ok_and(|has_mtp| *has_mtp),
+        "mtp_obstacle": f.mtp.as_ref().err(),
         "memory": f.memory.as_ref().map(Report::json),
     });
     if args.metadata {
@@ -362,6 +368,11 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
                 range(h.layers.iter().map(|layer| layer.ffn.n_ff()))
             ),
         );
+    }
+    match &f.mtp {
+        Ok(true) => line("multi-token", "a block that drafts with --spec mtp".into()),
+        Ok(false) => {}
+        Err(obstacle) => line("multi-token", format!("ignored: {obstacle}")),
     }
     match text(m, "tokenizer.ggml.model") {
         Some(model) => {

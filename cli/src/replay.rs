@@ -96,6 +96,7 @@ pub(super) fn bench(
     options: &SessionOptions,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
+    let options = &SessionOptions { keep_states: args.speculation.reads_states(), ..options.clone() };
     for &n_threads in threads {
         let n_threads_asked = NonZeroUsize::new(n_threads);
         let open = |model: &Model, options: &SessionOptions| {
@@ -113,7 +114,7 @@ pub(super) fn bench(
         if let Some(path) = &args.replay {
             for Recording { name, prompt, answer } in recordings(path, model)? {
                 let n_ctx = prompt.len() + answer.len();
-                let speculation = args.speculation.open(model, n_ctx, open)?;
+                let speculation = args.speculation.open(&engine, n_ctx, open)?;
                 measure(&name, &prompt, &replay(&engine, options, &prompt, &answer)?, speculation.as_ref())?;
             }
         }

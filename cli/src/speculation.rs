@@ -3,7 +3,10 @@
 use super::model::{ResidenceArgs, open};
 use super::output::{Failure, milliseconds};
 use clap::ValueEnum;
-use ruvllm::exec::{DraftStats, Engine, Generation, ModelDrafter, NgramDrafter, Session, SessionOptions, Speculation};
+use ruvllm::exec::{
+    DraftStats, Drafter, Engine, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Session, SessionOptions,
+    Speculation,
+};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
 use ruvllm::sample::Sampler;
@@ -31,6 +34,9 @@ enum Who {
     Ngram,
     /// What the model given with -md thinks most probable
     Draft,
+    /// What the model's own block for multi-token prediction thinks most probable
+    #[value(alias = "draft-mtp")]
+    Mtp,
 }
 
 /// A generation that borrows its session and its sampler.
@@ -42,30 +48,50 @@ impl SpeculationArgs {
         !self.spec.is_empty() || self.model_draft.is_some() || self.no_spec
     }
 
+    /// Whether sessions have to keep hidden states, see [`SessionOptions::keep_states`].
+    pub(super) fn reads_states(&self) -> bool {
+        self.spec.contains(&Who::Mtp)
+    }
+
     /// Those that the flags name, drafting for sessions of `target` with a context of `n_ctx`; `engine` makes that of a
     /// model that drafts.
     pub(super) fn open(
         &self,
-        target: &Model,
+        target: &Engine,
         n_ctx: usize,
         engine: impl FnOnce(&Model, &SessionOptions) -> Result<Engine, Failure>,
     ) -> Result<Option<Speculation>, Failure> {
-        let has = |who| self.spec.contains(&who) || self.spec.is_empty();
-        let Some(path) = self.model_draft.as_ref().filter(|_| has(Who::Draft)) else {
-            if self.spec.contains(&Who::Draft) {
+        if self.no_spec {
+            return Ok(None);
+        }
+        let has = |who| self.spec.contains(&who) || self.spec.is_empty() && who != Who::Mtp;
+        let mut all = has(Who::Ngram).then(|| Speculation::by(NgramDrafter::default()));
+        match &self.model_draft {
+            Some(path) if has(Who::Draft) => {
+                let label = path.display().to_string();
+                let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
+                let options = SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() };
+                let drafter = ModelDrafter::new(&engine(&model, &options)?, target.model(), &options);
+                all = Some(with(all, drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?));
+            }
+            None if self.spec.contains(&Who::Draft) => {
                 return Err(Failure::Usage("--spec draft: give the model that drafts with -md FILE".into()));
             }
-            return Ok((!self.no_spec).then(|| Speculation::by(NgramDrafter::default())));
-        };
-        let label = path.display().to_string();
-        let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
-        let options = SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() };
-        let drafter = ModelDrafter::new(&engine(&model, &options)?, target, &options);
-        let drafter = drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?;
-        Ok(Some(match has(Who::Ngram) {
-            true => Speculation::by(NgramDrafter::default()).and(drafter),
-            false => Speculation::by(drafter),
-        }))
+            _ => {}
+        }
+        if has(Who::Mtp) {
+            let drafter = MtpDrafter::new(target, &SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() });
+            all = Some(with(all, drafter.map_err(|error| Failure::Work(format!("--spec mtp: {error}")))?));
+        }
+        Ok(all)
+    }
+}
+
+/// Those, and one more.
+fn with(all: Option<Speculation>, drafter: impl Drafter + 'static) -> Speculation {
+    match all {
+        Some(all) => all.and(drafter),
+        None => Speculation::by(drafter),
     }
 }
 

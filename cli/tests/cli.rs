@@ -314,6 +314,7 @@ fn speculation() {
     let other = tiny(&folder);
     fails(&["-m", demo, "-p", "x", "-md", &other], 1, &["tiny", "another vocabulary", "token 0"]);
     fails(&["-p", "x", "--spec", "draft"], 2, &["-md FILE"]);
+    fails(&["-m", demo, "-p", "x", "--spec", "mtp"], 1, &["--spec mtp", "no block for multi-token prediction"]);
     fails(&["-p", "x", "--spec", "oracle"], 2, &["oracle", "--spec", "ngram"]);
     fails(&["-p", "x", "--spec", "ngram", "--no-spec"], 2, &["--spec", "--no-spec"]);
 }

@@ -373,3 +373,81 @@ fn refusals_say_what_is_wrong() {
     std::fs::remove_file(folder.model().join("config.json")).unwrap();
     says(folder.refusal(), "config.json");
 }
+
+/// Blocks for multi-token prediction are layers behind the others, or Qwen's `mtp`. What is not whole is left out.
+#[test]
+fn blocks_for_multi_token_prediction() {
+    const PARTS: [&str; 4] = ["eh_proj", "enorm", "hnorm", "shared_head_norm"];
+    let behind = ("model.layers.2.", "model.layers.2.", ["eh_proj", "enorm", "hnorm", "shared_head.norm"]);
+    let of_qwen = ("mtp.layers.0.", "mtp.", ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"]);
+    for (name, arch, (of_layer, own, parts)) in [
+        ("glm4moe", "glm4moe", behind),
+        ("deepseek3", "deepseek2", behind),
+        ("qwen35", "qwen35", of_qwen),
+        ("qwen35moe", "qwen35moe", of_qwen),
+        ("qwen3next", "qwen3next", of_qwen),
+    ] {
+        let (folder, mut model) = good(name);
+        if own != "mtp." {
+            model["config"]["num_nextn_predict_layers"] = json!(1);
+            folder.write("config.json", model["config"].to_string());
+        }
+        // The last of two layers once more, and the block's own parts.
+        let mut tensors = checkpoint(&model);
+        tensors.retain(|(name, _)| !name.contains("layers.2."));
+        let last = |(name, shape): &(String, Vec<usize>)| {
+            Some((format!("{of_layer}{}", name.split_once("layers.1.")?.1), shape.clone()))
+        };
+        let layer: Tensors = tensors.iter().filter_map(last).collect();
+        assert!(layer.len() > 5, "{name} {layer:?}");
+        tensors.extend(layer);
+        let shapes = [vec![64, 128], vec![64], vec![64], vec![64]];
+        tensors.extend(parts.iter().zip(shapes).map(|(part, shape)| (format!("{own}{part}.weight"), shape)));
+        let run = |tensors: &Tensors, args: &[&str]| {
+            folder.write("model.safetensors", safetensors(tensors, model["dtype"].as_str().unwrap()));
+            let out = folder.0.join("out.gguf");
+            let args = [&["-o", out.to_str().unwrap(), "--overwrite", "--outtype", "f32"], args].concat();
+            let output = folder.convert(&args);
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            let gguf = Gguf::from_bytes(std::fs::read(out).unwrap()).unwrap();
+            let key = |key: &str| gguf.metadata().opt_u64(&format!("{arch}.{key}")).unwrap();
+            let n_of_block = gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.2.")).count();
+            (key("block_count"), key("nextn_predict_layers"), n_of_block, gguf)
+        };
+        let (n_layer, n_block, n_of_block, gguf) = run(&tensors, &[]);
+        assert_eq!((n_layer, n_block), (Some(3), Some(1)), "{name}");
+        assert!(n_of_block > 8, "{name}");
+        let opened = Model::from_gguf(gguf.clone()).unwrap();
+        assert!(opened.has_mtp().unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert!(opened.unknown().is_empty());
+        for (part, to) in parts.iter().zip(PARTS) {
+            // Qwen's norms are stored less one.
+            let plus = if own == "mtp." && to != "eh_proj" { 1.0 } else { 0.0 };
+            let n = if to == "eh_proj" { 64 * 128 } else { 64 };
+            let source = format!("{own}{part}.weight");
+            let expected: Vec<u8> = values(&source, n).flat_map(|x| (x + plus).to_le_bytes()).collect();
+            let tensor = gguf.tensor(&format!("blk.2.nextn.{to}.weight")).unwrap();
+            assert_eq!(gguf.data(tensor), expected, "{name} {to}");
+        }
+        // It drafts, and the text stays the same.
+        let generate = |more: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+            command
+                .arg("generate")
+                .arg("-m")
+                .arg(folder.0.join("out.gguf"))
+                .args(["-p", "the thin", "-n", "30", "--json"]);
+            let output = command.args(["-s", "5", "-c", "64"]).args(more).output().unwrap();
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            serde_json::from_slice::<Json>(&output.stdout).unwrap()
+        };
+        let (plain, drafted) = (generate(&["--no-spec"]), generate(&["--spec", "draft-mtp,ngram"]));
+        assert_eq!(plain["ids"], drafted["ids"], "{name}");
+        assert!(drafted["drafts"]["drafters"]["mtp"].is_object(), "{name}: {drafted}");
+        let without = run(&tensors, &["--no-mtp"]);
+        assert_eq!((without.0, without.1, without.2), (Some(2), None, 0), "{name}");
+        tensors.retain(|(name, _)| *name != format!("{own}{}.weight", parts[2]));
+        let broken = run(&tensors, &[]);
+        assert_eq!((broken.0, broken.1, broken.2), (Some(2), None, 0), "{name}");
+    }
+}

@@ -20,9 +20,13 @@ pub struct Slot<'a> {
     pub(super) kind: TokenKind,
     /// First token whose logits are requested.
     pub(super) first_output: usize,
+    /// First token whose hidden state is requested besides those.
+    pub(super) first_state: usize,
+    /// Hidden states that come with the tokens of a block for multi-token prediction, `(tokens, n_embd)`.
+    pub(super) states: &'a [f32],
     /// Index among the caller's slots; a pass computes those of generated tokens first.
     pub(super) index: usize,
-    /// First row in the pass, and first row among those with logits.
+    /// First row in the pass, and first row among those that the last layer computes.
     pub(super) row: usize,
     pub(super) output: usize,
 }
@@ -30,7 +34,8 @@ pub struct Slot<'a> {
 impl<'a> Slot<'a> {
     /// Appends `tokens` to `seq`; requests the logits after the last of them.
     pub fn new(seq: &'a mut Sequence, tokens: &'a [u32], kind: TokenKind) -> Slot<'a> {
-        Slot { seq, tokens, kind, first_output: tokens.len().saturating_sub(1), index: 0, row: 0, output: 0 }
+        let (first_output, first_state) = (tokens.len().saturating_sub(1), tokens.len());
+        Slot { seq, tokens, kind, first_output, first_state, states: &[], index: 0, row: 0, output: 0 }
     }
 
     /// Requests the logits after each of `tokens[first..]`; none if there are fewer tokens.
@@ -40,8 +45,36 @@ impl<'a> Slot<'a> {
         self
     }
 
+    /// Requests the hidden states of `tokens[first..]`, too.
+    pub(super) fn states_from(mut self, first: usize) -> Slot<'a> {
+        self.first_state = first.min(self.tokens.len());
+        self
+    }
+
+    /// Sets the hidden states that come with the tokens.
+    pub(super) fn with_states(mut self, states: &'a [f32]) -> Slot<'a> {
+        self.states = states;
+        self
+    }
+
+    /// First token that the last layer computes.
+    pub(super) fn first_last(&self) -> usize {
+        self.first_output.min(self.first_state)
+    }
+
+    /// Rows that the last layer computes.
     pub(super) fn n_outputs(&self) -> usize {
+        self.tokens.len() - self.first_last()
+    }
+
+    /// Rows with logits.
+    pub(super) fn n_logits(&self) -> usize {
         self.tokens.len() - self.first_output
+    }
+
+    /// Its rows from token `first` on, among those that the last layer computes.
+    pub(super) fn outputs(&self, first: usize) -> Range<usize> {
+        self.output + first - self.first_last()..self.output + self.n_outputs()
     }
 
     /// Whether its rows have the arithmetic of generated tokens.
@@ -73,6 +106,7 @@ pub(super) struct SlotSize<'a> {
     /// Tokens before it.
     pub(super) n_past: usize,
     pub(super) n_tokens: usize,
+    /// Rows that the last layer computes.
     pub(super) n_outputs: usize,
     pub(super) is_generated: bool,
     /// Ranks of its adapters, summed.
@@ -84,7 +118,7 @@ pub(super) struct SlotSize<'a> {
 pub(super) enum Rows {
     /// All rows.
     All,
-    /// Rows with logits, stored contiguously.
+    /// Rows that the last layer computes, for logits or hidden states, stored contiguously.
     Outputs,
 }
 
@@ -93,7 +127,7 @@ impl Rows {
     pub(super) fn of(self, slot: &Slot<'_>) -> (usize, usize, usize) {
         match self {
             Rows::All => (0, slot.row, slot.tokens.len()),
-            Rows::Outputs => (slot.first_output, slot.output, slot.n_outputs()),
+            Rows::Outputs => (slot.first_last(), slot.output, slot.n_outputs()),
         }
     }
 
@@ -126,12 +160,14 @@ impl SlotAdapters for Adapters<'_, '_> {
     }
 }
 
-/// Outputs requested of a pass, for the rows with outputs.
+/// Outputs requested of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Logits.
     Logits,
-    /// The head's products instead of logits, and the hidden states that it read.
+    /// Logits, and the hidden states of all rows that the last layer computes.
+    Both,
+    /// The head's products instead of logits, and these hidden states.
     Raw,
     /// Only these hidden states.
     States,
@@ -142,10 +178,10 @@ pub(crate) enum Wanted {
 pub struct Outputs {
     /// `(rows, n_vocab)`.
     pub(super) logits: Vec<f32>,
-    /// Inputs of the head, if they were requested, `(rows, n_embd)`.
+    /// Inputs of the head, if they were requested, `(rows that the last layer computed, n_embd)`.
     pub(super) states: Vec<f32>,
     n_vocab: usize,
-    /// Rows of each slot.
+    /// Each slot's rows with logits.
     rows: Vec<Range<usize>>,
 }
 
@@ -155,8 +191,13 @@ impl Outputs {
     /// # Panics
     /// If the last pass had no such slot.
     pub fn logits(&self, slot: usize) -> &[f32] {
+        &self.logits[self.of_logits(slot)]
+    }
+
+    /// Where the slot's logits are.
+    pub(super) fn of_logits(&self, slot: usize) -> Range<usize> {
         let rows = self.rows[slot].clone();
-        &self.logits[rows.start * self.n_vocab..rows.end * self.n_vocab]
+        rows.start * self.n_vocab..rows.end * self.n_vocab
     }
 
     /// The row before the last `n` of all; empty if there is none.
@@ -190,10 +231,10 @@ impl Outputs {
         self.rows.clear();
     }
 
-    /// Reserves memory for `n` rows of `n_vocab` logits and `n_embd` states.
-    pub(super) fn reserve(&mut self, n: usize, n_vocab: usize, n_embd: usize) -> Result<(), SessionError> {
-        reserve(&mut self.logits, n.saturating_mul(n_vocab), LOGITS)?;
-        reserve(&mut self.states, n.saturating_mul(n_embd), STATES)
+    /// Reserves memory for so many logits and values of states.
+    pub(super) fn reserve(&mut self, n_logits: usize, n_states: usize) -> Result<(), SessionError> {
+        reserve(&mut self.logits, n_logits, LOGITS)?;
+        reserve(&mut self.states, n_states, STATES)
     }
 
     /// Rows for the outputs of `slots`.
@@ -207,9 +248,13 @@ impl Outputs {
         self.n_vocab = n_vocab;
         self.rows.clear();
         self.rows.resize(slots.len(), 0..0);
-        slots.iter().for_each(|slot| self.rows[slot.index] = Rows::Outputs.range(slot));
-        let n = slots.iter().map(Slot::n_outputs).sum::<usize>();
-        self.reserve(n, n_vocab, if wanted == Wanted::Logits { 0 } else { n_embd })?;
+        let mut n = 0;
+        for slot in slots {
+            self.rows[slot.index] = n..n + slot.n_logits();
+            n += slot.n_logits();
+        }
+        let n_states = if wanted == Wanted::Logits { 0 } else { slots.iter().map(Slot::n_outputs).sum() };
+        self.reserve(n.saturating_mul(n_vocab), n_states.saturating_mul(n_embd))?;
         self.logits.resize(n * n_vocab, 0.0);
         self.states.clear();
         Ok(())

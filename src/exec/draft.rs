@@ -11,15 +11,17 @@
 //! engine measures ([`RowTimes`]), and how often the guesses of a drafter come true, by their grades ([`Speculator`]).
 
 mod model;
+mod mtp;
 mod ngram;
 mod times;
 
-use super::Engine;
+use super::{Engine, Sequence};
 use crate::clock::Timer;
 use std::fmt::Debug;
 use std::time::Duration;
 
 pub use model::ModelDrafter;
+pub use mtp::MtpDrafter;
 pub use ngram::NgramDrafter;
 pub(super) use times::RowTimes;
 
@@ -31,6 +33,8 @@ const N_GRADES: usize = 8;
 const MARGIN: f64 = 1.1;
 /// A guess that takes this share of a pass is not made unless it is expected to pay.
 const COSTLY: f64 = 0.01;
+/// Most guesses while it is not known how long one takes.
+const FIRST: usize = 3;
 /// Steps after which a drafter that did not pay is asked again.
 const RETRY: usize = 256;
 /// Guesses that count for what is known of a drafter; older ones are forgotten.
@@ -57,6 +61,18 @@ pub trait Drafter: Debug + Send + Sync {
 
     /// The text goes on with `tokens`; those of the first call are its beginning.
     fn push(&mut self, tokens: &[u32]);
+
+    /// Whether it reads the model's hidden states.
+    fn reads_states(&self) -> bool {
+        false
+    }
+
+    /// The model's hidden states, after its last norm, of tokens up to the one before the last of the text, that one's last;
+    /// `(n, n_embd)`. There are none where they were not computed. Called before each [`Drafter::draft`] if it
+    /// [reads](Drafter::reads_states) them.
+    fn read_states(&mut self, states: &[f32]) {
+        let _ = states;
+    }
 
     /// Leaves in `draft`, which is empty, at most `n` tokens that may come next, in their order.
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>);
@@ -187,8 +203,12 @@ impl Tracked {
         self.drafter.push(tokens);
     }
 
-    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time.
+    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time, few as
+    /// long as that is not known.
     fn worth(&mut self, times: &RowTimes, n: usize) -> usize {
+        if self.cost == 0.0 {
+            return n.min(FIRST);
+        }
         let Some(plain) = times.estimate(1).filter(|plain| self.cost > COSTLY * plain) else { return n };
         let (mut best, mut length) = (MARGIN / plain, 0);
         let (mut p, mut expected) = (1.0, 1.0);
@@ -205,7 +225,7 @@ impl Tracked {
         if length == 0 && self.n_skipped.is_multiple_of(RETRY) { n.min(1) } else { length }
     }
 
-    fn guess(&mut self, n: usize, n_vocab: usize) {
+    fn guess(&mut self, n: usize, n_vocab: usize, states: &[f32]) {
         self.draft.clear();
         self.n_true = 0;
         if n == 0 {
@@ -213,6 +233,9 @@ impl Tracked {
             return;
         }
         let timer = Timer::start();
+        if self.drafter.reads_states() {
+            self.drafter.read_states(states);
+        }
         self.drafter.draft(n, &mut self.draft);
         self.draft.truncate(n);
         // Who reads what came while it was not asked is not measured.
@@ -250,9 +273,21 @@ impl Speculator {
         Speculator { drafters, length: speculation.length, n_pushed: 0, current: 0 }
     }
 
-    /// Adds drafts for the next pass of this sequence alone, at most `n`, to follow `text` and `more`.
-    pub(super) fn draft(&mut self, engine: &Engine, text: (&[u32], &[u32]), n: usize, drafts: &mut Vec<u32>) {
-        self.guess(text, n, engine);
+    /// Whether a drafter reads hidden states.
+    pub(super) fn reads_states(&self) -> bool {
+        self.drafters.iter().any(|tracked| tracked.drafter.reads_states())
+    }
+
+    /// Adds drafts for the next pass of `seq` alone, at most `n`, to follow `text` and `more`.
+    pub(super) fn draft(
+        &mut self,
+        engine: &Engine,
+        seq: &Sequence,
+        text: (&[u32], &[u32]),
+        n: usize,
+        drafts: &mut Vec<u32>,
+    ) {
+        self.guess(text, seq, n, engine);
         let n = match self.length {
             Some(_) => self.probabilities().len(),
             None => best_length(&engine.times(), 1 + text.1.len(), self.probabilities().iter().copied()),
@@ -260,11 +295,12 @@ impl Speculator {
         drafts.extend(self.take(n));
     }
 
-    /// Guesses at most `n` tokens that follow `text` and `more`; the text begins with what it was given before. None of
-    /// them is computed unless it is [taken](Speculator::take).
-    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), n: usize, engine: &Engine) {
+    /// Guesses at most `n` tokens that follow `text` and `more`, the tokens of `seq` and those that it computes next; the
+    /// text begins with what it was given before. No guess is computed unless it is [taken](Speculator::take).
+    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), seq: &Sequence, n: usize, engine: &Engine) {
         let (times, n_vocab) = (engine.times().clone(), engine.model().hparams().n_vocab);
         let n_text = text.len() + more.len();
+        let states = seq.states_before(n_text.saturating_sub(1));
         let new = text.get(self.n_pushed..).unwrap_or(&[]);
         let more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
         for tracked in &mut self.drafters {
@@ -275,7 +311,7 @@ impl Speculator {
                 Some(length) => n.min(length).min(MAX_DRAFT),
                 None => tracked.worth(&times, n.min(MAX_DRAFT)),
             };
-            tracked.guess(n, n_vocab);
+            tracked.guess(n, n_vocab, states);
             tracked.stats.time += timer.elapsed();
         }
         self.n_pushed = n_text;

@@ -1,7 +1,7 @@
 //! Resources that the sessions of a model share: threads, the memory of a pass, and the order of passes.
 
 use super::arena::Arena;
-use super::batch::{Outputs, Rows, Slot, Wanted};
+use super::batch::{Outputs, Slot, Wanted};
 use super::draft::RowTimes;
 use super::forward::{Pass, forward};
 use super::hook::TokenKind;
@@ -92,12 +92,13 @@ impl fmt::Debug for Engine {
 
 /// State of an engine besides its model, so that a model can own its default engine.
 struct Core {
-    team: Team,
-    turns: Turns,
+    /// Shared with the engine of the model's block for multi-token prediction, and so is what follows.
+    team: Arc<Team>,
+    turns: Arc<Turns>,
+    /// Buffers of the running pass.
+    arena: Arc<Mutex<Arena>>,
     /// Memory for keys and values.
     pool: KvPool,
-    /// Buffers of the running pass.
-    arena: Mutex<Arena>,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
     /// What passes over generated rows took.
@@ -136,13 +137,14 @@ impl Core {
             }
             None => pool,
         };
-        Ok(Core { team, turns: Turns::default(), pool, arena: Mutex::default(), runner, times: Mutex::default() })
+        let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
+        Ok(Core { team, turns, arena, pool, runner, times: Mutex::default() })
     }
 }
 
 /// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are counted, so that what is
 /// left for pages does not depend on a session.
-fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
+pub(super) fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
     session.n_batch = session.n_batch.max(SessionOptions::default().n_batch);
     PlanOptions { n_threads: NonZeroUsize::new(n_threads), ..session.into() }
 }
@@ -173,6 +175,15 @@ impl Engine {
     /// The runner that computes instead of the CPU, if there is one.
     pub fn runner(&self) -> Option<&dyn Runner> {
         self.core.runner.as_deref()
+    }
+
+    /// An engine for `block`, the model's for multi-token prediction: with the same threads and buffers, and a pool of its
+    /// own, so that the text finds as much room as without.
+    pub(super) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
+        let (team, turns, arena) =
+            (Arc::clone(&self.core.team), Arc::clone(&self.core.turns), Arc::clone(&self.core.arena));
+        let (pool, times) = (KvPool::new(kv_budget), Mutex::default());
+        Engine { model: block.clone(), core: Arc::new(Core { team, turns, arena, pool, runner: None, times }) }
     }
 
     /// The model it computes.
@@ -287,7 +298,19 @@ impl Engine {
             self.compute_missing(slot.seq, outputs, cancel)?;
         }
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
-        let wanted = if raw || has_hooks { Wanted::Raw } else { Wanted::Logits };
+        if !raw && self.runner().is_none() {
+            for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
+                let (position, n) = (slot.pos(), slot.tokens.len());
+                let first = slot.seq.states.as_ref().map_or(n, |states| states.first_of(position, n));
+                slot.first_state = slot.first_state.min(first);
+            }
+        }
+        let has_states = slots.iter().any(|slot| slot.first_state < slot.tokens.len());
+        let wanted = match (raw || has_hooks, has_states) {
+            (true, _) => Wanted::Raw,
+            (false, true) => Wanted::Both,
+            (false, false) => Wanted::Logits,
+        };
         let outcome = self.compute(slots, outputs, wanted, cancel, probe);
         if outcome.is_err() {
             outputs.clear();
@@ -296,16 +319,21 @@ impl Engine {
         let (model, finish) = (&self.model, self.model.hparams().logit_finish());
         let (n_vocab, n_embd) = (model.hparams().n_vocab, model.hparams().n_embd);
         for slot in slots {
-            let (start, rows) = (slot.pos(), Rows::Outputs.range(slot));
-            let Slot { seq, tokens, kind, first_output, .. } = slot;
+            let (start, of_logits) = (slot.pos(), outputs.of_logits(slot.index));
+            let of_states = |first: usize| slot.outputs(first).start * n_embd..slot.outputs(first).end * n_embd;
+            let (of_logit_rows, of_kept) = (of_states(slot.first_output), of_states(slot.first_state));
+            let Slot { seq, tokens, kind, first_output, first_state, .. } = slot;
+            if let Some(states) = seq.states.as_mut().filter(|_| has_states) {
+                states.append(start + *first_state, &outputs.states[of_kept]);
+            }
             seq.kv.commit(tokens.len());
             seq.push(tokens, *kind);
             if *kind == TokenKind::Generated {
                 model.decoded();
             }
-            let logits = &mut outputs.logits[rows.start * n_vocab..rows.end * n_vocab];
+            let logits = &mut outputs.logits[of_logits];
             if seq.hook.is_some() {
-                let states = &outputs.states[rows.start * n_embd..rows.end * n_embd];
+                let states = &outputs.states[of_logit_rows];
                 seq.follow(start..start + *first_output, *kind, states, logits);
             } else if has_hooks && !raw {
                 // They were left as the head's products for the hooks of other slots.

@@ -17,8 +17,8 @@ use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
     Activation, Attn, AttnSpec, Both, FeedForward, Ffn, FfnSpec, Gating, Hparams, Laurel, Layer, LayerSpec, MAX_EXPERT,
-    Mixer, Model, Moe, MoeSpec, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent, RecurrentSpec,
-    RopeId, RopeOrder, Temperature, Weight, Weights,
+    Mixer, Model, Moe, MoeSpec, MtpInput, Norm, NormKind, Norms, PerLayer, PerLayerInputs, QkNorm, Recurrent,
+    RecurrentSpec, RopeId, RopeOrder, Temperature, Weight, Weights,
 };
 use crate::team::Crew;
 use std::ops::Range;
@@ -213,6 +213,8 @@ struct Buffers<'a> {
     per_layer: &'a mut [f32],
     per_layer_table: &'a mut [f32],
     per_layer_gate: &'a mut [f32],
+    /// Of a block for multi-token prediction, normed embeddings and states side by side, `(m, 2·n_embd)`.
+    mtp: &'a mut [f32],
     streams: Streams<'a>,
     /// See [`Mixing::first_values`].
     first_values: &'a mut [f32],
@@ -223,7 +225,8 @@ struct Buffers<'a> {
     /// See [`RopeTables::angles`].
     cos: &'a mut [f32],
     sin: &'a mut [f32],
-    /// Ends of each slot's rows: among all rows, among those with logits, and among those of one expert.
+    /// Ends of each slot's rows: among all rows, among those that the last layer computes, and among those of one expert or
+    /// those with logits.
     ends: &'a [u32],
     output_ends: &'a [u32],
     expert_ends: &'a mut [u32],
@@ -389,6 +392,7 @@ impl<'a> Buffers<'a> {
             per_layer: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_table: frame.take(m * h.n_layer * h.per_layer_embd.unwrap_or(0)),
             per_layer_gate: frame.take(m * h.per_layer_embd.unwrap_or(0)),
+            mtp: frame.take(if h.is_mtp { 2 * m * h.n_embd } else { 0 }),
             streams: Streams {
                 all: frame.take(m * n_stream * h.n_embd),
                 room: frame.take(if n_stream > 0 { m * h.n_embd } else { 0 }),
@@ -422,11 +426,21 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// Moves the rows with logits to the front.
+/// Moves the rows that the last layer computes to the front.
 fn gather(slots: &[Slot<'_>], rows: &mut [f32], n: usize) {
     for slot in slots {
-        let from = slot.row + slot.first_output;
+        let from = slot.row + slot.first_last();
         rows.copy_within(from * n..(from + slot.n_outputs()) * n, slot.output * n);
+    }
+}
+
+/// Of those, moves the rows with logits to the front.
+fn gather_logits(slots: &[Slot<'_>], rows: &mut [f32], n: usize) {
+    let mut to = 0;
+    for slot in slots {
+        let from = slot.outputs(slot.first_output);
+        to += from.len();
+        rows.copy_within(from.start * n..from.end * n, (to - from.len()) * n);
     }
 }
 
@@ -451,6 +465,9 @@ pub(crate) fn forward(
     }
 
     embed(base, h, w, slots, b.x, b.normed);
+    if let Some(w) = &w.mtp {
+        mtp_inputs(base, h, w, slots, &mut b);
+    }
     probe.tensor(Tap::InpEmbd, 0, b.x);
 
     if let Some(w) = &w.per_layer {
@@ -603,9 +620,20 @@ pub(crate) fn forward(
         if wanted == Wanted::States {
             return Ok(());
         }
-        let logits = &mut *outputs.logits;
-        linear(ctx, &mut b.scratch, normed, n_outputs, &mut [Product::of(&w.output, logits, n_outputs)]);
-        if wanted == Wanted::Logits {
+        let n_logits = slots.0.iter().map(Slot::n_logits).sum();
+        if n_logits == 0 {
+            return Ok(());
+        }
+        gather_logits(slots.0, normed, h.n_embd);
+        let mut last = 0;
+        for (end, slot) in b.expert_ends.iter_mut().zip(slots.0) {
+            last += slot.n_logits() as u32;
+            *end = last;
+        }
+        let ctx = base.with(row_adapters(&slots, b.expert_ends), n_logits);
+        let (logits, normed) = (&mut *outputs.logits, &normed[..n_logits * h.n_embd]);
+        linear(ctx, &mut b.scratch, normed, n_logits, &mut [Product::of(&w.output, logits, n_logits)]);
+        if wanted != Wanted::Raw {
             let (finish, capped) = (h.logit_finish(), h.final_softcap.is_some());
             ctx.crew.when(capped).for_chunks(logits, LOGITS, |_, logits| finish.row(logits));
         }
@@ -662,6 +690,20 @@ fn embed(base: Base<'_>, h: &Hparams, w: &Weights, slots: &[Slot<'_>], x: &mut [
             norm_row(arch, h, norm, buffer, x);
         }
     });
+}
+
+/// Replaces the embeddings of tokens in `b.x` by the inputs of a block for multi-token prediction.
+fn mtp_inputs(base: Base<'_>, h: &Hparams, w: &MtpInput, slots: &[Slot<'_>], b: &mut Buffers<'_>) {
+    let (n, m) = (h.n_embd, b.x.len() / h.n_embd);
+    let x = &*b.x;
+    base.crew.when(m > 1).for_chunks(b.mtp, 2 * n, |row, both| {
+        let slot = &slots[slots.partition_point(|slot| slot.row <= row) - 1];
+        let (embd, state) = both.split_at_mut(n);
+        norm_row(base.arch, h, &w.embd_norm, &x[row * n..][..n], embd);
+        norm_row(base.arch, h, &w.state_norm, &slot.states[(row - slot.row) * n..][..n], state);
+    });
+    let ctx = base.with(RowAdapters::All(&[]), Rows::All.n_generated(slots));
+    linear(ctx, &mut b.scratch, b.mtp, m, &mut [Product::of(&w.proj, b.x, m)]);
 }
 
 /// Computes in `b.per_layer` the layers' vectors for tokens, whose embeddings are in `b.x`.

@@ -174,7 +174,12 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// a [hook](super::OutputHook), and engines on a device, do without.
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Self {
-        self.speculator = Some(Speculator::new(speculation));
+        let speculator = Speculator::new(speculation);
+        if speculator.reads_states() {
+            // Without memory for them, who reads them drafts nothing.
+            let _ = self.session_mut().seq.keep_states();
+        }
+        self.speculator = Some(speculator);
         self
     }
 
@@ -314,7 +319,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             if let Some(speculator) = speculator {
                 let room = session.n_draftable(forced.len());
                 let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
-                speculator.draft(session.engine(), (session.tokens(), forced), n, drafts);
+                speculator.draft(&session.engine, &session.seq, (session.tokens(), forced), n, drafts);
             }
             loop {
                 let mut next = pieces[n..].iter_mut();

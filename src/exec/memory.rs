@@ -3,7 +3,8 @@
 use super::batch::SlotSize;
 use super::forward::buffer_bytes;
 use super::linear::Sizes;
-use super::{Engine, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
+use super::states::{KEPT_STATES, most_rows};
+use super::{Engine, MtpDrafter, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
 use crate::arch::Arch;
 use crate::cache::{KvBytes, KvType, SeqKv};
 use crate::error::SessionError;
@@ -128,7 +129,7 @@ pub struct MemoryPlan {
     pub kv: u64,
     /// Buffers of the largest pass.
     pub buffers: u64,
-    /// Tokens and logits.
+    /// Tokens, logits and hidden states.
     pub rest: u64,
     /// Adapters.
     pub adapters: u64,
@@ -188,7 +189,13 @@ impl Model {
     /// If the context or batch makes no sense.
     pub fn memory_plan(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
         let weights = self.gguf().tensors().iter().map(|t| t.n_bytes).sum();
-        let plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
+        let mut plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
+        if let Some(block) = self.mtp().ok().flatten().filter(|_| options.session.keep_states) {
+            let of_block = block.memory_plan(&MtpDrafter::plan_options(block, options))?;
+            plan.kv = plan.kv.saturating_add(of_block.kv);
+            plan.buffers = plan.buffers.max(of_block.buffers);
+            plan.rest = plan.rest.saturating_add(of_block.rest);
+        }
         let copied = match self.residence() {
             Residence::Mapped => 0,
             Residence::Background if !self.gguf().worth_residence() => self.gguf().resident_bytes(),
@@ -285,7 +292,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         layout: &layout,
         n_past: n_ctx - n_batch,
         n_tokens: n_batch,
-        n_outputs: n_logits,
+        n_outputs: if session.keep_states { n_logits.max(KEPT_STATES.min(n_batch)) } else { n_logits },
         is_generated: session.exact,
         rank,
     };
@@ -303,13 +310,15 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
     let n = n_sequences as u64;
     let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<super::TokenKind>()) as u64;
     let logits = n_logits as u64 * 4 * h.n_vocab as u64;
+    let n_states = if session.keep_states { most_rows(n_ctx) + KEPT_STATES.min(n_batch).max(n_logits) } else { 0 };
+    let states = n_states as u64 * 4 * h.n_embd as u64;
     Ok(MemoryPlan {
         n_ctx,
         weights,
         weights_copy: 0,
         kv: kv.saturating_mul(n),
         buffers,
-        rest: n.saturating_mul(of_tokens.saturating_add(logits)),
+        rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
         adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
         learner: 0,
     })

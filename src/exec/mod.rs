@@ -35,6 +35,7 @@ mod session;
 mod shift;
 mod short_conv;
 mod state;
+mod states;
 mod writer;
 
 use crate::arch::KV_SPAN;
@@ -47,7 +48,7 @@ pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, Pr
 pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
-pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, NgramDrafter, Speculation};
+pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, Speculation};
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
@@ -94,6 +95,10 @@ pub struct SessionOptions {
     /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and answers: not the last one,
     /// which computes few rows. Costs one addition per value. Passes of a device pool nothing. Default `None`.
     pub pooled_layer: Option<usize>,
+    /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a [`Drafter`] that reads them.
+    /// [`Generation::speculate`] and [`Request::speculate`] see to that, but too late for a prompt that is computed before.
+    /// Takes the last layer's work for these tokens. Default: no.
+    pub keep_states: bool,
 }
 
 impl Default for SessionOptions {
@@ -109,6 +114,7 @@ impl Default for SessionOptions {
             prefix: PrefixOptions::default(),
             context_shift: None,
             pooled_layer: None,
+            keep_states: false,
         }
     }
 }

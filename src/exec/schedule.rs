@@ -433,6 +433,10 @@ impl Live {
         } else {
             seq.recall(&self.tokens, &self.kinds)?;
         }
+        if self.speculator.as_ref().is_some_and(Speculator::reads_states) {
+            seq.keep_states()?;
+            seq.states.iter_mut().for_each(|states| states.expect(self.n_read));
+        }
         // What is computed again is not pooled again.
         if self.pooling.is_some() {
             seq.pooling = self.pooling.take();
@@ -462,7 +466,7 @@ impl Live {
         let (Some(seq), Some(speculator)) = (&self.seq, &mut self.speculator) else { return &[] };
         let room = engine.n_draftable(seq, self.tokens.len());
         let n = room.min(self.writer.n_left().saturating_sub(self.forced.len() + 1));
-        speculator.guess((&self.tokens, &[]), n, engine);
+        speculator.guess((&self.tokens, &[]), seq, n, engine);
         speculator.probabilities()
     }
 

@@ -5,6 +5,7 @@ use super::batch::reserve;
 use super::forward::RopeTables;
 use super::hook::{Cut, OutputHook, OutputRows, TokenKind};
 use super::pooled::{PooledStates, Pooling};
+use super::states::KeptStates;
 use super::{PrefixOptions, SessionOptions};
 use crate::cache::SeqKv;
 use crate::error::SessionError;
@@ -43,6 +44,8 @@ pub struct Sequence {
     pub(super) n_dropped: usize,
     /// Hidden states of its tokens, if they are pooled.
     pub(super) pooling: Option<Pooling>,
+    /// Hidden states of its last tokens, if they are kept.
+    pub(super) states: Option<KeptStates>,
     /// The level or device that computes it.
     pub(super) device: String,
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -77,11 +80,29 @@ impl Sequence {
             context_shift: options.context_shift,
             n_dropped: 0,
             pooling: options.pooled_layer.map(Pooling::new),
+            states: None,
             device,
             adapter_time: Duration::ZERO,
         };
         seq.reserve(0)?;
+        if options.keep_states {
+            seq.keep_states()?;
+        }
         Ok(seq)
+    }
+
+    /// Keeps the hidden states of its last tokens from now on, see
+    /// [`SessionOptions::keep_states`](super::SessionOptions::keep_states).
+    pub(super) fn keep_states(&mut self) -> Result<(), SessionError> {
+        if self.states.is_none() {
+            self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);
+        }
+        Ok(())
+    }
+
+    /// Hidden states of tokens up to the one before `position`, that one's last; none where that one's is not there.
+    pub(super) fn states_before(&self, position: usize) -> &[f32] {
+        self.states.as_ref().map_or(&[], |states| states.before(position))
     }
 
     /// The model it belongs to.
@@ -122,9 +143,10 @@ impl Sequence {
         (self.tokens[begin..begin + n].to_vec(), kind)
     }
 
-    /// Bytes of its tokens.
+    /// Bytes of its tokens, and of their hidden states where they are kept.
     pub(super) fn token_bytes(&self) -> u64 {
-        (self.tokens.capacity() * size_of::<u32>() + self.kinds.capacity() * size_of::<TokenKind>()) as u64
+        let tokens = self.tokens.capacity() * size_of::<u32>() + self.kinds.capacity() * size_of::<TokenKind>();
+        tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes)
     }
 
     /// Reserves memory for `n` more tokens.
@@ -153,6 +175,9 @@ impl Sequence {
         if let Some(pooling) = &mut self.pooling {
             pooling.truncate(position);
         }
+        if let Some(states) = &mut self.states {
+            states.truncate(position);
+        }
         if position <= self.context_shift.unwrap_or(0) {
             self.n_dropped = 0;
         }
@@ -163,6 +188,9 @@ impl Sequence {
         self.n_dropped += gone.len();
         if let Some(pooling) = &mut self.pooling {
             pooling.shift(gone.len());
+        }
+        if let Some(states) = &mut self.states {
+            states.shift(gone.clone());
         }
         self.tokens.drain(gone.clone());
         self.kinds.drain(gone);
@@ -223,6 +251,7 @@ impl Sequence {
             context_shift: self.context_shift,
             n_dropped: self.n_dropped,
             pooling: self.pooling.clone(),
+            states: self.states.clone(),
             device: self.device.clone(),
             adapter_time: self.adapter_time,
         };

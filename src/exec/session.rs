@@ -6,6 +6,7 @@ use super::hook::{Cut, OutputRows, TokenKind};
 use super::pooled::PooledStates;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
+use super::states::KEPT_STATES;
 use super::{CachedTokens, CancelToken, Engine, SessionOptions};
 use crate::error::SessionError;
 use crate::model::Model;
@@ -74,7 +75,7 @@ impl Session {
     pub(super) fn new(engine: Engine, options: &SessionOptions) -> Result<Session, SessionError> {
         let seq = engine.sequence(options)?;
         let mut outputs = Outputs::default();
-        outputs.reserve(1, engine.model().hparams().n_vocab, 0)?;
+        outputs.reserve(engine.model().hparams().n_vocab, 0)?;
         Ok(Session {
             n_batch: options.n_batch.min(seq.n_ctx()),
             engine,
@@ -353,9 +354,16 @@ impl Session {
         // it.
         engine.check(seq, tokens)?;
         let h = engine.model().hparams();
+        let end = seq.position() + tokens.len();
+        seq.states.iter_mut().for_each(|states| states.expect(end));
         let has_states = raw || seq.hook.is_some();
         let n_rows = tokens.len().saturating_sub(first).min(*n_batch);
-        outputs.reserve(n_rows, h.n_vocab, if has_states { h.n_embd } else { 0 })?;
+        let n_states = match &seq.states {
+            Some(_) => tokens.len().min(*n_batch).min(KEPT_STATES).max(n_rows),
+            None if has_states => n_rows,
+            None => 0,
+        };
+        outputs.reserve(n_rows.saturating_mul(h.n_vocab), n_states.saturating_mul(h.n_embd))?;
         for (i, batch) in tokens.chunks(*n_batch).enumerate() {
             let (start, first_output) = (seq.position(), first.saturating_sub(i * *n_batch).min(batch.len()));
             let slot = Slot::new(seq, batch, kind).outputs_from(first_output);
@@ -417,7 +425,7 @@ impl Session {
         let mut seq = self.seq.fork()?;
         seq.truncate(self.position());
         let (n_vocab, mut outputs) = (self.model().hparams().n_vocab, Outputs::default());
-        outputs.reserve(1, n_vocab, 0)?;
+        outputs.reserve(n_vocab, 0)?;
         outputs.set_last(self.logits(), n_vocab);
         Ok(Session {
             engine: self.engine.clone(),

@@ -186,7 +186,7 @@ impl Session {
             checkpoints: read_checkpoints(&checkpoints).ok_or(damaged(CHECKPOINTS, "they end inside one"))?,
         };
         let kv = self.seq.kv.with_state(&state)?.map_err(|what| damaged(TABLES, what))?;
-        self.outputs.reserve(1, n_vocab, 0)?;
+        self.outputs.reserve(n_vocab, 0)?;
         self.seq.replace(&tokens, &kinds, kv)?;
         self.outputs.set_last(&logits, n_vocab);
         self.ahead = ahead == 1;

@@ -328,6 +328,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             n_layer,
             n_part: _,
             n_mtp: _,
+            is_mtp: _, // in `forward_only`
             norm: _,
             norm_eps: _,
             embd_scale,
@@ -354,6 +355,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let w = self.model.weights();
         let Weights {
             token_embd,
+            mtp: _,       // in `forward_only`
             per_layer: _, // in `forward_only`
             position_embd: _,
             token_types: _,

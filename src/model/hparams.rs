@@ -38,8 +38,10 @@ pub struct Hparams {
     pub n_layer: usize,
     /// Layers that one of the file's blocks consists of: RWKV's are two, a time mix and a channel mix.
     pub n_part: usize,
-    /// Layers of multi-token prediction after those; they are not run.
+    /// Blocks for multi-token prediction after those, which are no part of the model's own passes.
     pub n_mtp: usize,
+    /// Whether this is such a block: its tokens come with hidden states.
+    pub is_mtp: bool,
     /// Kind of normalisation.
     pub norm: NormKind,
     /// Epsilon of all norms.
@@ -877,6 +879,7 @@ impl Hparams {
             n_layer: keys.n_layer,
             n_part: 1,
             n_mtp: keys.n_mtp,
+            is_mtp: false,
             norm,
             norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
             embd_scale: 1.0,
@@ -948,6 +951,7 @@ impl Hparams {
         }
         let all = [
             (self.layers.iter().any(|layer| layer.mixer == Mixer::None || layer.ffn == FfnSpec::None), "half layers"),
+            (self.is_mtp, "multi-token prediction"),
             (self.embd_norm, "a norm of embeddings"),
             (self.token_types, "types of tokens"),
             (self.learned_positions, "learned positions"),

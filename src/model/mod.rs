@@ -4,6 +4,7 @@
 
 mod family;
 mod hparams;
+mod mtp;
 mod spec;
 mod weights;
 
@@ -34,7 +35,7 @@ pub use spec::{
 pub use weights::Site;
 pub(crate) use weights::{
     AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Laurel, Layer, Linear,
-    Mamba, Mamba2, Moe, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
+    Mamba, Mamba2, Moe, MtpInput, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
     TimeMixWeights, Weight, Weights,
 };
 
@@ -237,12 +238,15 @@ impl<'p> OpenOptions<'p> {
             }
             copied.map_err(|error| ModelError::NoRoom { n_bytes: gguf.file_size(), error })?;
         }
+        let (tokenizer, arch) = (tokenizer.map(Arc::new), self.arch.unwrap_or_else(Arch::detect));
+        let mtp = mtp::bind(&gguf, &hparams, &weights, tokenizer.as_ref(), arch, &mut unknown.names);
         Ok(Model(Arc::new(Inner {
             gguf,
             hparams,
             weights,
-            tokenizer: tokenizer.map(Arc::new),
-            arch: self.arch.unwrap_or_else(Arch::detect),
+            mtp,
+            tokenizer,
+            arch,
             // A GPU reads the map itself.
             residence: if self.device == Device::Cpu { self.residence } else { Residence::Mapped },
             device: self.device,
@@ -264,6 +268,8 @@ struct Inner {
     gguf: Gguf,
     hparams: Hparams,
     weights: Weights,
+    /// Its block for multi-token prediction, or why that cannot be used.
+    mtp: Result<Option<Model>, ModelError>,
     tokenizer: Option<Arc<Tokenizer>>,
     arch: Arch,
     residence: Residence,
@@ -345,9 +351,24 @@ impl Model {
         &self.0.gguf
     }
 
-    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows.
+    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows, and tensors of blocks for multi-token
+    /// prediction that are not used.
     pub fn unknown(&self) -> &[String] {
         &self.0.unknown
+    }
+
+    /// Whether the file has a block for multi-token prediction that can draft, see
+    /// [`MtpDrafter`](crate::exec::MtpDrafter).
+    ///
+    /// # Errors
+    /// What is wrong with the one it has. The model runs without it; [`Model::unknown`] has the names of its tensors.
+    pub fn has_mtp(&self) -> Result<bool, &ModelError> {
+        self.mtp().map(|block| block.is_some())
+    }
+
+    /// That block, as a model of one layer whose tokens come with hidden states.
+    pub(crate) fn mtp(&self) -> Result<Option<&Model>, &ModelError> {
+        self.0.mtp.as_ref().map(Option::as_ref)
     }
 
     /// The hyper-parameters.
@@ -401,8 +422,8 @@ impl Model {
         *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
-    /// Tensors that passes multiply by: without multi-token prediction layers, which are not run, and tables, from
-    /// which only rows are read.
+    /// Tensors that passes multiply by: without blocks for multi-token prediction, and tables, from which only rows are
+    /// read.
     fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
         let n_layer = self.hparams().n_layer;
         let is_run = move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);

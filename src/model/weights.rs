@@ -329,10 +329,20 @@ pub(crate) struct AltUpEnds {
     pub(crate) unproject: Vec<Weight>,
 }
 
+/// Weights that make the inputs of a block for multi-token prediction: `proj·[norm(embedding); norm(state)]`.
+#[derive(Clone, Debug)]
+pub(crate) struct MtpInput {
+    pub(crate) embd_norm: Norm,
+    pub(crate) state_norm: Norm,
+    pub(crate) proj: Linear,
+}
+
 /// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
+    /// Of a block for multi-token prediction.
+    pub(crate) mtp: Option<MtpInput>,
     pub(crate) alt_up: Option<AltUpEnds>,
     /// Weights for the vectors of all layers per token.
     pub(crate) per_layer: Option<PerLayerInputs>,
@@ -557,7 +567,7 @@ impl<'a> Binder<'a> {
         // Tables that other engines once stored; they follow from the hyper-parameters.
         let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
         for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            // Layers of multi-token prediction follow the others.
+            // Blocks for multi-token prediction follow the others; what is wrong with one is no obstacle.
             if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i)) {
                 unknown.names.push(t.name.clone());
                 continue;
@@ -678,6 +688,7 @@ impl Weights {
         b.uniform(h)?;
         Ok(Weights {
             token_embd,
+            mtp: None,
             alt_up,
             per_layer,
             position_embd,
@@ -697,6 +708,50 @@ impl Weights {
 }
 
 impl Weights {
+    /// Binds block `i` of the file, whose specification is `h`: what it lacks it shares with the model. Nobody adapts it, so
+    /// that it has no sites.
+    pub(super) fn bind_mtp(gguf: &Gguf, h: &Hparams, i: usize, model: &Weights) -> Result<Weights, ModelError> {
+        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+        let name = |part: &str| format!("blk.{i}.nextn.{part}");
+        let matrix = |part: &str| b.opt_weight(&name(&format!("{part}.weight")), h.n_embd, h.n_vocab, 1);
+        let has_norm = b.has(&name("shared_head_norm.weight"));
+        let output_norm = has_norm.then(|| b.norm(&name("shared_head_norm"), h)).transpose()?;
+        let mtp = MtpInput {
+            embd_norm: b.norm(&name("enorm"), h)?,
+            state_norm: b.norm(&name("hnorm"), h)?,
+            proj: b.linear(&name("eh_proj"), 2 * h.n_embd, h.n_embd, false)?,
+        };
+        let layers = h.layers.iter().map(|spec| layer(&b, h, spec, i, None)).collect::<Result<_, _>>()?;
+        let (token_embd, output) = (matrix("embed_tokens")?, matrix("shared_head_head")?);
+        let is_left = |t: &&TensorInfo| {
+            in_layer(&t.name).is_some_and(|(block, _)| block == i) && !b.used.borrow().contains(t.name.as_str())
+        };
+        if let Some(t) = gguf.tensors().iter().find(is_left) {
+            return Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() });
+        }
+        let output = output.map_or_else(|| model.output.clone(), |w| Linear { w, b: None });
+        b.shapes.borrow_mut().insert((output.w.dtype, output.w.n_in));
+        Ok(Weights {
+            token_embd: token_embd.unwrap_or_else(|| model.token_embd.clone()),
+            mtp: Some(mtp),
+            layers,
+            output_norm: output_norm.or_else(|| model.output_norm.clone()),
+            output,
+            shapes: b.shapes.into_inner().into_iter().collect(),
+            sites: [].into(),
+            rope_factors: model.rope_factors.clone(),
+            rope_factors_short_long: model.rope_factors_short_long.clone(),
+            // The families with such blocks have nothing of this.
+            alt_up: None,
+            per_layer: None,
+            position_embd: None,
+            token_types: None,
+            embd_norm: None,
+            dense: Vec::new(),
+            classifier: None,
+        })
+    }
+
     /// Frobenius norm, estimated from some rows, evenly spaced.
     pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
         const ROWS: usize = 64;

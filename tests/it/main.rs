@@ -34,6 +34,7 @@ mod kv;
 mod learn;
 mod lora;
 mod merge_adapters;
+mod mtp;
 mod mutants;
 mod pages;
 mod plan;

@@ -114,6 +114,18 @@ impl Config {
         self.keys.insert(name.to_owned(), value.into());
     }
 
+    /// Counts `n` more layers with attention in lists with a text per layer.
+    pub(super) fn add_layers(&mut self, n: u32) -> Result<(), Failure> {
+        if n > 0
+            && let Some(layers) = self.opt_strs("layer_types")?
+        {
+            let more = std::iter::repeat_n("full_attention", n as usize);
+            let layers: Vec<String> = layers.into_iter().chain(more).map(String::from).collect();
+            self.set("layer_types", layers);
+        }
+        Ok(())
+    }
+
     pub(super) fn opt_u32(&self, names: &[&str]) -> Result<Option<u32>, Failure> {
         let value = self.get(names).map(|(name, value)| {
             let number = value.as_u64().and_then(|n| u32::try_from(n).ok());

@@ -249,8 +249,6 @@ const QWEN3_NEXT: Family = Family {
         (&["linear_num_value_heads"], "ssm.time_step_rank", Kind::Count),
         (&["full_attention_interval"], "full_attention_interval", Kind::Count),
     ],
-    // The multi-token head.
-    skips: &["mtp."],
     map: |name| if name.ends_with("ssm_norm.weight") { None } else { norms_plus_one(name).or(decays(name)) },
     cut: qwen3next_cut,
     more: qwen3next_keys,
@@ -1090,11 +1088,12 @@ fn phi3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     Ok(vec![("rope_factors_long.weight", long), ("rope_factors_short.weight", short)])
 }
 
-/// Writes the keys of `family`, in the order of the tables.
+/// Writes the keys of `family`, in the order of the tables; behind the layers are `n_block` blocks for multi-token
+/// prediction.
 pub(super) fn write_keys(
     family: &Family,
     config: &Config,
-    n_layer: u32,
+    (n_layer, n_block): (u32, u32),
     write: &mut dyn FnMut(String, Value),
 ) -> Result<(), Failure> {
     let mut key = |name: &str, value: Value| {
@@ -1102,7 +1101,10 @@ pub(super) fn write_keys(
             write(format!("{}.{name}", family.arch), value);
         }
     };
-    key("block_count", n_layer.into());
+    key("block_count", n_layer.saturating_add(n_block).into());
+    if n_block > 0 {
+        key("nextn_predict_layers", n_block.into());
+    }
     for (names, name, kind) in KEYS.iter().chain(family.keys) {
         let value = match kind {
             Kind::Count => config.opt_u32(names)?.map(Value::from),

@@ -42,6 +42,9 @@ pub(super) struct Args {
     /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16 otherwise
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     outtype: OutType,
+    /// Leave out blocks for multi-token prediction, which draft (--spec mtp)
+    #[arg(long)]
+    no_mtp: bool,
     #[command(flatten)]
     overwrite: OverwriteArg,
     #[command(flatten)]
@@ -103,9 +106,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         add_dense(&args.folder, &mut checkpoint)?;
     }
     let sources = checkpoint.tensors()?;
+    let n_block = if args.no_mtp { 0 } else { tensors::n_blocks(&config, &sources, n_layer)? };
+    config.add_layers(n_block)?;
+    let blocks = (n_layer, n_block);
     let tokenizer = Tokenizer::open(&args.folder, &config)?;
     let file_type = args.outtype.file_type(&sources);
-    let tensors = tensors::plan(family, &config, &sources, n_layer, tokenizer.len(), file_type.base())?;
+    let tensors = tensors::plan(family, &config, &sources, blocks, tokenizer.len(), file_type.base())?;
     let extra = (family.extra)(&config)?;
 
     let name = folder_name(&args.folder)?;
@@ -125,7 +131,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts"])?;
     let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
     writer.metadata("general.size_label", size_label(total + n_extra, &tensors, n_expert));
-    family::write_keys(family, &config, n_layer, &mut |key, value| {
+    family::write_keys(family, &config, blocks, &mut |key, value| {
         writer.metadata(key, value);
     })?;
     if let Some(pooling) = pooling(&args.folder)? {

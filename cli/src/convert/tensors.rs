@@ -107,8 +107,66 @@ const OTHER_PARTS: &[&str] =
 /// Buffers that older checkpoints have beside their weights.
 const BUFFERS: &[&str] = &[".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias"];
 
+/// Most blocks for multi-token prediction.
+const MAX_BLOCKS: u32 = 64;
+
 /// Modules around a model.
 const WRAPPERS: &[&str] = &["model", "language_model", "backbone", "bert", "roberta"];
+
+/// Modules of a block for multi-token prediction, beside those of its layer; and what Qwen calls them.
+const BLOCK: &[(&str, &str, &str)] = &[
+    ("eh_proj", "nextn.eh_proj", "fc"),
+    ("enorm", "nextn.enorm", "pre_fc_norm_embedding"),
+    ("hnorm", "nextn.hnorm", "pre_fc_norm_hidden"),
+    ("shared_head.norm", "nextn.shared_head_norm", "norm"),
+    ("shared_head.head", "nextn.shared_head_head", ""),
+    ("embed_tokens", "nextn.embed_tokens", ""),
+];
+
+/// A tensor's name, and whether it belongs to a block for multi-token prediction: a layer behind the `n_layer` of the
+/// model, of which there may be `n_next`, or Qwen's `mtp`, which is taken for the first one.
+fn parse_any(name: &str, n_layer: u32, n_next: u32) -> (Name<'_>, bool) {
+    let parsed = parse(name);
+    let Some(own) = without_wrappers(name).strip_prefix("mtp.") else {
+        let is_block = parsed.layer.and_then(|layer| layer.checked_sub(n_layer)).is_some_and(|i| i < n_next);
+        return (parsed, is_block);
+    };
+    let inner = parse(own);
+    let module = BLOCK.iter().find(|(.., of_qwen)| inner.path == *of_qwen).map(|(module, ..)| (*module).to_owned());
+    match (inner.layer, module) {
+        (None, Some(path)) => (Name { layer: Some(n_layer), path, ..inner }, true),
+        (Some(layer), _) => (Name { layer: n_layer.checked_add(layer), ..inner }, true),
+        (None, None) => (parsed, true),
+    }
+}
+
+/// Blocks for multi-token prediction that are written: those that the configuration tells and whose parts are there, up to
+/// the first of which one is missing.
+pub(super) fn n_blocks(config: &Config, sources: &[Source<'_>], n_layer: u32) -> Result<u32, Failure> {
+    let n_next = n_next(config, sources)?;
+    let has = |i: u32, module: &str| {
+        sources.iter().any(|source| {
+            let (name, is_block) = parse_any(&source.name, n_layer, n_next);
+            is_block && name.layer.is_some_and(|layer| layer - n_layer == i) && name.path == module
+        })
+    };
+    Ok((0..n_next).take_while(|&i| ["eh_proj", "enorm", "hnorm"].iter().all(|module| has(i, module))).count() as u32)
+}
+
+/// Blocks that there may be.
+fn n_next(config: &Config, sources: &[Source<'_>]) -> Result<u32, Failure> {
+    let of_qwen = sources.iter().any(|source| without_wrappers(&source.name).starts_with("mtp."));
+    let n = config.opt_u32(&["num_nextn_predict_layers", "mtp_num_hidden_layers"])?.unwrap_or(u32::from(of_qwen));
+    // Qwen's layers behind the first one would share its other parts.
+    Ok(if of_qwen && n > 1 { 0 } else { n.min(MAX_BLOCKS) })
+}
+
+fn without_wrappers(mut name: &str) -> &str {
+    while let Some((_, rest)) = name.split_once('.').filter(|(first, _)| WRAPPERS.contains(first)) {
+        name = rest;
+    }
+    name
+}
 
 fn parse(name: &str) -> Name<'_> {
     // The last two are TensorFlow's names of a norm's.
@@ -134,34 +192,40 @@ fn parse(name: &str) -> Name<'_> {
     Name { layer, path: path.join("."), expert, end }
 }
 
-/// Lays out all tensors. `n_vocab` tokens have a row in the embedding; `outtype` is the type of matrices.
+/// Lays out all tensors, those of `n_block` blocks for multi-token prediction behind the `n_layer` layers too. `n_vocab`
+/// tokens have a row in the embedding; `outtype` is the type of matrices.
 pub(super) fn plan<'a>(
     family: &Family,
     config: &Config,
     sources: &'a [Source<'a>],
-    n_layer: u32,
+    (n_layer, n_block): (u32, u32),
     n_vocab: usize,
     outtype: DType,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
-    // Layers after the last one that guess further tokens.
-    let n_next = config.opt_u32(&["num_nextn_predict_layers"])?.unwrap_or(0);
+    let n_next = n_next(config, sources)?;
+    let end = n_layer.saturating_add(n_block);
     // Pieces by the number of the expert, in the order of the checkpoint.
     let (mut order, mut n_left_out) = (Vec::new(), 0);
     let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Half)>> = BTreeMap::new();
     for source in sources {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
-        let name = parse(&source.name);
-        let is_head = name.layer.is_some_and(|layer| layer.checked_sub(n_layer).is_some_and(|i| i < n_next));
-        if skipped(OTHER_PARTS) || skipped(BUFFERS) || is_head || is_left_out(family, &source.name) {
+        let (name, is_block) = parse_any(&source.name, n_layer, n_next);
+        let is_kept = is_block && name.layer.is_some_and(|layer| layer < end);
+        if skipped(OTHER_PARTS)
+            || skipped(BUFFERS)
+            || is_block && !is_kept
+            || is_left_out(family, without_wrappers(&source.name))
+        {
             n_left_out += 1;
             continue;
         }
-        let known = family.names.iter().chain(NAMES).find(|(from, _)| *from == name.path);
-        let Some((_, to)) = known.filter(|_| name.layer.is_none_or(|layer| layer < n_layer)) else {
+        let of_block = BLOCK.iter().filter(|_| is_kept).find(|(from, ..)| *from == name.path).map(|(_, to, _)| *to);
+        let known = || family.names.iter().chain(NAMES).find(|(from, _)| *from == name.path).map(|(_, to)| *to);
+        let Some(to) = of_block.or_else(known).filter(|_| name.layer.is_none_or(|layer| layer < end)) else {
             return Err(config.refuse(unknown(family, &source.name)));
         };
         let halves = match to.split_once(" + ") {
-            None => vec![(*to, Half::Both)],
+            None => vec![(to, Half::Both)],
             Some((first, second)) => vec![(first, Half::First), (second, Half::Second)],
         };
         for (to, half) in halves {
@@ -180,7 +244,7 @@ pub(super) fn plan<'a>(
     }
     if n_left_out > 0 {
         note(format!(
-            "{n_left_out} tensors are left out: other parts of the model, heads for several tokens, or buffers"
+            "{n_left_out} tensors are left out: other parts of the model, blocks for multi-token prediction, or buffers"
         ));
     }
     let tensor = |name: String| {
@@ -190,12 +254,8 @@ pub(super) fn plan<'a>(
     order.into_iter().map(tensor).collect()
 }
 
-/// Whether a tensor is one of [`Family::skips`].
+/// Whether a tensor, named without [`WRAPPERS`], is one of [`Family::skips`].
 fn is_left_out(family: &Family, name: &str) -> bool {
-    let mut name = name;
-    while let Some((_, rest)) = name.split_once('.').filter(|(first, _)| WRAPPERS.contains(first)) {
-        name = rest;
-    }
     family.skips.iter().any(|start| name.starts_with(start))
 }
 

@@ -8,7 +8,7 @@ use crate::exec::{Engine, Session, SessionOptions};
 use crate::model::Model;
 
 /// Most tokens that are read as generated ones: with few of them that takes less time than a prompt's panels.
-const FEW: usize = 32;
+pub(super) const FEW: usize = 32;
 
 /// Drafts, token by token, what a model thinks most probable. Its session follows the text: where a draft was rejected
 /// it is rewound.
@@ -75,7 +75,7 @@ fn check(model: &Model, target: &Model) -> Result<(), SessionError> {
 }
 
 /// The most probable token, and how probable it is: a grade for each eighth.
-fn best(logits: &[f32]) -> Guess {
+pub(super) fn best(logits: &[f32]) -> Guess {
     let better = |best: (usize, f32), (i, &logit): (usize, &f32)| if logit > best.1 { (i, logit) } else { best };
     let (token, max) = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), better);
     let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();

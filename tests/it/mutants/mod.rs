@@ -3,7 +3,7 @@
 
 use crate::run::open;
 use crate::tiny::Parts;
-use ruvllm::exec::{Session, SessionOptions};
+use ruvllm::exec::{Drafter, MtpDrafter, Session, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, StringArray, Value};
 use ruvllm::quant::DType;
 use serde_json::Value as Json;
@@ -42,7 +42,7 @@ impl Shapes {
     }
 
     /// A model as `tests/reference_shapes.py` writes it.
-    fn of_line(line: &Json) -> Shapes {
+    pub(crate) fn of_line(line: &Json) -> Shapes {
         let of_layers = |entry: &Json| -> Vec<(String, Vec<usize>)> {
             let name = entry[0].as_str().unwrap();
             sizes(&entry[2]).iter().map(|i| (name.replace('*', &i.to_string()), sizes(&entry[1]))).collect()
@@ -201,6 +201,13 @@ pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
     }
     let options = SessionOptions { n_ctx: Some(48), ..SessionOptions::default() };
     let mut session = model.session_with(&options).map_err(|e| words(&e))?;
+    if let Ok(mut block) = MtpDrafter::new(session.engine(), &options) {
+        let mut draft = Vec::new();
+        block.push(&tokens);
+        block.read_states(&vec![0.5; (tokens.len() - 1) * model.hparams().n_embd]);
+        block.draft(3, &mut draft);
+        assert!(draft.len() <= 3);
+    }
     pass(&mut session, &tokens).map_err(|e| words(&e))
 }
 
