@@ -73,7 +73,7 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["--override-kv", "--check-tensors"], FROM_FILE),
     (&["--lora-base"], "llama.cpp has removed it; leave it out"),
     (&["--lora-init-without-apply", "--control-vector", "--control-vector-scaled"], NOT_YET),
-    (&["-md", "--model-draft"], "only `generate` and `chat` have it"),
+    (&["-md", "--model-draft"], "`generate`, `chat`, `serve` and `batch` have it"),
     (&["--draft", "--draft-max", "--draft-min", "--draft-n", "-ngld"], NOT_YET),
     (&["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro", "--rpc"], NOT_YET),
     (&["-np", "--parallel", "-ns", "--sequences", "-cb", "--cont-batching", "-nocb", "-kvu", "--kv-unified"], ONE_TEXT),

@@ -30,6 +30,7 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
             .args(["serve", "--port", "0", "-t", "2"])
             .args(flags)
+            .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -227,6 +228,29 @@ fn completions() {
     for (choice, alone) in several["choices"].as_array().unwrap().iter().zip(&alone) {
         assert_eq!(choice["text"], **alone);
     }
+}
+
+/// Drafts change no text, and are told.
+#[test]
+fn drafts() {
+    let (with, without) = (Server::start(&["-c", "1024"]), Server::start(&["-c", "1024", "--no-spec"]));
+    let line = "let one = list.iter().map(|x| x + 1).collect();\n";
+    let mut n_drafted = 0;
+    for (seed, temperature) in [(1, 0.0), (2, 0.0), (3, 0.7), (4, 1.2)] {
+        let prompt = line.repeat(6 + seed);
+        let body =
+            json!({"prompt": prompt, "max_tokens": 120, "temperature": temperature, "seed": seed, "logprobs": 1});
+        let [with, without] = [&with, &without].map(|server| server.ask("/v1/completions", &body));
+        assert_eq!(with["choices"], without["choices"]);
+        assert!(without["timings"].get("draft_n").is_none(), "{without}");
+        let count = |name: &str| with["timings"].get(name).map_or(0, |n| n.as_u64().unwrap());
+        assert!(count("draft_n_accepted") <= count("draft_n"), "{with}");
+        n_drafted += count("draft_n");
+    }
+    assert_eq!(with.metric("vllm:spec_decode_num_draft_tokens_total"), n_drafted as f64);
+    assert!(n_drafted > 0, "a text that repeats itself was never guessed");
+    with.end();
+    without.end();
 }
 
 /// What docs/ tell routers to read is there, as the gauges that they expect.

@@ -166,11 +166,16 @@ pub(super) fn timings(finish: &Finish) -> Value {
     let rate = |n: usize, ms: f64| if ms > 0.0 { n as f64 * 1e3 / ms } else { 0.0 };
     let (prompt, decode) = (ms(finish.timings.prefill), ms(finish.timings.decode));
     let (n_prompt, n) = (finish.n_prompt, finish.n_generated);
-    json!({
+    let mut timings = json!({
         "cache_n": finish.n_cached.total(), "prompt_n": n_prompt, "prompt_ms": prompt,
         "prompt_per_second": rate(n_prompt, prompt), "predicted_n": n, "predicted_ms": decode,
         "predicted_per_second": rate(n, decode),
-    })
+    });
+    if finish.drafts.n_drafted > 0 {
+        timings["draft_n"] = finish.drafts.n_drafted.into();
+        timings["draft_n_accepted"] = finish.drafts.n_accepted.into();
+    }
+    timings
 }
 
 /// The name of a call: the model's own, if it gave one.

@@ -25,6 +25,8 @@ pub(super) struct Metrics {
     prompt_seconds: Seconds,
     predicted_tokens: Counter,
     predicted_seconds: Seconds,
+    drafted: Counter,
+    accepted: Counter,
     requests: Counter,
     failed: Counter,
     preempted: Counter,
@@ -45,6 +47,8 @@ impl Metrics {
             prompt_seconds: Counter::default(),
             predicted_tokens: Counter::default(),
             predicted_seconds: Counter::default(),
+            drafted: Counter::default(),
+            accepted: Counter::default(),
             requests: Counter::default(),
             failed: Counter::default(),
             preempted: Counter::default(),
@@ -92,6 +96,8 @@ impl Metrics {
             "vllm:kv_cache_usage_perc", "Share of the pool of keys and values in use", kv_usage;
             "vllm:lora_requests_info", "Adapters that requests may name, and when this was told", lora_info;
             "vllm:num_preemptions", "Times that a request lost its pages", self.preempted;
+            "vllm:spec_decode_num_draft_tokens", "Tokens drafted", self.drafted;
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were chosen, too", self.accepted;
             "vllm:request_success", "Requests that ended without an error", self.requests;
             "vllm:time_to_first_token_seconds", "Time to the first token", self.first_token;
             "vllm:time_per_output_token_seconds", "Time per generated token of a request", self.between_tokens;
@@ -150,6 +156,8 @@ impl Observer for Metrics {
                 self.prompt_tokens.inc_by(finish.n_prompt as u64);
                 self.prompt_seconds.inc_by(timings.prefill.as_secs_f64());
                 self.predicted_tokens.inc_by(finish.n_generated as u64);
+                self.drafted.inc_by(finish.drafts.n_drafted as u64);
+                self.accepted.inc_by(finish.drafts.n_accepted as u64);
                 self.predicted_seconds.inc_by(timings.decode.as_secs_f64());
                 if finish.n_generated > 0 {
                     self.first_token.observe(timings.first_token.as_secs_f64());

@@ -27,11 +27,13 @@ mod witness;
 
 use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
 use super::input::{on_interrupt, read_regular, read_text};
+use super::measured;
 use super::memory::parse_size;
 use super::model::{ModelArgs, ResidenceArgs, SessionArgs, adapter_failure};
 use super::output::{Failure, note, unix_time};
 use super::sampling::SamplingArgs;
 use super::sona::SonaArgs;
+use super::speculation::SpeculationArgs;
 use super::template::{bos_text, eos_text};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -52,7 +54,9 @@ use log::LogArgs;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler};
+use ruvllm::exec::{
+    CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, SessionOptions, Speculation,
+};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
@@ -114,6 +118,8 @@ pub(super) struct AppArgs {
     #[arg(long, value_name = "FILE", alias = "template")]
     chat_template_file: Option<PathBuf>,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -171,6 +177,8 @@ struct App {
     tokenizer: Arc<Tokenizer>,
     engine: Engine,
     scheduler: Scheduler,
+    /// Who drafts for each request.
+    speculation: Option<Speculation>,
     metrics: Metrics,
     witness: Option<Witness>,
     watchdog: Watchdog,
@@ -217,6 +225,13 @@ impl ServedAdapter {
 }
 
 impl App {
+    /// Keeps what was measured of passes, which says how much it pays to draft, for the next start.
+    fn keep_measured(&self) {
+        if self.speculation.is_some() {
+            measured::keep(&self.engine, &self.path);
+        }
+    }
+
     /// The seed of a request that has none.
     fn seed(&self) -> u64 {
         // 32 bits are easier to type again.
@@ -324,8 +339,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(witness) = shared.app.get().and_then(|app| app.witness.as_ref()) {
-        witness.flush();
+    if let Some(app) = shared.app.get() {
+        app.witness.iter().for_each(Witness::flush);
+        app.keep_measured();
     }
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
@@ -388,6 +404,7 @@ impl App {
         if purpose.learns {
             options.pooled_layer = pooled_layer(&model);
         }
+        options.keep_states = args.speculation.reads_states();
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let mut adapters = Vec::new();
         for (path, scale) in args.session.lora.files()? {
@@ -399,6 +416,12 @@ impl App {
             adapters.push(adapter);
         }
         let engine = args.session.engine(&model, purpose.learns, &options)?;
+        let n_ctx = engine.sequence(&options)?.n_ctx();
+        let of_draft = |model: &Model, options: &SessionOptions| args.session.engine(model, false, options);
+        let speculation = args.speculation.open(&engine, n_ctx, of_draft)?;
+        if speculation.is_some() {
+            measured::assume(&engine);
+        }
         let metrics = Metrics::new(&engine);
         let watchdog = Watchdog::new(purpose.watchdog);
         let schedule = ScheduleOptions {
@@ -408,7 +431,6 @@ impl App {
             max_itl: purpose.max_itl,
             ..Default::default()
         };
-        let n_ctx = engine.sequence(&schedule.session)?.n_ctx();
         let witness = purpose.witness.map(|witness| witness.open(&metrics.witness_dropped)).transpose()?.flatten();
         let watch = Watch { metrics: metrics.clone(), witness: witness.clone(), watchdog: watchdog.clone() };
         let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
@@ -436,6 +458,7 @@ impl App {
             tokenizer,
             engine,
             scheduler,
+            speculation,
             metrics,
             witness,
             watchdog,

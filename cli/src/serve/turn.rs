@@ -36,6 +36,9 @@ impl Job {
         if let Some(n) = self.logprobs {
             request = request.logprobs(n);
         }
+        if let Some(speculation) = &self.app.speculation {
+            request = request.speculate(speculation.clone());
+        }
         for ChosenAdapter { adapter, scale, .. } in &self.params.adapters {
             request = request.adapter(Arc::clone(adapter), *scale);
         }
