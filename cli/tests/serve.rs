@@ -394,6 +394,12 @@ fn bad_requests() {
     refused(json!({"prompt": vec![5; 600]}), 400, "context");
     refused(json!({"prompt": "a", "grammar": "root ::= ("}), 400, "grammar");
     refused(json!({"prompt": "a", "echo": true}), 400, "echo");
+    // What each answer that waits has for itself.
+    refused(json!({"prompt": "a", "stop": "a".repeat(20_000)}), 400, "stop");
+    refused(json!({"prompt": "a", "user": "a".repeat(1000)}), 400, "user");
+    refused(json!({"prompt": "a", "logit_bias": vec![(1, 0.5); 20_000]}), 400, "logit_bias");
+    refused(json!({"prompt": "a", "samplers": ["top_k", "nonsense"]}), 400, "nonsense");
+    refused(json!({"prompt": "a", "dry_sequence_breakers": ["."]}), 400, "dry_sequence_breakers");
     refused(json!({"prompt": []}), 400, "");
     let chat = server
         .post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}));
@@ -409,12 +415,101 @@ fn bad_requests() {
         assert_eq!(found, status, "{method} {path}: {response}");
         assert!(serde_json::from_str::<Value>(&response).unwrap()["error"]["message"].is_string(), "{response}");
     }
+    // A head that is too large. The answer may be lost as the server closes before everything is read.
+    let mut stream = server.connect();
+    let _ = write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(100_000));
+    let mut status = [0; 12];
+    if stream.read_exact(&mut status).is_ok() {
+        assert_eq!(&status, b"HTTP/1.1 431");
+    }
     // A body that is too large is refused before it is read.
     let mut stream = server.connect();
     write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000000\r\n\r\n").unwrap();
     let mut status = [0; 12];
     stream.read_exact(&mut status).unwrap();
     assert_eq!(&status, b"HTTP/1.1 413");
+}
+
+/// Bodies together have a limit: who finds no room is told to come again, others are answered, and what bodies that did
+/// not come to their ends held is there again.
+#[test]
+fn bodies_together() {
+    let server = Server::start(&["-c", "512", "--temp", "0", "--body-budget", "1M"]);
+    let part = " ".repeat(400_000);
+    let begin = || {
+        let mut stream = server.connect();
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{part}").unwrap();
+        stream
+    };
+    let first = begin();
+    // The first may still be on its way.
+    let begun = Instant::now();
+    let refused = loop {
+        assert!(begun.elapsed() < Duration::from_secs(20), "there is room for all of them");
+        let mut second = begin();
+        second.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut head = [0; 300];
+        if let Ok(n) = second.read(&mut head) {
+            break String::from_utf8_lossy(&head[..n]).to_ascii_lowercase();
+        }
+    };
+    assert!(refused.starts_with("http/1.1 429") && refused.contains("retry-after: 1"), "{refused}");
+    server.ask("/v1/completions", &completion("Ownership is", 2));
+    drop(first);
+    let large = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &part;
+    let begun = Instant::now();
+    while server.send("POST", "/v1/completions", "", &large).0 != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "what the first one had is not there again");
+    }
+    // What never finds room, as bytes or as what they become.
+    for body in ["1".repeat(700_000), format!("[{}0]", "[0],".repeat(5_000))] {
+        assert_eq!(server.send("POST", "/tokenize", "", &body).0, 413, "{} bytes", body.len());
+    }
+}
+
+/// Whoever stops reading is sent away: neither a place nor the end of the server waits for them.
+#[cfg(unix)]
+#[test]
+fn a_client_that_reads_nothing() {
+    let mut server = Server::start(&["-c", "512", "--temp", "0", "-to", "1"]);
+    let body = json!({"prompt": "A trait", "ignore_eos": true, "stream": true, "n": 40, "logprobs": 20}).to_string();
+    let mut stream = server.connect();
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let begun = Instant::now();
+    while server.metric("llamacpp:requests_processing") == 0.0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it does not begin");
+    }
+    let kill = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let begun = Instant::now();
+    while server.child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "its end waits for the client");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(stream);
+}
+
+/// Pages of other origins may ask if they are named, and only then.
+#[test]
+fn origins() {
+    let question = "origin: https://a.example\r\naccess-control-request-method: POST\r\n\
+                    access-control-request-headers: authorization,content-type\r\n";
+    let (status, head, _) = shared().exchange("OPTIONS", "/v1/completions", question, "");
+    assert!(status == 405 && !head.contains("access-control"), "{head}");
+
+    let server = Server::start(&["-c", "512", "--api-key", "secret", "--cors-origins", "https://a.example,http://b:1"]);
+    let (status, head, _) = server.exchange("OPTIONS", "/v1/completions", question, "");
+    assert_eq!(status, 204);
+    for line in ["origin: https://a.example", "headers: authorization,content-type", "methods: get, post"] {
+        assert!(head.contains(&format!("access-control-allow-{line}")), "no {line} in {head}");
+    }
+    // The answer without a key is told, too, so that the page can say why.
+    let (status, head, _) = server.exchange("GET", "/v1/models", "origin: http://b:1\r\n", "");
+    assert!(status == 401 && head.contains("access-control-allow-origin: http://b:1"), "{head}");
+    for origin in ["https://b.example", "https://a.example.evil", "http://a.example", "null"] {
+        let (_, head, _) = server.exchange("GET", "/health", &format!("origin: {origin}\r\n"), "");
+        assert!(!head.contains("access-control") && head.contains("vary: origin"), "{origin}: {head}");
+    }
 }
 
 /// Clients that go away in any phase leave nothing behind.
@@ -777,6 +872,32 @@ fn native() {
     let slots: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
     assert_eq!((slots.as_array().unwrap().len(), &slots[15]["n_ctx"]), (16, &json!(512)));
     assert_eq!(server.get("/lora-adapters"), (200, "[]".into()));
+    assert_eq!(server.get("/slots?fail_on_no_slot=1").0, 200);
+    let body = json!({"prompt": "A", "n_predict": 2, "n_cmpl": 2, "samplers": ["top_k", "temperature"], "n_indent": 0,
+        "response_fields": ["content", "timings/predicted_n", "nothing"]});
+    let two = server.ask("/completions", &body);
+    assert_eq!((two[1].as_object().unwrap().len(), &two[1]["predicted_n"]), (2, &json!(2)), "{two}");
+    // A token may be a part of a character only.
+    let tokens = server.ask("/tokenize", &json!({"content": "a\u{1f9c0}", "with_pieces": true}));
+    let pieces = tokens["tokens"].as_array().unwrap().iter().map(|token| &token["piece"]);
+    let bytes = pieces.flat_map(|piece| match piece.as_str() {
+        Some(text) => text.as_bytes().to_vec(),
+        None => piece.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect(),
+    });
+    assert_eq!(String::from_utf8(bytes.collect()).unwrap().trim_start(), "a\u{1f9c0}");
+    let native = server.ask("/embedding", &json!({"content": ["A trait", "A borrow ends."]}));
+    let openai = server.ask("/v1/embeddings", &json!({"input": ["A trait", "A borrow ends."]}));
+    for i in 0..2 {
+        assert_eq!((&native[i]["index"], &native[i]["embedding"][0]), (&json!(i), &openai["data"][i]["embedding"]));
+    }
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let n =
+        server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}))["usage"]["prompt_tokens"]
+            .clone();
+    for (path, body) in [("chat/completions", json!({"messages": messages})), ("responses", json!({"input": "Hello"}))]
+    {
+        assert_eq!(server.ask(&format!("/v1/{path}/input_tokens"), &body)["input_tokens"], n, "{path}");
+    }
     assert_eq!(server.post("/infill", &json!({"input_prefix": "fn a(", "input_suffix": ")"})).0, 501);
     assert_eq!(server.post("/completion", &json!({"prompt": "a", "lora": [{"id": 0, "scale": 1}]})).0, 400);
 }

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// The fields that are left.
+#[derive(Default)]
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
