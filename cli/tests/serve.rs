@@ -120,12 +120,28 @@ impl Server {
     }
 }
 
+/// Ends a program as a system does. Returns its exit code, for which it has a minute.
+#[cfg(unix)]
+fn ended(child: &mut Child) -> Option<i32> {
+    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if begun.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[cfg(unix)]
 impl Server {
-    /// Ends it as a system does, and waits until it has ended.
+    /// Ends it, and waits until it has ended.
     fn end(mut self) {
-        let kill = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(kill.success() && self.child.wait().unwrap().success());
+        assert_eq!(ended(&mut self.child), Some(0));
     }
 }
 
@@ -417,7 +433,7 @@ fn bad_requests() {
     }
     // A head that is too large. The answer may be lost as the server closes before everything is read.
     let mut stream = server.connect();
-    let _ = write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(100_000));
+    let _ = write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(150_000));
     let mut status = [0; 12];
     if stream.read_exact(&mut status).is_ok() {
         assert_eq!(&status, b"HTTP/1.1 431");
@@ -435,30 +451,23 @@ fn bad_requests() {
 #[test]
 fn bodies_together() {
     let server = Server::start(&["-c", "512", "--temp", "0", "--body-budget", "1M"]);
-    let part = " ".repeat(400_000);
-    let begin = || {
-        let mut stream = server.connect();
-        write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{part}").unwrap();
-        stream
-    };
-    let first = begin();
-    // The first may still be on its way.
+    let body = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &" ".repeat(400_000);
+    let mut first = server.connect();
+    write!(first, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{body}").unwrap();
+    // It may still be on its way.
     let begun = Instant::now();
-    let refused = loop {
-        assert!(begun.elapsed() < Duration::from_secs(20), "there is room for all of them");
-        let mut second = begin();
-        second.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let mut head = [0; 300];
-        if let Ok(n) = second.read(&mut head) {
-            break String::from_utf8_lossy(&head[..n]).to_ascii_lowercase();
+    let head = loop {
+        let (status, head, _) = server.exchange("POST", "/v1/completions", "", &body);
+        if status != 200 {
+            break head;
         }
+        assert!(begun.elapsed() < Duration::from_secs(20), "there is room for both of them");
     };
-    assert!(refused.starts_with("http/1.1 429") && refused.contains("retry-after: 1"), "{refused}");
+    assert!(head.starts_with("http/1.1 429") && head.contains("retry-after: 1"), "{head}");
     server.ask("/v1/completions", &completion("Ownership is", 2));
     drop(first);
-    let large = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &part;
     let begun = Instant::now();
-    while server.send("POST", "/v1/completions", "", &large).0 != 200 {
+    while server.send("POST", "/v1/completions", "", &body).0 != 200 {
         assert!(begun.elapsed() < Duration::from_secs(20), "what the first one had is not there again");
     }
     // What never finds room, as bytes or as what they become.
@@ -479,13 +488,7 @@ fn a_client_that_reads_nothing() {
     while server.metric("llamacpp:requests_processing") == 0.0 {
         assert!(begun.elapsed() < Duration::from_secs(30), "it does not begin");
     }
-    let kill = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap();
-    assert!(kill.success());
-    let begun = Instant::now();
-    while server.child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "its end waits for the client");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    assert_eq!(ended(&mut server.child), Some(0));
     drop(stream);
 }
 
@@ -543,6 +546,9 @@ fn keys() {
         (status(""), status("authorization: Bearer on\r\n"), status("authorization: Bearer one2\r\n")),
         (401, 401, 401)
     );
+    let listed = |headers: &str| server.send("GET", "/v1/models", headers, "").0;
+    assert_eq!((listed("authorization: Basic one\r\n"), listed("authorization: bearer other\r\n")), (401, 200));
+    assert!(server.exchange("GET", "/v1/models", "", "").1.contains("www-authenticate: bearer"));
     let cached = |headers: &str| {
         let (status, response) = server.send("POST", "/v1/completions", headers, &body);
         assert_eq!(status, 200);
@@ -552,6 +558,41 @@ fn keys() {
     assert_eq!(cached("authorization: Bearer one\r\n"), 0);
     assert!(cached("authorization: Bearer one\r\n") > 0);
     assert_eq!(cached("x-api-key: other\r\n"), 0);
+
+    // Comments in a file of keys are none.
+    let file = std::env::temp_dir().join(format!("ruvllm-keys-{}", std::process::id()));
+    std::fs::write(&file, "# of the team\n\n  one \n").unwrap();
+    let server = Server::start(&["-c", "512", "--api-key-file", file.to_str().unwrap()]);
+    let status = |key: &str| server.send("GET", "/v1/models", &format!("x-api-key: {key}\r\n"), "").0;
+    assert_eq!((status("one"), status("# of the team"), status("")), (200, 401, 401));
+    std::fs::remove_file(file).unwrap();
+}
+
+/// A server whose model is still being downloaded says so, and ends when it shall.
+#[cfg(all(unix, feature = "pull"))]
+#[test]
+fn ends_while_loading() {
+    // A hub that does not answer.
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let folder = std::env::temp_dir().join(format!("ruvllm-loading-{}", std::process::id()));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["serve", "-hf", "a/b:Q8_0", "--port", &port.to_string()])
+        .env("HF_HOME", &folder)
+        .env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()))
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let asked = hub.accept().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 503") && response.contains("being loaded"), "{response}");
+    assert_eq!(ended(&mut child), Some(130));
+    drop(asked);
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 /// What one key's requests teach takes effect for that key alone, and is in its folder alone.

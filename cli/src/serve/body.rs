@@ -109,6 +109,10 @@ async fn read(request: Request, share: Share) -> Result<(Vec<u8>, Share), ApiErr
     if length.is_some_and(|length: u64| length > MAX_BODY as u64) {
         return Err(larger());
     }
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING).filter(|&encoding| encoding != "identity") {
+        let message = format!("bodies are JSON without a compression, and this one has {encoding:?}");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
+    }
     let (mut chunks, mut n) = (request.into_body().into_data_stream(), 0);
     let mut found = Ok((Vec::new(), share));
     while let Some(chunk) = chunks.next().await {

@@ -62,7 +62,7 @@ mod tests {
         {
             assert_eq!(origin(text).unwrap(), expected);
         }
-        for wrong in ["", "a.example", "https://", "https://a/b", "https://a\n", "null"] {
+        for wrong in ["", "a.example", "https://", "https://a/b", "https://a\u{1}", "null"] {
             assert!(origin(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -70,7 +70,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::sync::{Notify, Semaphore, watch as channel};
@@ -85,8 +85,8 @@ const MAX_CONNECTIONS: usize = 4096;
 const MAX_BLOCKING: usize = 32;
 /// How many of them compute vectors or scores.
 const MAX_POOLING: usize = 4;
-/// Most bytes of the head of a request.
-const MAX_HEAD: usize = 64 << 10;
+/// Bytes of a request's head that are read together; a head has at most twice as many.
+const HEAD: usize = 32 << 10;
 /// Most time until a new connection has sent the headers of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most time from an answer to the headers of the next request on its connection: pools of clients keep idle connections.
@@ -329,14 +329,14 @@ impl Shared {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: Args) -> Result<(), Failure> {
     // Addresses of IPv6 are written in brackets where a port follows.
     let host = args.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&args.host);
     let listener = TcpListener::bind((host, args.port))
         .map_err(|error| Failure::Work(format!("cannot listen on {}:{}: {error}", args.host, args.port)))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let shared = Shared::new(args)?;
+    let (shared, args) = (Shared::new(&args)?, Arc::new(args));
     args.log.start()?;
     if !address.ip().is_loopback() && shared.keys.is_empty() {
         args.log.say(format!("warning: {address} is reached by others, and no --api-key is set"));
@@ -347,29 +347,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(MAX_BLOCKING).thread_keep_alive(Duration::from_secs(2));
     let runtime = runtime.enable_all().build()?;
-    let failure = Mutex::new(None);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let end = match load(args, &shared.keys) {
-                Ok(app) => {
-                    let ready = format!("{} is ready on http://{address}", app.name);
-                    drop(shared.app.set(Arc::new(app)));
-                    args.log.say(ready);
-                    return;
-                }
-                Err(end) => end,
-            };
-            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    let (failed, failure) = mpsc::channel();
+    let (of_loader, to) = (Arc::clone(&args), shared.clone());
+    let loader = move || match load(&of_loader, &to.keys) {
+        Ok(app) => {
+            let ready = format!("{} is ready on http://{address}", app.name);
+            drop(to.app.set(Arc::new(app)));
+            of_loader.log.say(ready);
+        }
+        Err(end) => {
+            let _ = failed.send(end);
             stop.send_modify(|n| *n += 2);
-        });
-        runtime.block_on(serve(listener, router(shared.clone()), stopped, args))
-    })?;
+        }
+    };
+    // Its end is not awaited: it may take as long as the download of a model.
+    std::thread::Builder::new().name("loader".into()).spawn(loader)?;
+    runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(witness) = shared.app.get().and_then(|app| app.witness.as_ref()) {
         witness.flush();
     }
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    match failure.try_recv() {
+        Ok(failure) => Err(failure),
+        Err(_) if shared.app.get().is_none() => Err(Failure::Interrupted),
+        Err(_) => Ok(()),
+    }
 }
 
 fn keys(args: &Args) -> Result<Vec<String>, Failure> {
@@ -575,7 +578,9 @@ async fn authorize(State(shared): State<Shared>, mut request: Request, next: Nex
 
 /// Which of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
 fn key_of(headers: &HeaderMap, keys: &[String]) -> Option<usize> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let bearer = bearer.and_then(|value| value.split_at_checked("Bearer ".len()));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")).map(|(_, key)| key);
     let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
     let is_it = |key: &String| bool::from(key.as_bytes().ct_eq(given));
     keys.iter().enumerate().fold(None, |found, (i, key)| if is_it(key) { Some(i) } else { found })
@@ -640,7 +645,7 @@ async fn serve(
 /// How connections are served.
 fn http_builder() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(MAX_HEAD);
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(HEAD);
     http
 }
 

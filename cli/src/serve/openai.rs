@@ -9,6 +9,7 @@ use super::params::{Format, Params};
 use super::turn::{Job, Turn, top_logprobs};
 use super::{App, Caller, Shared, blocking, new_id};
 use axum::Extension;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -39,8 +40,12 @@ pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, Api
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
 }
 
-pub(super) async fn model(State(shared): State<Shared>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn model(
+    State(shared): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
+    let Path(name) = name.map_err(|error| ApiError::wrong(error.to_string()))?;
     match app.names().find(|id| *id == name) {
         Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
         None => {
