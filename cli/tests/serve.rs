@@ -425,6 +425,8 @@ fn bad_requests() {
         ("POST", "/v1/completions", "[]", 400),
         ("POST", "/v1/completions", &"[".repeat(100_000), 400),
         ("GET", "/v1/completions", "", 405),
+        ("POST", "/health", "", 405),
+        ("GET", "/v1/models/%FF", "", 400),
         ("GET", "/v2", "", 404),
     ] {
         let (found, response) = server.send(method, path, "", body);
@@ -906,6 +908,8 @@ fn native() {
     let parts: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
     let streamed: String = parts.iter().map(|part| part["content"].as_str().unwrap()).collect();
     assert_eq!(streamed, *text(&expected));
+    let tokens = parts.iter().flat_map(|part| part["tokens"].as_array().unwrap().clone());
+    assert_eq!(tokens.collect::<Vec<_>>(), *whole["tokens"].as_array().unwrap());
     assert_eq!(parts.iter().filter(|part| part["stop"] == true).count(), 1);
     assert_eq!(parts.last().unwrap()["stop"], true);
     let two = server.ask("/completion", &json!({"prompt": ["Ownership is", "A trait"], "n_predict": 2}));

@@ -544,13 +544,15 @@ fn router(shared: Shared) -> Router {
         .route("/metrics", get(native::metrics))
         .route("/feedback", post(learning::feedback))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found_error", "there is nothing at this path"))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
-        })
+        .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(shared.clone(), authorize));
     let public = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
-    let all = public.merge(page::routes()).merge(protected);
+    let all = public.merge(page::routes()).method_not_allowed_fallback(not_allowed).merge(protected);
     all.layer(from_fn_with_state(shared.clone(), cors::allow)).layer(from_fn(log::name_and_log)).with_state(shared)
+}
+
+async fn not_allowed() -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
 }
 
 /// Whose request it is.

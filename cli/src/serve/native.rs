@@ -178,7 +178,8 @@ async fn complete(
     let format = Format::of(&mut fields)?;
     // 0 is none here.
     let logprobs = top_logprobs("n_probs", fields.take("n_probs")?)?.filter(|&n| n > 0);
-    let with_tokens = fields.flag("return_tokens")?;
+    // Streams have them anyway.
+    let with_tokens = fields.flag("return_tokens")? || params.stream;
     let wanted = fields.take("response_fields")?;
     // Those that would end an answer earlier, or tell other figures.
     for (name, value) in [("n_indent", 0), ("t_max_prompt_ms", 0), ("t_max_predict_ms", 0)] {

@@ -6,6 +6,7 @@ use super::{Server, unchunk};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,8 @@ impl Known {
 struct Counts {
     answered: AtomicUsize,
     refused: AtomicUsize,
+    /// Times of answers.
+    times: Mutex<Vec<Duration>>,
     /// By phase.
     gone: [AtomicUsize; PHASES],
 }
@@ -152,6 +155,7 @@ fn stay(server: &Server, known: &Known, rng: &mut Rng, counts: &Counts, patience
         200 => {
             assert_eq!(text, expected, "the text of another request");
             counts.answered.fetch_add(1, Relaxed);
+            counts.times.lock().unwrap().push(begun.elapsed());
             if begun.elapsed() <= USEFUL { n_tokens } else { 0 }
         }
         429 => {
@@ -325,7 +329,11 @@ fn load() {
     });
     let (answered, refused) = (counts.answered.into_inner(), counts.refused.into_inner());
     let gone = counts.gone.map(AtomicUsize::into_inner);
+    let mut times = counts.times.into_inner().unwrap();
+    times.sort_unstable();
+    let percentile = |p: usize| times.get(times.len() * p / 100);
     println!("{answered} answered, {refused} refused, went away by phase: {gone:?}");
+    println!("times of answers: half within {:?}, 99 % within {:?}", percentile(50), percentile(99));
     let n = if is_long() { 1000 } else { 1 };
     assert!(answered >= n && refused >= n && gone.iter().all(|&gone| gone >= n));
     holds_nothing(&server);
