@@ -19,6 +19,7 @@ const MULTI_LETTER: &[(&str, &str)] = &[
     ("-jf", "--json-schema-file"),
     ("-md", "--model-draft"),
     ("-np", "--parallel"),
+    ("-to", "--timeout"),
     ("-npp", "--n-prompt"),
     ("-ntg", "--n-gen"),
     ("-npl", "--n-sequences"),
@@ -99,6 +100,31 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["--hellaswag", "--winogrande", "--multiple-choice", "--kl-divergence", "--kl-divergence-base"], NOT_YET),
 ];
 
+const ALWAYS: &str = "it is always there; leave it out";
+const REUSED: &str = "prompts that begin alike are always computed once; leave it out";
+const TLS: &str = "put a proxy that speaks TLS in front";
+
+/// Those of llama-server, and what to do for `ruvllm serve`; `UNSUPPORTED` has the others.
+const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
+    (&["--metrics", "--slots", "--ui", "--webui", "--no-skip-chat-parsing"], ALWAYS),
+    (&["--embedding", "--embeddings", "--rerank", "--reranking"], "a model that can does it; leave it out"),
+    (&["-cb", "--cont-batching", "-kvu", "--kv-unified"], "requests are always computed side by side; leave it out"),
+    (&["-nocb", "--no-cont-batching"], "-np 1 computes one request at a time"),
+    (&["--cache-prompt", "--cache-reuse", "-cram", "--cache-ram", "-sps", "--slot-prompt-similarity"], REUSED),
+    (&["--ssl-key-file", "--ssl-cert-file"], TLS),
+    (&["--threads-http", "--sse-ping-interval"], LEAVE_OUT),
+    (&["-v", "--verbose", "-lv", "--log-verbosity", "--verbosity", "--log-disable"], "use --log-level"),
+    (&["--log-jsonl", "--log-prefix", "--log-timestamps", "--log-colors"], "use --log-format"),
+    (&["--log-file"], "the log is on stderr: 2>FILE keeps it"),
+    (&["--no-webui", "--no-ui", "--no-slots", "--props", "--path", "--api-prefix", "--slot-save-path"], NOT_YET),
+    (&["--models-dir", "--models-preset", "--models-max", "--tools", "--agent", "--media-path"], NOT_YET),
+    (&["-rea", "--reasoning"], "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'"),
+    (&["--reasoning-format"], "reasoning is always told apart, in reasoning_content; leave it out"),
+    (&["--reasoning-budget"], "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'"),
+    (&["--no-mmproj", "--no-mmproj-auto", "--no-context-shift"], LEAVE_OUT),
+    (&["--keep", "--context-shift"], "a full context ends the answer; use a larger -c"),
+];
+
 /// The command line as clap is to see it.
 pub(super) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString>, Failure> {
     let mut args = args.into_iter();
@@ -142,8 +168,9 @@ pub(super) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
             None => flag.to_owned(),
         };
         let known = subcommand.get_arguments().find(|arg| is_called(arg, &flag));
+        let of_server = if subcommand.get_name() == "serve" { UNSUPPORTED_BY_SERVER } else { &[] };
         if known.is_none()
-            && let Some((_, advice)) = UNSUPPORTED.iter().find(|(names, _)| names.contains(&&*flag))
+            && let Some((_, advice)) = of_server.iter().chain(UNSUPPORTED).find(|(names, _)| names.contains(&&*flag))
         {
             return Err(Failure::Usage(format!("`{flag}` does not exist: {advice}")));
         }
@@ -218,6 +245,8 @@ mod tests {
 
     #[test]
     fn refused() {
+        assert!(prepared(&["serve", "-cb"]).unwrap_err().contains("always"));
+        assert!(prepared(&["generate", "-cb"]).unwrap_err().contains("batch"));
         assert!(prepared(&["quantize", "-ngl", "99"]).unwrap_err().contains("CPU"));
         assert!(prepared(&["quantize", "x", "--n_gpu_layers=99"]).unwrap_err().contains("--n-gpu-layers"));
         assert!(prepared(&["-m", "x", "chat"]).unwrap_err().contains("ruvllm chat"));

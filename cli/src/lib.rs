@@ -189,7 +189,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "chat")]
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => serve::run(*args),
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
         #[cfg(feature = "pull")]

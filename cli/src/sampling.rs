@@ -197,7 +197,7 @@ impl SamplingArgs {
             .mirostat_eta(self.mirostat_lr)
             .logit_bias(bias.chain(never).collect::<Vec<_>>());
         if self.dry_multiplier != 0.0 {
-            builder = builder.dry_sequence_breakers(self.breakers(tokenizer));
+            builder = builder.dry_sequence_breakers(self.breakers(tokenizer).1);
         }
         if let Some(names) = &self.samplers {
             builder = builder.samplers(names.as_str());
@@ -205,8 +205,8 @@ impl SamplingArgs {
         Ok(builder)
     }
 
-    /// The tokens that break a repetition for DRY.
-    fn breakers(&self, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
+    /// The texts that break a repetition for DRY, and their tokens.
+    pub(super) fn breakers(&self, tokenizer: &Tokenizer) -> (Vec<String>, Vec<Vec<u32>>) {
         let texts: Vec<String> = match &self.dry_sequence_breaker[..] {
             [] => ["\n", ":", "\"", "*"].map(String::from).into(),
             given => given.iter().filter(|text| *text != "none").map(|text| unescape(text)).collect(),
@@ -214,12 +214,12 @@ impl SamplingArgs {
         let n_vocab = tokenizer.n_vocab() as u32;
         let vocabulary: Vec<_> = (0..n_vocab).filter_map(|id| Some((id, tokenizer.token_bytes(id)?))).collect();
         let mut sequences = Vec::new();
-        for text in texts {
+        for text in &texts {
             let pieces = vocabulary.iter().map(|(id, piece)| (*id, &piece[..]));
             let encode = |text: &[u8]| tokenizer.encode_bytes(text, false, false);
             sequences.extend(breaker_sequences(text.as_bytes(), pieces, encode));
         }
-        sequences
+        (texts, sequences)
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) struct Args {
     now: Option<LocalTime>,
 }
 
-fn json_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+pub(super) fn json_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
 }
 

@@ -121,12 +121,28 @@ impl Server {
     }
 }
 
+/// Ends a program as a system does. Returns its exit code, for which it has a minute.
+#[cfg(unix)]
+fn ended(child: &mut Child) -> Option<i32> {
+    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if begun.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[cfg(unix)]
 impl Server {
-    /// Ends it as a system does, and waits until it has ended.
+    /// Ends it, and waits until it has ended.
     fn end(mut self) {
-        let kill = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(kill.success() && self.child.wait().unwrap().success());
+        assert_eq!(ended(&mut self.child), Some(0));
     }
 }
 
@@ -418,6 +434,12 @@ fn bad_requests() {
     refused(json!({"prompt": vec![5; 600]}), 400, "context");
     refused(json!({"prompt": "a", "grammar": "root ::= ("}), 400, "grammar");
     refused(json!({"prompt": "a", "echo": true}), 400, "echo");
+    // What each answer that waits has for itself.
+    refused(json!({"prompt": "a", "stop": "a".repeat(20_000)}), 400, "stop");
+    refused(json!({"prompt": "a", "user": "a".repeat(1000)}), 400, "user");
+    refused(json!({"prompt": "a", "logit_bias": vec![(1, 0.5); 20_000]}), 400, "logit_bias");
+    refused(json!({"prompt": "a", "samplers": ["top_k", "nonsense"]}), 400, "nonsense");
+    refused(json!({"prompt": "a", "dry_sequence_breakers": ["."]}), 400, "dry_sequence_breakers");
     refused(json!({"prompt": []}), 400, "");
     let chat = server
         .post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}));
@@ -427,11 +449,20 @@ fn bad_requests() {
         ("POST", "/v1/completions", "[]", 400),
         ("POST", "/v1/completions", &"[".repeat(100_000), 400),
         ("GET", "/v1/completions", "", 405),
+        ("POST", "/health", "", 405),
+        ("GET", "/v1/models/%FF", "", 400),
         ("GET", "/v2", "", 404),
     ] {
         let (found, response) = server.send(method, path, "", body);
         assert_eq!(found, status, "{method} {path}: {response}");
         assert!(serde_json::from_str::<Value>(&response).unwrap()["error"]["message"].is_string(), "{response}");
+    }
+    // A head that is too large. The answer may be lost as the server closes before everything is read.
+    let mut stream = server.connect();
+    let _ = write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(150_000));
+    let mut status = [0; 12];
+    if stream.read_exact(&mut status).is_ok() {
+        assert_eq!(&status, b"HTTP/1.1 431");
     }
     // A body that is too large is refused before it is read.
     let mut stream = server.connect();
@@ -439,6 +470,75 @@ fn bad_requests() {
     let mut status = [0; 12];
     stream.read_exact(&mut status).unwrap();
     assert_eq!(&status, b"HTTP/1.1 413");
+}
+
+/// Bodies together have a limit: who finds no room is told to come again, others are answered, and what bodies that did
+/// not come to their ends held is there again.
+#[test]
+fn bodies_together() {
+    let server = Server::start(&["-c", "512", "--temp", "0", "--body-budget", "1M"]);
+    let body = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &" ".repeat(400_000);
+    let mut first = server.connect();
+    write!(first, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{body}").unwrap();
+    // It may still be on its way.
+    let begun = Instant::now();
+    let head = loop {
+        let (status, head, _) = server.exchange("POST", "/v1/completions", "", &body);
+        if status != 200 {
+            break head;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "there is room for both of them");
+    };
+    assert!(head.starts_with("http/1.1 429") && head.contains("retry-after: 1"), "{head}");
+    server.ask("/v1/completions", &completion("Ownership is", 2));
+    drop(first);
+    let begun = Instant::now();
+    while server.send("POST", "/v1/completions", "", &body).0 != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "what the first one had is not there again");
+    }
+    // What never finds room, as bytes or as what they become.
+    for body in ["1".repeat(700_000), format!("[{}0]", "[0],".repeat(5_000))] {
+        assert_eq!(server.send("POST", "/tokenize", "", &body).0, 413, "{} bytes", body.len());
+    }
+}
+
+/// Whoever stops reading is sent away: neither a place nor the end of the server waits for them.
+#[cfg(unix)]
+#[test]
+fn a_client_that_reads_nothing() {
+    let mut server = Server::start(&["-c", "512", "--temp", "0", "-to", "1"]);
+    let body = json!({"prompt": "A trait", "ignore_eos": true, "stream": true, "n": 40, "logprobs": 20}).to_string();
+    let mut stream = server.connect();
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let begun = Instant::now();
+    while server.metric("llamacpp:requests_processing") == 0.0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it does not begin");
+    }
+    assert_eq!(ended(&mut server.child), Some(0));
+    drop(stream);
+}
+
+/// Pages of other origins may ask if they are named, and only then.
+#[test]
+fn origins() {
+    let question = "origin: https://a.example\r\naccess-control-request-method: POST\r\n\
+                    access-control-request-headers: authorization,content-type\r\n";
+    let (status, head, _) = shared().exchange("OPTIONS", "/v1/completions", question, "");
+    assert!(status == 405 && !head.contains("access-control"), "{head}");
+
+    let server = Server::start(&["-c", "512", "--api-key", "secret", "--cors-origins", "https://a.example,http://b:1"]);
+    let (status, head, _) = server.exchange("OPTIONS", "/v1/completions", question, "");
+    assert_eq!(status, 204);
+    for line in ["origin: https://a.example", "headers: authorization,content-type", "methods: get, post"] {
+        assert!(head.contains(&format!("access-control-allow-{line}")), "no {line} in {head}");
+    }
+    // The answer without a key is told, too, so that the page can say why.
+    let (status, head, _) = server.exchange("GET", "/v1/models", "origin: http://b:1\r\n", "");
+    assert!(status == 401 && head.contains("access-control-allow-origin: http://b:1"), "{head}");
+    for origin in ["https://b.example", "https://a.example.evil", "http://a.example", "null"] {
+        let (_, head, _) = server.exchange("GET", "/health", &format!("origin: {origin}\r\n"), "");
+        assert!(!head.contains("access-control") && head.contains("vary: origin"), "{origin}: {head}");
+    }
 }
 
 /// Clients that go away in any phase leave nothing behind.
@@ -472,6 +572,9 @@ fn keys() {
         (status(""), status("authorization: Bearer on\r\n"), status("authorization: Bearer one2\r\n")),
         (401, 401, 401)
     );
+    let listed = |headers: &str| server.send("GET", "/v1/models", headers, "").0;
+    assert_eq!((listed("authorization: Basic one\r\n"), listed("authorization: bearer other\r\n")), (401, 200));
+    assert!(server.exchange("GET", "/v1/models", "", "").1.contains("www-authenticate: bearer"));
     let cached = |headers: &str| {
         let (status, response) = server.send("POST", "/v1/completions", headers, &body);
         assert_eq!(status, 200);
@@ -481,6 +584,41 @@ fn keys() {
     assert_eq!(cached("authorization: Bearer one\r\n"), 0);
     assert!(cached("authorization: Bearer one\r\n") > 0);
     assert_eq!(cached("x-api-key: other\r\n"), 0);
+
+    // Comments in a file of keys are none.
+    let file = std::env::temp_dir().join(format!("ruvllm-keys-{}", std::process::id()));
+    std::fs::write(&file, "# of the team\n\n  one \n").unwrap();
+    let server = Server::start(&["-c", "512", "--api-key-file", file.to_str().unwrap()]);
+    let status = |key: &str| server.send("GET", "/v1/models", &format!("x-api-key: {key}\r\n"), "").0;
+    assert_eq!((status("one"), status("# of the team"), status("")), (200, 401, 401));
+    std::fs::remove_file(file).unwrap();
+}
+
+/// A server whose model is still being downloaded says so, and ends when it shall.
+#[cfg(all(unix, feature = "pull"))]
+#[test]
+fn ends_while_loading() {
+    // A hub that does not answer.
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let folder = std::env::temp_dir().join(format!("ruvllm-loading-{}", std::process::id()));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["serve", "-hf", "a/b:Q8_0", "--port", &port.to_string()])
+        .env("HF_HOME", &folder)
+        .env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()))
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let asked = hub.accept().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(stream, "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 503") && response.contains("being loaded"), "{response}");
+    assert_eq!(ended(&mut child), Some(130));
+    drop(asked);
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 /// What one key's requests teach takes effect for that key alone, and is in its folder alone.
@@ -794,6 +932,8 @@ fn native() {
     let parts: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
     let streamed: String = parts.iter().map(|part| part["content"].as_str().unwrap()).collect();
     assert_eq!(streamed, *text(&expected));
+    let tokens = parts.iter().flat_map(|part| part["tokens"].as_array().unwrap().clone());
+    assert_eq!(tokens.collect::<Vec<_>>(), *whole["tokens"].as_array().unwrap());
     assert_eq!(parts.iter().filter(|part| part["stop"] == true).count(), 1);
     assert_eq!(parts.last().unwrap()["stop"], true);
     let two = server.ask("/completion", &json!({"prompt": ["Ownership is", "A trait"], "n_predict": 2}));
@@ -801,6 +941,32 @@ fn native() {
     let slots: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
     assert_eq!((slots.as_array().unwrap().len(), &slots[15]["n_ctx"]), (16, &json!(512)));
     assert_eq!(server.get("/lora-adapters"), (200, "[]".into()));
+    assert_eq!(server.get("/slots?fail_on_no_slot=1").0, 200);
+    let body = json!({"prompt": "A", "n_predict": 2, "n_cmpl": 2, "samplers": ["top_k", "temperature"], "n_indent": 0,
+        "response_fields": ["content", "timings/predicted_n", "nothing"]});
+    let two = server.ask("/completions", &body);
+    assert_eq!((two[1].as_object().unwrap().len(), &two[1]["predicted_n"]), (2, &json!(2)), "{two}");
+    // A token may be a part of a character only.
+    let tokens = server.ask("/tokenize", &json!({"content": "a\u{1f9c0}", "with_pieces": true}));
+    let pieces = tokens["tokens"].as_array().unwrap().iter().map(|token| &token["piece"]);
+    let bytes = pieces.flat_map(|piece| match piece.as_str() {
+        Some(text) => text.as_bytes().to_vec(),
+        None => piece.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect(),
+    });
+    assert_eq!(String::from_utf8(bytes.collect()).unwrap().trim_start(), "a\u{1f9c0}");
+    let native = server.ask("/embedding", &json!({"content": ["A trait", "A borrow ends."]}));
+    let openai = server.ask("/v1/embeddings", &json!({"input": ["A trait", "A borrow ends."]}));
+    for i in 0..2 {
+        assert_eq!((&native[i]["index"], &native[i]["embedding"][0]), (&json!(i), &openai["data"][i]["embedding"]));
+    }
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let n =
+        server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}))["usage"]["prompt_tokens"]
+            .clone();
+    for (path, body) in [("chat/completions", json!({"messages": messages})), ("responses", json!({"input": "Hello"}))]
+    {
+        assert_eq!(server.ask(&format!("/v1/{path}/input_tokens"), &body)["input_tokens"], n, "{path}");
+    }
     assert_eq!(server.post("/infill", &json!({"input_prefix": "fn a(", "input_suffix": ")"})).0, 501);
     assert_eq!(server.post("/completion", &json!({"prompt": "a", "lora": [{"id": 0, "scale": 1}]})).0, 400);
 }

@@ -141,7 +141,12 @@ def behind(name, key, command_of, is_cache_aware):
         threads = [threading.Thread(target=stream, args=(i,)) for i in range(8)]
         [thread.start() for thread in threads]
         begun.wait(60)
-        busy = [metric(address, "num_requests_running") for address in addresses]
+        # A stream begins before the first pass for it does.
+        for _ in range(100):
+            busy = [metric(address, "num_requests_running") for address in addresses]
+            if sum(busy) == 8:
+                break
+            time.sleep(0.02)
         assert min(busy) > 0 and sum(busy) == 8, busy
         replicas[0].kill()
         [thread.join() for thread in threads]

@@ -165,11 +165,14 @@ pub(super) fn timings(finish: &Finish) -> Value {
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let rate = |n: usize, ms: f64| if ms > 0.0 { n as f64 * 1e3 / ms } else { 0.0 };
     let (prompt, decode) = (ms(finish.timings.prefill), ms(finish.timings.decode));
+    let each = |n: usize, ms: f64| if n > 0 { ms / n as f64 } else { 0.0 };
     let (n_prompt, n) = (finish.n_prompt, finish.n_generated);
     let mut timings = json!({
-        "cache_n": finish.n_cached.total(), "prompt_n": n_prompt, "prompt_ms": prompt,
-        "prompt_per_second": rate(n_prompt, prompt), "predicted_n": n, "predicted_ms": decode,
-        "predicted_per_second": rate(n, decode),
+        "cache_n": finish.n_cached.total(),
+        "prompt_n": n_prompt, "prompt_ms": prompt,
+        "prompt_per_token_ms": each(n_prompt, prompt), "prompt_per_second": rate(n_prompt, prompt),
+        "predicted_n": n, "predicted_ms": decode,
+        "predicted_per_token_ms": each(n, decode), "predicted_per_second": rate(n, decode),
     });
     if finish.drafts.n_drafted > 0 {
         timings["draft_n"] = finish.drafts.n_drafted.into();

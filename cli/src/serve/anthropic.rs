@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, Usage};
 use super::blocks::{Block, Change, Events, stream, whole};
+use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::http::json_response;
@@ -16,10 +17,10 @@ use serde_json::{Map, Value, json};
 pub(super) async fn messages(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    fields: Result<Fields, ApiError>,
+    body: Result<Body, ApiError>,
 ) -> Result<Response, ApiError> {
     let run = async {
-        let mut fields = fields?;
+        let Body(mut fields, share) = body?;
         // The API has no default.
         let max_tokens: i64 = fields.need("max_tokens")?;
         if max_tokens < 1 {
@@ -30,6 +31,7 @@ pub(super) async fn messages(
         let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
+        drop(share);
         let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
         let (id, model) = (new_id("msg_"), job.app.name.clone());
         let stops = (job.app.stop.len(), job.params.stop.clone());
@@ -48,10 +50,10 @@ pub(super) async fn messages(
 pub(super) async fn count_tokens(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    fields: Result<Fields, ApiError>,
+    body: Result<Body, ApiError>,
 ) -> Result<Response, ApiError> {
     let run = async {
-        let mut fields = fields?;
+        let Body(mut fields, _share) = body?;
         translate(&mut fields)?;
         let turn = Turn::of(shared.app()?, caller, &mut fields)?;
         fields.finish()?;

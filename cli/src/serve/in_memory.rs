@@ -1,13 +1,14 @@
 //! The server without sockets: what clients send and read are bytes in memory. The fuzzer
 //! (`fuzz/fuzz_targets/serve.rs`) calls it.
 
-use super::{Args, Failure, Shared, http_builder, keys, load, router};
+use super::{Args, Failure, Shared, http_builder, load, router};
 use axum::Router;
 use clap::{Args as _, Command, FromArgMatches};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::runtime::{Builder, Runtime};
 
@@ -26,8 +27,8 @@ impl InMemory {
         let start = || {
             let command = Args::augment_args(Command::new("serve")).no_binary_name(true);
             let args = Args::from_arg_matches(&command.try_get_matches_from(flags)?)?;
-            let keys = keys(&args)?;
-            let shared = Shared::of(load(&args, &keys)?, keys);
+            let shared = Shared::new(&args)?;
+            drop(shared.app.set(Arc::new(load(&args, &shared.keys)?)));
             let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
             Ok(InMemory { runtime, service: TowerToHyperService::new(router(shared)) })
         };

@@ -1,7 +1,7 @@
 //! What is recorded of answers, and learnt by itself: for one user, or for each key by itself.
 
+use super::body::Body;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::http::json_response;
 use super::{App, Args, Caller, Shared, blocking};
 use crate::output::Failure;
@@ -126,7 +126,7 @@ impl Recorder {
 pub(super) async fn feedback(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let (request, score): (String, f32) = (fields.need("request_id")?, fields.need("score")?);

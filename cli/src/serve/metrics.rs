@@ -67,6 +67,11 @@ impl Metrics {
         let pool = self.engine.pool().stats();
         let kv_usage = Gauge::<f64, AtomicU64>::default();
         kv_usage.set(if pool.budget == u64::MAX { 0.0 } else { pool.used as f64 / pool.budget as f64 });
+        let mean = |n: &Counter, seconds: &Seconds| {
+            let gauge = Gauge::<f64, AtomicU64>::default();
+            gauge.set(if seconds.get() > 0.0 { n.get() as f64 / seconds.get() } else { 0.0 });
+            gauge
+        };
         let (kv_bytes, prefix_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
         kv_bytes.set(pool.used as i64);
         prefix_bytes.set(self.engine.pool().prefixes().bytes as i64);
@@ -88,12 +93,17 @@ impl Metrics {
             "llamacpp:prompt_seconds", "Time that prompts took", self.prompt_seconds;
             "llamacpp:tokens_predicted", "Tokens generated", self.predicted_tokens;
             "llamacpp:tokens_predicted_seconds", "Time that generated tokens took", self.predicted_seconds;
+            "llamacpp:prompt_tokens_seconds", "Tokens of prompts per second", mean(&self.prompt_tokens, &self.prompt_seconds);
+            "llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request",
+                mean(&self.predicted_tokens, &self.predicted_seconds);
             "llamacpp:requests_processing", "Requests that run", self.running;
             "llamacpp:requests_deferred", "Requests that wait", self.waiting;
             "llamacpp:kv_cache_usage_ratio", "Share of the pool of keys and values in use", kv_usage;
             "vllm:num_requests_running", "Requests that run", self.running;
             "vllm:num_requests_waiting", "Requests that wait", self.waiting;
             "vllm:kv_cache_usage_perc", "Share of the pool of keys and values in use", kv_usage;
+            "vllm:prompt_tokens", "Tokens of prompts that were computed", self.prompt_tokens;
+            "vllm:generation_tokens", "Tokens generated", self.predicted_tokens;
             "vllm:lora_requests_info", "Adapters that requests may name, and when this was told", lora_info;
             "vllm:num_preemptions", "Times that a request lost its pages", self.preempted;
             "vllm:spec_decode_num_draft_tokens", "Tokens drafted", self.drafted;

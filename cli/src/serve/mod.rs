@@ -7,6 +7,8 @@
 mod answer;
 mod anthropic;
 mod blocks;
+mod body;
+mod cors;
 mod embeddings;
 mod error;
 mod fields;
@@ -21,6 +23,7 @@ mod page;
 mod params;
 mod rerank;
 mod responses;
+mod sending;
 mod turn;
 mod watch;
 mod witness;
@@ -34,13 +37,15 @@ use super::output::{Failure, note, unix_time};
 use super::sampling::SamplingArgs;
 use super::sona::SonaArgs;
 use super::speculation::SpeculationArgs;
-use super::template::{bos_text, eos_text};
+use super::template::{bos_text, eos_text, json_object};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use body::Budget;
+use cors::origin;
 use error::ApiError;
 use futures_util::future::{Either, select};
 use hyper::server::conn::http1;
@@ -63,11 +68,13 @@ use ruvllm::sample::{SamplerBuilder, TokenMask};
 use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model, ScheduleError};
+use sending::Sending;
+use serde_json::{Map, Value};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::sync::{Notify, Semaphore, watch as channel};
@@ -80,6 +87,10 @@ const FINGERPRINT: &str = concat!("ruvllm-", env!("CARGO_PKG_VERSION"));
 const MAX_CONNECTIONS: usize = 4096;
 /// Threads for what takes longer than a moment.
 const MAX_BLOCKING: usize = 32;
+/// How many of them compute vectors or scores.
+const MAX_POOLING: usize = 4;
+/// Bytes of a request's head that are read together; a head has at most twice as many.
+const HEAD: usize = 32 << 10;
 /// Most time until a new connection has sent the headers of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most time from an answer to the headers of the next request on its connection: pools of clients keep idle connections.
@@ -115,8 +126,11 @@ pub(super) struct AppArgs {
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     n_predict: i64,
     /// Jinja file to use instead of the model's chat template
-    #[arg(long, value_name = "FILE", alias = "template")]
+    #[arg(long, value_name = "FILE", alias = "template", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
     chat_template_file: Option<PathBuf>,
+    /// What the template is told besides the conversation, as in {"enable_thinking": false}; requests may say otherwise
+    #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
@@ -142,15 +156,26 @@ pub(super) struct Args {
     /// Key that requests have to bring; repeatable, or several separated by commas
     #[arg(long, value_name = "KEY", value_delimiter = ',', env = "LLAMA_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// File with a key on each line
-    #[arg(long, value_name = "FILE")]
+    /// File with a key on each line; lines that begin with # are comments
+    #[arg(long, value_name = "FILE", env = "LLAMA_ARG_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
     /// Requests that run or wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     max_requests: u32,
+    /// Most memory for the bodies of requests that are being read, beyond 64 KiB for each; who finds no room is refused
+    /// with status 429
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    body_budget: u64,
+    /// Web pages that may send requests from browsers, as in https://example.com, separated by commas; * is any
+    /// [default: none but the server's own]
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', env = "LLAMA_ARG_CORS_ORIGINS", value_parser = origin)]
+    cors_origins: Vec<HeaderValue>,
     /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     max_itl_ms: Option<u64>,
+    /// Time for which a client may read nothing of its answer, then its connection is closed [short: -to]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, env = "LLAMA_ARG_TIMEOUT", value_parser = positive)]
+    timeout: f64,
     /// Time in one pass after which /health answers 503
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
     watchdog_seconds: f64,
@@ -189,7 +214,11 @@ struct App {
     n_parallel: usize,
     max_requests: usize,
     preparing: Arc<Semaphore>,
+    /// Requests for vectors or scores that are computed side by side; more wait.
+    pooling: Semaphore,
     template: ChatTemplate,
+    /// What the template is told if a request says nothing else.
+    kwargs: Map<String, Value>,
     tool_format: ToolFormat,
     bos: String,
     eos: String,
@@ -197,6 +226,8 @@ struct App {
     stop: Vec<String>,
     trie: TokenTrie,
     sampling: SamplerBuilder,
+    /// Texts across which DRY sees no repetition, and their tokens.
+    breakers: (Vec<String>, Vec<Vec<u32>>),
     mask: Option<Box<dyn TokenMask>>,
     seed: Option<u64>,
     max_tokens: Option<usize>,
@@ -285,11 +316,20 @@ impl App {
 struct Shared {
     app: Arc<OnceLock<Arc<App>>>,
     keys: Arc<Vec<String>>,
+    bodies: Arc<Budget>,
+    /// Pages of others that may ask.
+    origins: Arc<Vec<HeaderValue>>,
 }
 
 impl Shared {
-    fn of(app: App, keys: Vec<String>) -> Shared {
-        Shared { app: Arc::new(Arc::new(app).into()), keys: Arc::new(keys) }
+    /// Of a server whose model is still to be loaded.
+    fn new(args: &Args) -> Result<Shared, Failure> {
+        Ok(Shared {
+            app: Arc::default(),
+            keys: Arc::new(keys(args)?),
+            bodies: Budget::new(usize::try_from(args.body_budget).unwrap_or(usize::MAX)),
+            origins: Arc::new(args.cors_origins.clone()),
+        })
     }
 
     fn app(&self) -> Result<Arc<App>, ApiError> {
@@ -304,12 +344,14 @@ impl Shared {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let listener = TcpListener::bind((args.host.as_str(), args.port))
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    // Addresses of IPv6 are written in brackets where a port follows.
+    let host = args.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&args.host);
+    let listener = TcpListener::bind((host, args.port))
         .map_err(|error| Failure::Work(format!("cannot listen on {}:{}: {error}", args.host, args.port)))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let shared = Shared { app: Arc::default(), keys: Arc::new(keys(args)?) };
+    let (shared, args) = (Shared::new(&args)?, Arc::new(args));
     args.log.start()?;
     if !address.ip().is_loopback() && shared.keys.is_empty() {
         args.log.say(format!("warning: {address} is reached by others, and no --api-key is set"));
@@ -320,35 +362,39 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(MAX_BLOCKING).thread_keep_alive(Duration::from_secs(2));
     let runtime = runtime.enable_all().build()?;
-    let failure = Mutex::new(None);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let end = match load(args, &shared.keys) {
-                Ok(app) => {
-                    let ready = format!("{} is ready on http://{address}", app.name);
-                    drop(shared.app.set(Arc::new(app)));
-                    args.log.say(ready);
-                    return;
-                }
-                Err(end) => end,
-            };
-            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    let (failed, failure) = mpsc::channel();
+    let (of_loader, to) = (Arc::clone(&args), shared.clone());
+    let loader = move || match load(&of_loader, &to.keys) {
+        Ok(app) => {
+            let ready = format!("{} is ready on http://{address}", app.name);
+            drop(to.app.set(Arc::new(app)));
+            of_loader.log.say(ready);
+        }
+        Err(end) => {
+            let _ = failed.send(end);
             stop.send_modify(|n| *n += 2);
-        });
-        runtime.block_on(serve(listener, router(shared.clone()), stopped, &args.log))
-    })?;
+        }
+    };
+    // Its end is not awaited: it may take as long as the download of a model.
+    std::thread::Builder::new().name("loader".into()).spawn(loader)?;
+    runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(app) = shared.app.get() {
         app.witness.iter().for_each(Witness::flush);
         app.keep_measured();
     }
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    match failure.try_recv() {
+        Ok(failure) => Err(failure),
+        Err(_) if shared.app.get().is_none() => Err(Failure::Interrupted),
+        Err(_) => Ok(()),
+    }
 }
 
 fn keys(args: &Args) -> Result<Vec<String>, Failure> {
     let of_file = args.api_key_file.as_deref().map(read_text).transpose()?.unwrap_or_default();
-    let keys = args.api_key.iter().map(String::as_str).chain(of_file.lines()).map(str::trim);
+    let lines = of_file.lines().filter(|line| !line.starts_with('#'));
+    let keys = args.api_key.iter().map(String::as_str).chain(lines).map(str::trim);
     let keys: Vec<_> = keys.filter(|key| !key.is_empty()).map(str::to_owned).collect();
     if keys.is_empty() && args.api_key_file.is_some() {
         return Err(Failure::Usage("--api-key-file: there is no key in it".into()));
@@ -438,6 +484,7 @@ impl App {
         Ok(App {
             learners: Vec::new(),
             sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
+            breakers: args.sampling.breakers(&tokenizer),
             mask: args.sampling.mask(&tokenizer)?,
             seed: args.sampling.given_seed(),
             trie: TokenTrie::new(&tokenizer)?,
@@ -448,7 +495,9 @@ impl App {
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,
             preparing: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, |n| n.get()))),
+            pooling: Semaphore::new(MAX_POOLING),
             template: ChatTemplate::parse(&source)?,
+            kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
             knows_developer: source.contains("developer"),
             tool_format: ToolFormat::of(&source),
             bos: bos_text(Some(&tokenizer)),
@@ -481,7 +530,8 @@ pub(super) fn local(args: &AppArgs) -> Result<Router, Failure> {
         watchdog: Duration::MAX,
         witness: None,
     };
-    Ok(router(Shared::of(App::open(args, purpose)?, Vec::new())))
+    let app = Arc::new(Arc::new(App::open(args, purpose)?).into());
+    Ok(router(Shared { app, keys: Arc::default(), bodies: Budget::new(usize::MAX), origins: Arc::default() }))
 }
 
 fn router(shared: Shared) -> Router {
@@ -489,16 +539,24 @@ fn router(shared: Shared) -> Router {
         .route("/v1/chat/completions", post(openai::chat))
         .route("/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions/input_tokens", post(openai::count_tokens))
         .route("/v1/responses", post(responses::responses))
+        .route("/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::count_tokens))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/embeddings", post(embeddings::embedding))
+        .route("/embedding", post(embeddings::embedding))
         .route("/v1/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
         .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/models", get(openai::models))
         .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))
         .route("/slots", get(native::slots))
         .route("/props", get(native::props))
@@ -509,12 +567,15 @@ fn router(shared: Shared) -> Router {
         .route("/metrics", get(native::metrics))
         .route("/feedback", post(learning::feedback))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found_error", "there is nothing at this path"))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
-        })
+        .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(shared.clone(), authorize));
     let public = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
-    public.merge(page::routes()).merge(protected).layer(from_fn(log::name_and_log)).with_state(shared)
+    let all = public.merge(page::routes()).method_not_allowed_fallback(not_allowed).merge(protected);
+    all.layer(from_fn_with_state(shared.clone(), cors::allow)).layer(from_fn(log::name_and_log)).with_state(shared)
+}
+
+async fn not_allowed() -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
 }
 
 /// Whose request it is.
@@ -542,7 +603,9 @@ async fn authorize(State(shared): State<Shared>, mut request: Request, next: Nex
 
 /// Which of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
 fn key_of(headers: &HeaderMap, keys: &[String]) -> Option<usize> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let bearer = bearer.and_then(|value| value.split_at_checked("Bearer ".len()));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")).map(|(_, key)| key);
     let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
     let is_it = |key: &String| bool::from(key.as_bytes().ct_eq(given));
     keys.iter().enumerate().fold(None, |found, (i, key)| if is_it(key) { Some(i) } else { found })
@@ -553,7 +616,7 @@ async fn serve(
     listener: TcpListener,
     router: Router,
     mut stopped: channel::Receiver<u32>,
-    log: &LogArgs,
+    args: &Args,
 ) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
@@ -584,7 +647,8 @@ async fn serve(
             begins.notify_one();
             service.call(request)
         });
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+        let stream = TokioIo::new(Sending::new(stream, Duration::from_secs_f64(args.timeout)));
+        let connection = graceful.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
             let mut connection = pin!(connection);
             let first = tokio::time::timeout(HEADER_TIMEOUT, asked.notified());
@@ -597,7 +661,7 @@ async fn serve(
     }
     drop(listener);
     if *stopped.borrow() < 2 {
-        log.say("ending; what was asked is answered first");
+        args.log.say("ending; what was asked is answered first");
         select(pin!(graceful.shutdown()), pin!(stopped.wait_for(|&n| n > 1))).await;
     }
     Ok(())
@@ -606,7 +670,7 @@ async fn serve(
 /// How connections are served.
 fn http_builder() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(HEAD);
     http
 }
 

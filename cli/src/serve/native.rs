@@ -1,16 +1,17 @@
 //! llama-server's own API, as far as it is here.
 
 use super::answer::{Answer, Step, chat_logprob, timings};
+use super::body::{Body, Share};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::http::{event, events, json_response};
+use super::http::{event, events, json_list, json_response, json_text};
 use super::openai::{MAX_PROMPTS, prompts};
 use super::params::{Format, Params};
 use super::turn::{Job, top_logprobs};
 use super::{App, Caller, Shared, blocking};
 use axum::Extension;
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
@@ -37,12 +38,16 @@ pub(super) async fn props(State(shared): State<Shared>) -> Result<Response, ApiE
         "chat_template": app.model.chat_template(),
         "bos_token": app.bos,
         "eos_token": app.eos,
+        "modalities": {"vision": false, "audio": false},
         "build_info": super::FINGERPRINT,
     });
     Ok(json_response(StatusCode::OK, &props))
 }
 
-pub(super) async fn tokenize(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(super) async fn tokenize(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let text: String = fields.need("content")?;
     let (add_special, with_pieces) = (fields.flag("add_special")?, fields.flag("with_pieces")?);
@@ -50,25 +55,35 @@ pub(super) async fn tokenize(State(shared): State<Shared>, mut fields: Fields) -
     fields.finish()?;
     let tokens = blocking(move || {
         let ids = app.tokenizer.encode(&text, add_special, parse_special);
-        let token = |id| match with_pieces {
-            false => json!(id),
-            true => json!({"id": id, "piece": super::answer::token_text(&app, id)}),
+        let piece = |id| match String::from_utf8(app.tokenizer.token_bytes(id).unwrap_or_default()) {
+            Ok(text) => json!(text),
+            // A part of a character.
+            Err(error) => json!(error.as_bytes()),
         };
-        Ok(ids.into_iter().map(token).collect::<Vec<Value>>())
+        let token = |id| if with_pieces { json!({"id": id, "piece": piece(id)}) } else { json!(id) };
+        Ok(json_list(ids.into_iter().map(token)))
     })
     .await?;
-    Ok(json_response(StatusCode::OK, &json!({"tokens": tokens})))
+    Ok(json_text(format!("{{\"tokens\":{tokens}}}")))
 }
 
-pub(super) async fn detokenize(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(super) async fn detokenize(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let tokens: Vec<u32> = fields.need("tokens")?;
     fields.finish()?;
-    let text = app.tokenizer.decode_lossy(&tokens, true).map_err(|error| ApiError::field("tokens", error))?;
+    let text =
+        blocking(move || app.tokenizer.decode_lossy(&tokens, true).map_err(|error| ApiError::field("tokens", error)))
+            .await?;
     Ok(json_response(StatusCode::OK, &json!({"content": text})))
 }
 
-pub(super) async fn apply_template(State(shared): State<Shared>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(super) async fn apply_template(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     fields.ignore(&["model"]);
     let conversation = app.conversation(&mut fields)?;
@@ -77,10 +92,14 @@ pub(super) async fn apply_template(State(shared): State<Shared>, mut fields: Fie
     Ok(json_response(StatusCode::OK, &json!({"prompt": prompt})))
 }
 
-/// What runs, and room for more.
-pub(super) async fn slots(State(shared): State<Shared>) -> Result<Response, ApiError> {
+/// What runs, and room for more; with `?fail_on_no_slot=1` an error if there is none.
+pub(super) async fn slots(State(shared): State<Shared>, uri: Uri) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let mut tasks = app.metrics.running();
+    let must_have_room = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "fail_on_no_slot=1"));
+    if must_have_room && tasks.len() >= app.n_parallel {
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "no slot is available"));
+    }
     tasks.resize(app.n_parallel, None);
     let slot = |(i, task): (usize, Option<u64>)| json!({"id": i, "id_task": task, "n_ctx": app.n_ctx, "is_processing": task.is_some()});
     Ok(json_response(StatusCode::OK, &tasks.into_iter().enumerate().map(slot).collect()))
@@ -96,51 +115,55 @@ pub(super) async fn lora_adapters(State(shared): State<Shared>) -> Result<Respon
 pub(super) async fn completion(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
-    complete(app, caller, fields, prompts).await
+    complete(app, caller, fields, share, prompts).await
 }
 
 /// Code between a text and another.
 pub(super) async fn infill(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
-    let tokenizer = &app.tokenizer;
-    let Some(fim) = tokenizer.fill_in_the_middle() else {
+    let Some(fim) = app.tokenizer.fill_in_the_middle() else {
         let message = "the model has no tokens for texts with a gap";
         return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message));
     };
-    let text = |text: &str| tokenizer.encode(text, false, false);
-    let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
     let extra: Vec<Value> = fields.take("input_extra")?.unwrap_or_default();
-    if !extra.is_empty() {
-        tokens.extend(fim.repository);
-        tokens.extend(fim.repository.map(|_| text("repository\n")).unwrap_or_default());
-    }
-    for (i, chunk) in extra.iter().enumerate() {
-        let Some(content) = chunk["text"].as_str() else {
-            return Err(ApiError::field(&format!("input_extra[{i}]"), "it has no text"));
-        };
-        let name = chunk["filename"].as_str().unwrap_or("other");
-        match fim.file {
-            Some(file) => tokens.extend([file].into_iter().chain(text(&format!("{name}\n{content}")))),
-            None => tokens.extend(text(&format!("\n\n--- {name} ---\n\n{content}"))),
-        }
-    }
     let (prefix, suffix): (String, String) = (fields.need("input_prefix")?, fields.need("input_suffix")?);
     // What the missing text begins with.
     let begin: String = fields.take("prompt")?.unwrap_or_default();
-    tokens.push(fim.prefix);
-    tokens.extend(text(&format!("{prefix}{begin}")));
-    tokens.push(fim.suffix);
-    tokens.extend(text(&suffix));
-    tokens.push(fim.middle);
-    complete(app, caller, fields, vec![tokens]).await
+    let tokenizer = Arc::clone(&app.tokenizer);
+    let tokens = blocking(move || {
+        let text = |text: &str| tokenizer.encode(text, false, false);
+        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        if !extra.is_empty() {
+            tokens.extend(fim.repository);
+            tokens.extend(fim.repository.map(|_| text("repository\n")).unwrap_or_default());
+        }
+        for (i, chunk) in extra.iter().enumerate() {
+            let Some(content) = chunk["text"].as_str() else {
+                return Err(ApiError::field(&format!("input_extra[{i}]"), "it has no text"));
+            };
+            let name = chunk["filename"].as_str().unwrap_or("other");
+            match fim.file {
+                Some(file) => tokens.extend([file].into_iter().chain(text(&format!("{name}\n{content}")))),
+                None => tokens.extend(text(&format!("\n\n--- {name} ---\n\n{content}"))),
+            }
+        }
+        tokens.push(fim.prefix);
+        tokens.extend(text(&format!("{prefix}{begin}")));
+        tokens.push(fim.suffix);
+        tokens.extend(text(&suffix));
+        tokens.push(fim.middle);
+        Ok(tokens)
+    })
+    .await?;
+    complete(app, caller, fields, share, vec![tokens]).await
 }
 
 /// Answers to prompts, in the words of llama-server.
@@ -148,19 +171,28 @@ async fn complete(
     app: Arc<App>,
     caller: Caller,
     mut fields: Fields,
+    share: Share,
     prompts: Vec<Vec<u32>>,
 ) -> Result<Response, ApiError> {
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     // 0 is none here.
     let logprobs = top_logprobs("n_probs", fields.take("n_probs")?)?.filter(|&n| n > 0);
-    let with_tokens = fields.flag("return_tokens")?;
+    // Streams have them anyway.
+    let with_tokens = fields.flag("return_tokens")? || params.stream;
+    let wanted = fields.take("response_fields")?;
+    // Those that would end an answer earlier, or tell other figures.
+    for (name, value) in [("n_indent", 0), ("t_max_prompt_ms", 0), ("t_max_predict_ms", 0)] {
+        fields.only(name, value)?;
+    }
+    fields.only("post_sampling_probs", false)?;
     fields.finish()?;
     if params.stream && prompts.len() * params.n != 1 {
         return Err(ApiError::field("stream", "of one answer alone"));
     }
     let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
-    let call = Call { job, with_tokens };
+    drop(share);
+    let call = Call { job, with_tokens, wanted };
     if call.job.params.stream {
         let begin = (call, answers.into_iter().next());
         let parts = stream::unfold(begin, |(call, answer)| async move {
@@ -196,6 +228,8 @@ async fn complete(
 struct Call {
     job: Job,
     with_tokens: bool,
+    /// The fields of the end that are told; all if there is no list.
+    wanted: Option<Vec<String>>,
 }
 
 impl Call {
@@ -242,8 +276,20 @@ impl Call {
         end["tokens_predicted"] = finish.n_generated.into();
         end["tokens_cached"] = finish.n_cached.total().into();
         end["timings"] = timings(&finish);
-        end
+        match &self.wanted {
+            None => end,
+            Some(names) => selected(&end, names),
+        }
     }
+}
+
+/// Fields by their paths, as in `timings/predicted_ms`: each under the last name of its path.
+fn selected(value: &Value, paths: &[String]) -> Value {
+    let found = paths.iter().filter_map(|path| {
+        let field = path.split('/').try_fold(value, |object, name| object.get(name))?;
+        Some((path.rsplit('/').next()?.to_owned(), field.clone()))
+    });
+    Value::Object(found.collect())
 }
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {

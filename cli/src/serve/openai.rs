@@ -2,13 +2,14 @@
 
 use super::super::output::unix_time;
 use super::answer::{Answer, Delta, Step, Usage, call_id, chat_logprob, timings, token_text};
+use super::body::Body;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::http::{event, events, json_response};
 use super::params::{Format, Params};
 use super::turn::{Job, Turn, top_logprobs};
 use super::{App, Caller, Shared, blocking, new_id};
 use axum::Extension;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -26,7 +27,10 @@ pub(super) const MAX_PROMPTS: usize = 64;
 fn model_json(app: &App, id: String) -> Value {
     json!({
         "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
-        "meta": {"n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab()},
+        "meta": {
+            "n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab(),
+            "n_embd": app.model.hparams().n_embd, "n_params": app.model.n_params(),
+        },
     })
 }
 
@@ -36,8 +40,12 @@ pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, Api
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
 }
 
-pub(super) async fn model(State(shared): State<Shared>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn model(
+    State(shared): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
+    let Path(name) = name.map_err(|error| ApiError::wrong(error.to_string()))?;
     match app.names().find(|id| *id == name) {
         Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
         None => {
@@ -320,7 +328,7 @@ impl Collected {
 pub(super) async fn completions(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
     let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
@@ -337,6 +345,7 @@ pub(super) async fn completions(
     // Where the API's default is a limit of 16 tokens, llama-server's, and ours, is none.
     let n_prompts = prompts.len();
     let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
+    drop(share);
     Call::new(job, false).respond(answers, n_prompts).await
 }
 
@@ -373,13 +382,30 @@ pub(super) async fn prompts(
     if n_bytes <= QUICK_TEXT { work() } else { blocking(work).await }
 }
 
+/// Tokens of a chat's prompt, as llama-server tells them.
+pub(super) async fn count_tokens(
+    State(shared): State<Shared>,
+    Extension(caller): Extension<Caller>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
+    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    fields.finish()?;
+    Ok(input_tokens(turn.count_tokens().await?))
+}
+
+/// The number of a prompt's tokens, as OpenAI's Responses tell it.
+pub(super) fn input_tokens(n: usize) -> Response {
+    json_response(StatusCode::OK, &json!({"object": "response.input_tokens", "input_tokens": n}))
+}
+
 pub(super) async fn chat(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
+    drop(share);
     Call::new(job, true).respond(answers, 1).await
 }

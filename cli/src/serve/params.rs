@@ -13,6 +13,12 @@ use std::sync::Arc;
 const MAX_ANSWERS: usize = 64;
 /// Most strings that end an answer.
 const MAX_STOPS: usize = 64;
+/// Most bytes of all of them: each answer that waits has its own.
+const MAX_STOP_BYTES: usize = 16 << 10;
+/// Most biases on tokens: each answer that waits has its own.
+const MAX_BIASES: usize = 16 << 10;
+/// Most bytes of the name of who asks.
+const MAX_USER: usize = 512;
 
 /// How to answer.
 pub(super) struct Params {
@@ -50,6 +56,11 @@ impl Params {
         let model = fields.take::<String>("model")?;
         let adapters = adapters(app, model.as_deref(), fields.take("lora")?)?;
         let mut builder = app.sampling.clone();
+        let (breaker_texts, breakers) = &app.breakers;
+        fields.only("dry_sequence_breakers", json!(breaker_texts))?;
+        if fields.get("dry_multiplier").and_then(Value::as_f64).is_some_and(|x| x != 0.0) {
+            builder = builder.dry_sequence_breakers(breakers.iter().cloned());
+        }
         set!(fields, builder,
             "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
             "top_n_sigma" => top_n_sigma, "dynatemp_range" => dynatemp_range, "dynatemp_exponent" => dynatemp_exponent,
@@ -71,15 +82,22 @@ impl Params {
                 _ => return Err(ApiError::field("mirostat", "expected 0, 1 or 2")),
             });
         }
+        if let Some(names) = fields.take::<Vec<String>>("samplers")? {
+            builder = builder.samplers(names.join(";"));
+        }
         let mut bias = biases(app, fields.take("logit_bias")?)?;
         if fields.flag("ignore_eos")? {
             bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
         }
         let seed =
             fields.take::<i64>("seed")?.filter(|&seed| seed != -1).map_or_else(|| app.seed(), |seed| seed as u64);
+        if bias.len() > MAX_BIASES {
+            return Err(ApiError::field("logit_bias", format!("expected at most {MAX_BIASES} tokens")));
+        }
         let sampling = builder.logit_bias(bias);
         // Says what makes no sense before anything else is done.
         sampling.clone().build().map_err(|error| ApiError::wrong(error.to_string()))?;
+        fields.rename("n_cmpl", "n")?;
         let n = fields.take("n")?.unwrap_or(1);
         if !(1..=MAX_ANSWERS).contains(&n) {
             return Err(ApiError::field("n", format!("expected 1 to {MAX_ANSWERS}, found {n}")));
@@ -92,6 +110,9 @@ impl Params {
         if stop.len() > MAX_STOPS {
             return Err(ApiError::field("stop", format!("expected at most {MAX_STOPS} strings, found {}", stop.len())));
         }
+        if stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            return Err(ApiError::field("stop", format!("the strings have more than {MAX_STOP_BYTES} bytes")));
+        }
         let include_usage = match fields.object("stream_options")? {
             None => false,
             Some(mut options) => {
@@ -102,14 +123,21 @@ impl Params {
                 include
             }
         };
-        let user = fields.take("user")?;
+        let user: Option<String> = fields.take("user")?;
+        if user.as_ref().is_some_and(|user| user.len() > MAX_USER) {
+            return Err(ApiError::field("user", format!("it has more than {MAX_USER} bytes")));
+        }
         fields.ignore(&[
             "store",
             "metadata",
             "service_tier",
             "safety_identifier",
             "prompt_cache_key",
+            "prompt_cache_retention",
+            "prediction",
+            "verbosity",
             "cache_prompt",
+            "n_cache_reuse",
             "id_slot",
             "timings_per_token",
             "return_progress",
@@ -122,10 +150,19 @@ impl Params {
             ("skip_special_tokens", true),
             ("separate_reasoning", true),
             ("stream_reasoning", true),
+            // What llama-server's clients send with the default.
+            ("reasoning_control", false),
+            ("parse_tool_calls", true),
         ] {
             fields.only(name, value)?;
         }
         fields.only("repetition_penalty", 1.0)?;
+        fields.only("min_keep", 0)?;
+        fields.only("modalities", json!(["text"]))?;
+        // Reasoning is told apart, which is what `deepseek` asks for.
+        if fields.take::<String>("reasoning_format")?.is_some_and(|name| name != "auto" && name != "deepseek") {
+            return Err(ApiError::field("reasoning_format", "expected \"auto\" or \"deepseek\""));
+        }
         Ok(Params {
             sampling,
             seed,

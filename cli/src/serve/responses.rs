@@ -3,9 +3,11 @@
 use super::super::output::unix_time;
 use super::answer::{Answer, Usage};
 use super::blocks::{Block, Change, Events, stream, whole};
+use super::body::{Body, Share};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::http::json_response;
+use super::openai::input_tokens;
 use super::turn::Turn;
 use super::{Caller, Shared, new_id};
 use axum::Extension;
@@ -17,7 +19,7 @@ use serde_json::{Map, Value, json};
 pub(super) async fn responses(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    Body(mut fields, share): Body,
 ) -> Result<HttpResponse, ApiError> {
     let app = shared.app_with_room()?;
     let about = translate(&mut fields)?;
@@ -26,8 +28,17 @@ pub(super) async fn responses(
     let (job, answers) = turn.submit().await?;
     let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
     let (id, created, model) = (new_id("resp_"), unix_time(), job.app.name.clone());
-    let response =
-        Response { id, created, model, about, items: Vec::new(), item: String::new(), kind: "", n_events: 0 };
+    let response = Response {
+        id,
+        created,
+        model,
+        about,
+        _share: share,
+        items: Vec::new(),
+        item: String::new(),
+        kind: "",
+        n_events: 0,
+    };
     if job.params.stream {
         return Ok(stream(response, answer));
     }
@@ -35,6 +46,17 @@ pub(super) async fn responses(
     let items = blocks.into_iter().map(|block| item(&item_id(&block), block, "completed")).collect();
     let response = Response { items, ..response };
     Ok(json_response(StatusCode::OK, &response.ended(&answer)))
+}
+
+pub(super) async fn count_tokens(
+    State(shared): State<Shared>,
+    Extension(caller): Extension<Caller>,
+    Body(mut fields, _share): Body,
+) -> Result<HttpResponse, ApiError> {
+    translate(&mut fields)?;
+    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    fields.finish()?;
+    Ok(input_tokens(turn.count_tokens().await?))
 }
 
 /// Fields of a request that its response repeats, with the values that they have if they are not there.
@@ -244,6 +266,8 @@ struct Response {
     model: String,
     /// What it repeats of the request.
     about: Map<String, Value>,
+    /// What that takes.
+    _share: Share,
     /// Those that are whole.
     items: Vec<Value>,
     /// The identifier of the one that is being written.

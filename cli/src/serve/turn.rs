@@ -194,10 +194,11 @@ impl App {
         if messages.is_empty() {
             return Err(ApiError::field("messages", "there are none"));
         }
-        let mut kwargs: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        let mut kwargs = self.kwargs.clone();
         if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-            kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
+            kwargs.insert("reasoning_effort".into(), effort.into());
         }
+        kwargs.extend(fields.take::<Map<String, Value>>("chat_template_kwargs")?.unwrap_or_default());
         Ok(Conversation {
             messages: messages
                 .into_iter()
