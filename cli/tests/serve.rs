@@ -434,6 +434,10 @@ fn bad_requests() {
     refused(json!({"prompt": vec![5; 600]}), 400, "context");
     refused(json!({"prompt": "a", "grammar": "root ::= ("}), 400, "grammar");
     refused(json!({"prompt": "a", "echo": true}), 400, "echo");
+    // What is wrong is not sent back whole.
+    let (status, response) =
+        server.send("POST", "/v1/completions", "", &json!({"prompt": "a", "n": "9".repeat(5000)}).to_string());
+    assert!(status == 400 && response.contains("999") && response.len() < 2000, "{status} {response}");
     // What each answer that waits has for itself.
     refused(json!({"prompt": "a", "stop": "a".repeat(20_000)}), 400, "stop");
     refused(json!({"prompt": "a", "user": "a".repeat(1000)}), 400, "user");
@@ -477,7 +481,7 @@ fn bad_requests() {
 #[test]
 fn bodies_together() {
     let server = Server::start(&["-c", "512", "--temp", "0", "--body-budget", "1M"]);
-    let body = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &" ".repeat(400_000);
+    let body = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &" ".repeat(300_000);
     let mut first = server.connect();
     write!(first, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{body}").unwrap();
     // It may still be on its way.

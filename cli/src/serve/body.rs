@@ -102,7 +102,8 @@ fn parsed_size(json: &[u8]) -> usize {
     n_bytes
 }
 
-/// The bytes of a body. The share has twice their number, as much as a list that grows has room for.
+/// The bytes of a body. The share has three times their number: a list that grows has room for twice as many, and texts are
+/// copied from it.
 async fn read(request: Request, share: Share) -> Result<(Vec<u8>, Share), ApiError> {
     let larger = || too_large(format!("the body has more than {} MiB", MAX_BODY >> 20));
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -119,7 +120,7 @@ async fn read(request: Request, share: Share) -> Result<(Vec<u8>, Share), ApiErr
         let chunk = chunk.map_err(|error| ApiError::wrong(format!("the body did not come to its end: {error}")))?;
         n += chunk.len();
         match &mut found {
-            Ok((bytes, share)) => match if n > MAX_BODY { Err(larger()) } else { share.grow(2 * chunk.len()) } {
+            Ok((bytes, share)) => match if n > MAX_BODY { Err(larger()) } else { share.grow(3 * chunk.len()) } {
                 Ok(()) => bytes.extend_from_slice(&chunk),
                 // Gives back what there is of it.
                 Err(error) => found = Err(error),

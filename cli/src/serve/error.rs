@@ -5,6 +5,9 @@ use axum::response::{IntoResponse, Response};
 use ruvllm::{Error, ScheduleError, SessionError};
 use serde_json::{Value, json};
 
+/// Most characters of a message.
+const MAX_MESSAGE: usize = 1000;
+
 /// A request that was refused, or failed.
 #[derive(Debug)]
 pub(super) struct ApiError {
@@ -45,6 +48,11 @@ impl ApiError {
 
     pub(super) fn json(&self) -> Value {
         let ApiError { status, kind, message, param, code, is_anthropic } = self;
+        // It may have a value of the request in it.
+        let message = match message.char_indices().nth(MAX_MESSAGE) {
+            None => message.clone(),
+            Some((end, _)) => format!("{}…", &message[..end]),
+        };
         if *is_anthropic {
             return json!({"type": "error", "error": {"type": kind, "message": message}});
         }
