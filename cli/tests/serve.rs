@@ -265,8 +265,6 @@ fn drafts() {
     }
     assert_eq!(with.metric("vllm:spec_decode_num_draft_tokens_total"), n_drafted as f64);
     assert!(n_drafted > 0, "a text that repeats itself was never guessed");
-    with.end();
-    without.end();
 }
 
 /// What docs/ tell routers to read is there, as the gauges that they expect.
