@@ -40,7 +40,7 @@ use super::speculation::SpeculationArgs;
 use super::template::{bos_text, eos_text, json_object};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -574,8 +574,9 @@ fn router(shared: Shared) -> Router {
     all.layer(from_fn_with_state(shared.clone(), cors::allow)).layer(from_fn(log::name_and_log)).with_state(shared)
 }
 
-async fn not_allowed() -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "not with this method")
+async fn not_allowed(method: Method) -> ApiError {
+    let message = format!("this path takes no {method}");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }
 
 /// Whose request it is.
