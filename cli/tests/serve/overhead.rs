@@ -90,7 +90,8 @@ fn measure(n_layer: usize, n_tokens: usize, n_turns: usize) -> [Vec<Times>; 2] {
     }
     writer.write(&path).unwrap();
     // Both from the same pages of memory.
-    let server = Server::start(&["-m", path.to_str().unwrap(), "--mmap", "-c", "512", "--temp", "0"]);
+    // The library's session drafts nothing, either.
+    let server = Server::start(&["-m", path.to_str().unwrap(), "--mmap", "-c", "512", "--temp", "0", "--no-spec"]);
     let model = Model::open(&path).unwrap();
     let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() }).unwrap();
 
