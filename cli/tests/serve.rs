@@ -480,16 +480,18 @@ fn bad_requests() {
 fn bodies_together() {
     let server = Server::start(&["-c", "512", "--temp", "0", "--body-budget", "1M"]);
     let body = json!({"prompt": "Ownership is", "max_tokens": 2}).to_string() + &" ".repeat(300_000);
-    let mut first = server.connect();
-    write!(first, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{body}").unwrap();
-    // It may still be on its way.
-    let begun = Instant::now();
-    let head = loop {
+    let (begun, mut wait) = (Instant::now(), Duration::from_millis(20));
+    let (first, head) = loop {
+        let mut first = server.connect();
+        write!(first, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n{body}").unwrap();
+        // While it is on its way, it may be the one that finds no room.
+        std::thread::sleep(wait);
         let (status, head, _) = server.exchange("POST", "/v1/completions", "", &body);
         if status != 200 {
-            break head;
+            break (first, head);
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "there is room for both of them");
+        wait *= 2;
     };
     assert!(head.starts_with("http/1.1 429") && head.contains("retry-after: 1"), "{head}");
     server.ask("/v1/completions", &completion("Ownership is", 2));
