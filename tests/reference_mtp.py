@@ -9,7 +9,7 @@ from transformers' `modeling_qwen3_5.py`, `modeling_glm4_moe.py` and `modeling_d
 (`graph_mtp`): the state that the block hands on is the one behind its last norm, and the first token is not masked.
 
 Models are those of tests/data/shapes.json, of which one gets a block here; weights, and the hidden states that come with the
-tokens, are the hash of `reference_llama_cpp.py`. `first` are the logits behind the tokens; `second` those behind the most
+tokens, are the hash of `reference_values.py`. `first` are the logits behind the tokens; `second` those behind the most
 probable next token, with the block's own state.
 """
 
@@ -19,26 +19,10 @@ import pathlib
 
 import numpy as np
 
+from reference_values import values
+
 DATA = pathlib.Path(__file__).parent / "data"
 N_TOKENS = 12
-
-
-def values(name, dims):
-    """As in `reference_llama_cpp.py`."""
-    seed = 0xCBF29CE484222325
-    for byte in name.encode():
-        seed = ((seed ^ byte) * 0x100000001B3) % (1 << 64)
-    x = np.arange(np.prod(dims), dtype=np.uint64) + np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    unit = ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
-    if name.endswith("bias"):
-        scale, shift = 0.5, 0.0
-    elif len(dims) == 1:
-        scale, shift = 0.25, 1.0
-    else:
-        scale, shift = 1.5 / np.sqrt(dims[0]), 0.0
-    return (np.float32(shift) + np.float32(scale) * unit).reshape(dims[::-1]).astype(np.float64)
 
 
 def sigmoid(x):
@@ -57,7 +41,7 @@ class Block:
         self.dims = {name.replace("*", str(i)): dims for name, dims, layers in line["tensors"] for i in layers}
 
     def tensor(self, name):
-        return values(name, self.dims[name])
+        return values(name, self.dims[name]).astype(np.float64)
 
     def of(self, part):
         return self.tensor(f"blk.{self.i}.{part}")
@@ -194,7 +178,7 @@ def main():
         block = Block(line)
         n_embd, n_vocab = block.meta["embedding_length"], block.dims["token_embd.weight"][1]
         tokens = [(i * i * 7 + i * 3 + 1) % n_vocab for i in range(N_TOKENS)]
-        states = values("states", [n_embd, N_TOKENS])
+        states = values("states", [n_embd, N_TOKENS]).astype(np.float64)
         own, first = block.run(tokens, states)
         _, second = block.run(tokens + [int(first[-1].argmax())], np.concatenate([states, own[-1:]]))
         rounded = lambda row: [float(f"{x:.9g}") for x in row]

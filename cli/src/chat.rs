@@ -132,13 +132,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages.retain(|message| message.role != "system");
         messages.insert(0, Message::system(system));
     }
-    let speculation = args
-        .text
-        .speculation
-        .open(session.engine(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
-    if speculation.is_some() {
-        super::measured::assume(session.engine());
-    }
+    let speculation = args.text.speculation.begin(session.engine(), session.n_ctx(), &args.text.session)?;
     let learning = args.text.learning.begin(&mut session)?;
     let recording = Recording::begin(args, &session)?;
     let cancel = session.cancel_token();

@@ -138,13 +138,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
-    let speculation = args
-        .text
-        .speculation
-        .open(session.engine(), session.n_ctx(), |model, options| args.text.session.engine(model, false, options))?;
-    if speculation.is_some() {
-        measured::assume(session.engine());
-    }
+    let speculation = args.text.speculation.begin(session.engine(), session.n_ctx(), &args.text.session)?;
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 

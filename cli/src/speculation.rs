@@ -1,6 +1,7 @@
 //! Flags that say who drafts, and what is told of drafts.
 
-use super::model::{ResidenceArgs, open};
+use super::measured;
+use super::model::{ResidenceArgs, SessionArgs, open};
 use super::output::{Failure, milliseconds};
 use clap::ValueEnum;
 use ruvllm::exec::{
@@ -51,6 +52,21 @@ impl SpeculationArgs {
     /// Whether sessions have to keep hidden states, see [`SessionOptions::keep_states`].
     pub(super) fn reads_states(&self) -> bool {
         self.spec.contains(&Who::Mtp)
+    }
+
+    /// Those that the flags name, as [`SpeculationArgs::open`] has them; `target` knows from then on what earlier runs measured
+    /// of its passes.
+    pub(super) fn begin(
+        &self,
+        target: &Engine,
+        n_ctx: usize,
+        session: &SessionArgs,
+    ) -> Result<Option<Speculation>, Failure> {
+        let speculation = self.open(target, n_ctx, |model, options| session.engine(model, false, options))?;
+        if speculation.is_some() {
+            measured::assume(target);
+        }
+        Ok(speculation)
     }
 
     /// Those that the flags name, drafting for sessions of `target` with a context of `n_ctx`; `engine` makes that of a

@@ -59,9 +59,7 @@ use log::LogArgs;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{
-    CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, SessionOptions, Speculation,
-};
+use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, Speculation};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
@@ -463,11 +461,7 @@ impl App {
         }
         let engine = args.session.engine(&model, purpose.learns, &options)?;
         let n_ctx = engine.sequence(&options)?.n_ctx();
-        let of_draft = |model: &Model, options: &SessionOptions| args.session.engine(model, false, options);
-        let speculation = args.speculation.open(&engine, n_ctx, of_draft)?;
-        if speculation.is_some() {
-            measured::assume(&engine);
-        }
+        let speculation = args.speculation.begin(&engine, n_ctx, &args.session)?;
         let metrics = Metrics::new(&engine);
         let watchdog = Watchdog::new(purpose.watchdog);
         let schedule = ScheduleOptions {

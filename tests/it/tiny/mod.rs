@@ -146,7 +146,7 @@ impl Parts {
         self.put(name.to_owned(), &[values.len()], DType::F32, values);
     }
 
-    /// Adds an F32 tensor of values as in `tests/reference_llama_cpp.py`: a bias, a rate, a vector near 1, or
+    /// Adds an F32 tensor of values as in `tests/reference_values.py`: a bias, a rate, a vector near 1, or
     /// a matrix.
     pub(crate) fn hashed(&mut self, name: &str, dims: &[usize]) {
         let (scale, shift) = match dims {
