@@ -12,7 +12,7 @@ mod dtype;
 mod fit;
 mod float;
 mod iq;
-mod iq_grids;
+pub(crate) mod iq_grids;
 mod k;
 mod legacy;
 mod mix;

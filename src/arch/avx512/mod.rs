@@ -3,6 +3,7 @@
 pub(super) mod attention;
 mod attention_i16;
 mod attention_i8;
+mod coded;
 pub(super) mod elementwise;
 mod few;
 pub(super) mod gemm;

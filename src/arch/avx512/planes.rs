@@ -10,7 +10,6 @@
 
 use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::avx2::prefetch;
-use crate::arch::avx2::unpack::{Groups, odd_numbers};
 use crate::arch::{Acts, BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;
@@ -267,51 +266,6 @@ impl UnpackPlanes for BlockTq2_0 {
     }
 }
 
-/// Formats whose values are looked up.
-macro_rules! coded {
-    ($($block:ident)*) => {$(
-        impl UnpackPlanes for $block {
-            #[inline]
-            #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-            unsafe fn unpack(&self) -> Unpacked {
-                coded(self)
-            }
-        }
-    )*};
-}
-coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0);
-
-/// The integers of a block, too large by the largest of them.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn coded<B: Coded + Groups>(block: &B) -> Unpacked {
-    let CodedScales { d, nibbles } = block.scales();
-    let scale = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(odd_numbers(nibbles)));
-    let scale = _mm512_mul_ps(scale, _mm512_mul_ps(half(d), _mm512_set1_ps(B::UNIT)));
-    let mut w = [_mm512_setzero_si512(); 4];
-    // SAFETY: this level includes AVX2.
-    unsafe {
-        w[0] = pair(block.bytes(0), block.bytes(2));
-        w[1] = pair(block.bytes(1), block.bytes(3));
-        w[2] = pair(block.bytes(4), block.bytes(6));
-        w[3] = pair(block.bytes(5), block.bytes(7));
-    }
-    let w = in_order([
-        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[0], w[2]),
-        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[0], w[2]),
-        _mm512_shuffle_i64x2::<0b10_00_10_00>(w[1], w[3]),
-        _mm512_shuffle_i64x2::<0b11_01_11_01>(w[1], w[3]),
-    ]);
-    let excess = _mm512_set1_epi8(B::LARGEST);
-    let w = [
-        _mm512_add_epi8(w[0], excess),
-        _mm512_add_epi8(w[1], excess),
-        _mm512_add_epi8(w[2], excess),
-        _mm512_add_epi8(w[3], excess),
-    ];
-    Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
-}
-
 /// Bytes in the order of [`BlockP16`]; the 128 bits `l` of register `q` are the 16 bytes from `64·l + 16·q` on.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -329,7 +283,7 @@ pub(super) fn in_order([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn pair(low: __m256i, high: __m256i) -> __m512i {
+pub(super) fn pair(low: __m256i, high: __m256i) -> __m512i {
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
@@ -342,7 +296,7 @@ fn join<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
 
 /// A number for each 16-value lane of [`BlockP16`]: `half` if it is the second half of a block of 32, plus `block[i]`
 /// for each set bit `i` of the block's index.
-const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
+pub(super) const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
     let mut numbers = [0; 16];
     let mut i = 0;
     while i < 16 {
@@ -353,7 +307,7 @@ const fn by_lane(half: i32, block: [i32; 3]) -> [i32; 16] {
     numbers
 }
 
-const fn plus(numbers: [i32; 16], more: i32) -> [i32; 16] {
+pub(super) const fn plus(numbers: [i32; 16], more: i32) -> [i32; 16] {
     let mut numbers = numbers;
     let mut i = 0;
     while i < 16 {
@@ -497,6 +451,6 @@ fn signed_scales(scales: &[i8; 16], d: [u8; 2]) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_i32(x: &[i32; 16]) -> __m512i {
+pub(super) fn load_i32(x: &[i32; 16]) -> __m512i {
     load_64(bytemuck::cast_ref(x))
 }
