@@ -48,6 +48,8 @@ trait CodedPlanes: Coded {
 macro_rules! unpack_coded {
     ($($block:ident)*) => {$(
         impl UnpackPlanes for $block {
+            const EXCESS: i32 = Self::LARGEST as i32;
+
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
             unsafe fn unpack(&self) -> Unpacked {
@@ -452,6 +454,8 @@ impl CodedPlanes for BlockIq1M {
 }
 
 impl UnpackPlanes for BlockTq1_0 {
+    const EXCESS: i32 = Self::LARGEST as i32;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {

@@ -1,4 +1,4 @@
-//! Products of K-quants with few rows of prompts.
+//! Products of quantised weights with few rows of prompts.
 //!
 //! With few activation rows most time goes into unpacking and transposing weights, which panels do once for many. Here
 //! weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the
@@ -16,30 +16,58 @@
 //! | Q4_K, panels | 2.20 (2.65) | 2.20 (2.48) | 2.56 (2.81) | 3.3 (4.5) | 4.5 (5.6) | 4.5 (5.7) |
 //! | Q6_K | 1.28 (1.99) | 1.66 (2.42) | 2.39 (3.46) | 4.0 (5.1) | 5.5 | 7.1 |
 //! | Q6_K, panels | 2.30 (2.73) | 2.30 (2.69) | 2.78 (3.23) | 3.7 (4.3) | 5.4 | 5.4 |
+//!
+//! Formats of 256 without a minimum have a scale per 16 activations, as in their panels. (Blocks of 32, eight at a time,
+//! take longer this way than in panels.)
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
 use super::planes::{self, UnpackPlanes, Unpacked};
-use crate::arch::avx2::gemm::round;
-use crate::arch::gemm::{self, prefetch_line};
+use crate::arch::avx2::gemm::{round, round_halves};
+use crate::arch::gemm::{self, UnpackRows, prefetch_line};
 use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;
+use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-/// Most activation rows for which this is faster than panels: fewer with a scale per 16 weights, where more sums are
-/// transposed.
-const fn most(span: usize) -> usize {
-    if span == 32 { MOST } else { 3 }
+/// 256 activations rounded to bytes: the integers and scales of the panels in the order of [`BlockP16`].
+pub(super) trait Rounded: Pod {
+    /// The panels that have the same sums.
+    type Panels: UnpackRows;
+    /// Most activation rows for which this is faster than panels.
+    const MOST: usize;
+
+    /// # Safety
+    /// The CPU must have AVX2.
+    unsafe fn round(x: &[f32; VALUES]) -> Self;
+
+    /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
+    fn bytes(&self) -> &[[[u8; 4]; 16]; 4];
+
+    /// What the integer sum of each 16 products starts with, for weights whose bytes are `excess` too large.
+    ///
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn starts(&self, excess: i32) -> __m512i;
+
+    /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose integer sums, scales and
+    /// offsets are `[weight row][16 columns]`.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn add(
+        totals: &mut [__m512],
+        ints: &[[__m512i; LANES]],
+        scales: [__m512i; LANES],
+        offsets: [__m512i; LANES],
+        x: &[Self],
+    );
 }
 
-/// The largest [`most`].
-const MOST: usize = 12;
-
-/// 256 activations rounded to bytes, with a scale per 32: the integers of the panels in the order of [`BlockP16`].
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// For weights with a scale and an offset per `SPAN`, 16 or 32: a scale per 32 activations.
+#[derive(Clone, Copy, bytemuck::Zeroable)]
 #[repr(C)]
-struct Block8 {
-    /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
+pub(super) struct Spans<const SPAN: usize> {
     q: [[[u8; 4]; 16]; 4],
     /// Scale per 32 values.
     d: [f32; 8],
@@ -48,6 +76,22 @@ struct Block8 {
     /// `d·Σq` per 16 values.
     half_sums: [f32; 16],
 }
+
+/// For weights with a scale per 16 and no offset: a scale per 16 activations.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Halves {
+    q: [[[u8; 4]; 16]; 4],
+    d: [f32; 16],
+    /// `Σq` per 16 values.
+    sums: [i32; 16],
+}
+
+// SAFETY: numbers without padding between them.
+unsafe impl<const SPAN: usize> Pod for Spans<SPAN> {}
+
+/// The largest [`Rounded::MOST`].
+const MOST: usize = 12;
 
 /// Values per block.
 const VALUES: usize = 256;
@@ -58,42 +102,40 @@ const TOGETHER: usize = 2;
 const GENERATED: usize = 16;
 
 /// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
-pub(super) const fn table<const SPAN: usize>() -> Gemm {
-    let panels = gemm::table::<IntPanels<true, SPAN>>();
-    let few = if panels.few > most(SPAN) { panels.few } else { most(SPAN) };
-    let both = Some(Both { most: (GENERATED, most(SPAN)), kernel: both::<SPAN> });
-    Gemm { few, pack: pack::<SPAN>, kernel: kernel::<SPAN>, both, ..panels }
+pub(super) const fn spans<const SPAN: usize>() -> Gemm
+where
+    Spans<SPAN>: Rounded,
+{
+    table::<Spans<SPAN>>()
 }
 
-/// Implements [`Gemm::pack`]; few rows become `[block][row]` of [`Block8`].
+/// The [`Gemm`] table entry for a format with blocks of 256 and no minimum.
+pub(super) const fn halves() -> Gemm {
+    table::<Halves>()
+}
+
+const fn table<X: Rounded>() -> Gemm {
+    let panels = gemm::table::<X::Panels>();
+    let few = if panels.few > X::MOST { panels.few } else { X::MOST };
+    let both = Some(Both { most: (GENERATED, X::MOST), kernel: both::<X> });
+    Gemm { few, pack: pack::<X>, kernel: kernel::<X>, both, ..panels }
+}
+
+/// Implements [`Gemm::pack`]; few rows become `[block][row]`.
 ///
 /// # Safety
 /// As for [`Gemm::pack`].
-unsafe fn pack<const SPAN: usize>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > most(SPAN) {
+unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if m > X::MOST {
         // SAFETY: the caller's promise.
-        return unsafe { gemm::pack::<IntPanels<true, SPAN>>(x, m, k, packed) };
+        return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
     }
-    let blocks = bytemuck::cast_slice_mut::<_, Block8>(&mut packed[..m * (k / VALUES) * size_of::<Block8>()]);
+    let blocks = bytemuck::cast_slice_mut::<_, X>(&mut packed[..m * (k / VALUES) * size_of::<X>()]);
     for (i, x) in x.chunks_exact(k).enumerate() {
         for (x, blocks) in x.as_chunks::<VALUES>().0.iter().zip(blocks.chunks_exact_mut(m)) {
             // SAFETY: this level includes AVX2.
-            unsafe { pack_block(x, &mut blocks[i]) };
+            blocks[i] = unsafe { X::round(x) };
         }
-    }
-}
-
-#[target_feature(enable = "avx2")]
-fn pack_block(x: &[f32; VALUES], block: &mut Block8) {
-    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let [words, [d, first, second, both, ..], _] = round::<true>(x);
-        for (i, word) in words.into_iter().enumerate() {
-            block.q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();
-        }
-        block.d[b] = d;
-        block.sums[b] = both;
-        block.half_sums[2 * b] = first;
-        block.half_sums[2 * b + 1] = second;
     }
 }
 
@@ -101,7 +143,7 @@ fn pack_block(x: &[f32; VALUES], block: &mut Block8) {
 ///
 /// # Safety
 /// As for [`Gemm::kernel`].
-unsafe fn kernel<const SPAN: usize>(
+unsafe fn kernel<X: Rounded>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -109,19 +151,19 @@ unsafe fn kernel<const SPAN: usize>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
-    if y.rows() > most(SPAN) {
+    if y.rows() > X::MOST {
         // SAFETY: the caller's promise.
-        return unsafe { gemm::kernel::<IntPanels<true, SPAN>>(y, dtype, w, packed, k, workspace) };
+        return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
     }
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<false>(y, dtype, w, &[], packed_blocks(packed, y.rows(), k)) }
+    unsafe { few_rows::<X, false>(y, dtype, w, &[], packed_blocks(packed, y.rows(), k)) }
 }
 
 /// Implements [`Both::kernel`].
 ///
 /// # Safety
 /// As for [`Both::kernel`].
-unsafe fn both<const SPAN: usize>(
+unsafe fn both<X: Rounded>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -130,25 +172,46 @@ unsafe fn both<const SPAN: usize>(
     k: usize,
 ) {
     let Acts::P16 { x, .. } = *generated else { unreachable!("the form this level asks for") };
-    let packed = packed_blocks(packed, y.rows() - generated.m(), k);
+    let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<true>(y, dtype, w, x, packed) }
+    unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
 }
 
 /// What [`pack`] wrote for `m` rows.
-fn packed_blocks(packed: &[u8], m: usize, k: usize) -> &[Block8] {
-    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<Block8>()])
+fn packed_blocks<X: Rounded>(packed: &[u8], m: usize, k: usize) -> &[X] {
+    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<X>()])
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn few_rows<const BOTH: bool>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], generated: &[BlockP16], x: &[Block8]) {
+fn few_rows<X: Rounded, const BOTH: bool>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    generated: &[BlockP16],
+    x: &[X],
+) {
+    macro_rules! multiply {
+        ($block:ty) => {
+            multiply::<$block, X, BOTH>(y, bytemuck::cast_slice(w), generated, x)
+        };
+    }
     match dtype {
-        DType::Q2_K => multiply::<BlockQ2K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
-        DType::Q3_K => multiply::<BlockQ3K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
-        DType::Q4_K => multiply::<BlockQ4K, 32, BOTH>(y, bytemuck::cast_slice(w), generated, x),
-        DType::Q5_K => multiply::<BlockQ5K, 32, BOTH>(y, bytemuck::cast_slice(w), generated, x),
-        DType::Q6_K => multiply::<BlockQ6K, 16, BOTH>(y, bytemuck::cast_slice(w), generated, x),
-        _ => unreachable!("{dtype} is no K-quant"),
+        DType::Q2_K => multiply!(BlockQ2K),
+        DType::Q3_K => multiply!(BlockQ3K),
+        DType::Q4_K => multiply!(BlockQ4K),
+        DType::Q5_K => multiply!(BlockQ5K),
+        DType::Q6_K => multiply!(BlockQ6K),
+        DType::IQ4_XS => multiply!(BlockIq4Xs),
+        DType::IQ1_S => multiply!(BlockIq1S),
+        DType::IQ1_M => multiply!(BlockIq1M),
+        DType::IQ2_XXS => multiply!(BlockIq2Xxs),
+        DType::IQ2_XS => multiply!(BlockIq2Xs),
+        DType::IQ2_S => multiply!(BlockIq2S),
+        DType::IQ3_XXS => multiply!(BlockIq3Xxs),
+        DType::IQ3_S => multiply!(BlockIq3S),
+        DType::TQ1_0 => multiply!(BlockTq1_0),
+        DType::TQ2_0 => multiply!(BlockTq2_0),
+        _ => unreachable!("{dtype} has no kernel for few rows"),
     }
 }
 
@@ -156,17 +219,18 @@ fn few_rows<const BOTH: bool>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], ge
 /// first rows of `y` are those of `generated`, which has all blocks of a row, then those of the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
+fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
     y: &mut ColumnsMut<'_>,
     w: &[B],
     generated: &[BlockP16],
-    x: &[Block8],
+    x: &[X],
 ) {
     let row_blocks = (generated.len() + x.len()) / y.rows();
     let (n_generated, m) = (generated.len() / row_blocks, x.len() / row_blocks);
     // Integer sums of blocks: `[activation row][weight row][16 columns]`.
     let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
     let ints = &mut ints[..m];
+    let mut starts = [_mm512_setzero_si512(); MOST];
     // Of blocks of 16 weight rows, `[weight row][16 columns]`.
     let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
     // Of generated rows, `[activation row][weight row]`.
@@ -177,6 +241,10 @@ fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
         let mut totals = [_mm512_setzero_ps(); MOST];
         generated_totals.fill([_mm512_setzero_ps(); LANES]);
         for (k, x) in x.chunks_exact(m).enumerate() {
+            for (starts, x) in starts.iter_mut().zip(x) {
+                // SAFETY: this function has the features.
+                *starts = unsafe { x.starts(B::EXCESS) };
+            }
             // The next weight rows, which lie behind these, are read in one stream.
             let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
             for line in (0..n_rows * size_of::<B>()).step_by(64) {
@@ -193,10 +261,10 @@ fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
                     scales[r + i] = _mm512_castps_si512(weights[i].scale);
                     offsets[r + i] = _mm512_castps_si512(weights[i].offset);
                 }
-                for (ints, x) in ints.iter_mut().zip(x) {
-                    let mut sums = [_mm512_setzero_si512(); TOGETHER];
+                for ((ints, x), start) in ints.iter_mut().zip(x).zip(starts) {
+                    let mut sums = [start; TOGETHER];
                     for j in 0..4 {
-                        let x = load_64(bytemuck::cast_ref(&x.q[j]));
+                        let x = load_64(bytemuck::cast_ref(&x.bytes()[j]));
                         for i in 0..TOGETHER {
                             sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i].w[j], x);
                         }
@@ -208,28 +276,8 @@ fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
                     planes::multiply(totals, &weights, &x[k]);
                 }
             }
-            if SPAN == 32 {
-                // Both halves of 32 weights have the same scale and the same offset.
-                let mut factors = scales;
-                for r in 0..LANES {
-                    factors[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
-                }
-                let factors = transpose(factors);
-                for ((total, ints), x) in totals.iter_mut().zip(&*ints).zip(x) {
-                    let ints = pair_sums(ints);
-                    for g in 0..8 {
-                        *total = add(*total, ints[g], x.d[g], factors[2 * g], x.sums[g], factors[2 * g + 1]);
-                    }
-                }
-            } else {
-                let (scales, offsets) = (transpose(scales), transpose(offsets));
-                for ((total, ints), x) in totals.iter_mut().zip(&*ints).zip(x) {
-                    let ints = transpose(*ints);
-                    for g in 0..16 {
-                        *total = add(*total, ints[g], x.d[g / 2], scales[g], x.half_sums[g], offsets[g]);
-                    }
-                }
-            }
+            // SAFETY: this function has the features.
+            unsafe { X::add(&mut totals[..m], ints, scales, offsets, x) };
         }
         for (i, totals) in generated_totals.iter().enumerate() {
             let y = &mut y.row(i)[t * LANES..][..n_rows];
@@ -242,6 +290,157 @@ fn multiply<B: UnpackPlanes, const SPAN: usize, const BOTH: bool>(
             // SAFETY: array and register have the same size.
             unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), *total) };
             y.row(n_generated + i)[t * LANES..][..n_rows].copy_from_slice(&sums[..n_rows]);
+        }
+    }
+}
+
+impl Rounded for Spans<32> {
+    type Panels = IntPanels<true, 32>;
+    const MOST: usize = MOST;
+
+    unsafe fn round(x: &[f32; VALUES]) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { round_spans(x) }
+    }
+
+    fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
+        &self.q
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn starts(&self, _excess: i32) -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(
+        totals: &mut [__m512],
+        ints: &[[__m512i; LANES]],
+        scales: [__m512i; LANES],
+        offsets: [__m512i; LANES],
+        x: &[Self],
+    ) {
+        // Both halves of 32 weights have the same scale and the same offset.
+        let mut factors = scales;
+        for r in 0..LANES {
+            factors[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
+        }
+        let factors = transpose(factors);
+        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
+            let ints = pair_sums(ints);
+            for g in 0..8 {
+                *total = add(*total, ints[g], x.d[g], factors[2 * g], x.sums[g], factors[2 * g + 1]);
+            }
+        }
+    }
+}
+
+impl Rounded for Spans<16> {
+    type Panels = IntPanels<true, 16>;
+    /// More sums are transposed.
+    const MOST: usize = 3;
+
+    unsafe fn round(x: &[f32; VALUES]) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { round_spans(x) }
+    }
+
+    fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
+        &self.q
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn starts(&self, _excess: i32) -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(
+        totals: &mut [__m512],
+        ints: &[[__m512i; LANES]],
+        scales: [__m512i; LANES],
+        offsets: [__m512i; LANES],
+        x: &[Self],
+    ) {
+        let (scales, offsets) = (transpose(scales), transpose(offsets));
+        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
+            let ints = transpose(*ints);
+            for g in 0..16 {
+                *total = add(*total, ints[g], x.d[g / 2], scales[g], x.half_sums[g], offsets[g]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn round_spans<const SPAN: usize>(x: &[f32; VALUES]) -> Spans<SPAN> {
+    let mut block: Spans<SPAN> = bytemuck::Zeroable::zeroed();
+    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+        let [words, [d, first, second, both, ..], _] = round::<true>(x);
+        put_words(&mut block.q, b, words);
+        block.d[b] = d;
+        block.sums[b] = both;
+        block.half_sums[2 * b] = first;
+        block.half_sums[2 * b + 1] = second;
+    }
+    block
+}
+
+/// The bytes of 32 values, those from `32·b` on.
+fn put_words(q: &mut [[[u8; 4]; 16]; 4], b: usize, words: [f32; 8]) {
+    for (i, word) in words.into_iter().enumerate() {
+        q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();
+    }
+}
+
+impl Rounded for Halves {
+    type Panels = IntPanels<true, 16, true>;
+    const MOST: usize = 4;
+
+    #[target_feature(enable = "avx2")]
+    unsafe fn round(x: &[f32; VALUES]) -> Self {
+        let mut block: Self = bytemuck::Zeroable::zeroed();
+        for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+            let [words, [d, e, starts @ ..], _] = round_halves(x);
+            put_words(&mut block.q, b, words);
+            block.d[2 * b..][..2].copy_from_slice(&[d, e]);
+            for h in 0..2 {
+                block.sums[2 * b + h] = starts[h].to_bits().cast_signed() / -128;
+            }
+        }
+        block
+    }
+
+    fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
+        &self.q
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn starts(&self, excess: i32) -> __m512i {
+        _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&self.sums)), _mm512_set1_epi32(-excess))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(
+        totals: &mut [__m512],
+        ints: &[[__m512i; LANES]],
+        scales: [__m512i; LANES],
+        _offsets: [__m512i; LANES],
+        x: &[Self],
+    ) {
+        let scales = transpose(scales);
+        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
+            let ints = transpose(*ints);
+            for g in 0..16 {
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(ints[g]), _mm512_set1_ps(x.d[g]));
+                *total = _mm512_fmadd_ps(product, _mm512_castsi512_ps(scales[g]), *total);
+            }
         }
     }
 }

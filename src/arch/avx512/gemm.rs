@@ -33,12 +33,12 @@ use std::ops::Range;
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! bytes {
         ($block:ident) => {
-            const { table::<IntPanels<true, 16, true>>() }
+            const { if <$block>::GROUPS == 8 { few::halves() } else { table::<IntPanels<true, 16, true>>() } }
         };
     }
     match dtype {
-        DType::Q4_K | DType::Q5_K => const { few::table::<32>() },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::table::<16>() },
+        DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
         _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
     }

@@ -28,6 +28,9 @@ pub(super) struct Unpacked {
 
 /// A format with blocks of 256 weights.
 pub(super) trait UnpackPlanes: Pod {
+    /// For formats with a scale but no minimum, what the bytes are too large by: `offset = −EXCESS·scale`.
+    const EXCESS: i32 = 0;
+
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn unpack(&self) -> Unpacked;
@@ -232,6 +235,8 @@ impl UnpackPlanes for BlockQ6K {
 }
 
 impl UnpackPlanes for BlockIq4Xs {
+    const EXCESS: i32 = 128;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -258,6 +263,8 @@ impl UnpackPlanes for BlockIq4Xs {
 }
 
 impl UnpackPlanes for BlockTq2_0 {
+    const EXCESS: i32 = 1;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
