@@ -1174,17 +1174,23 @@ impl Rope {
                 });
             }
         };
+        // Hugging Face's `attention_factor`, in place of YaRN's magnitude.
+        let magnitude = match scaling {
+            RopeScaling::Yarn { .. } => keys.positive("rope.scaling.yarn_attn_factor")?,
+            _ => None,
+        };
         Ok(Rope {
             order: RopeOrder::NeoX,
             n_dims,
             theta: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
             scaling,
             n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
-            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0) * magnitude.unwrap_or(1.0),
             factors: true,
             // Models with a multiplier of YaRN's logarithm (DeepSeek) divide the factor on rotated values by itself, so
             // it is omitted.
-            yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0),
+            yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0)
+                && magnitude.is_none(),
         })
     }
 

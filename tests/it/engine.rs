@@ -453,7 +453,7 @@ fn keys_are_understood_or_refused() {
     };
     for (key, value) in [
         ("attention.causal", Value::Bool(false)),
-        ("rope.scaling.yarn_attn_factor", Value::F32(3.0)),
+        ("rope.scaling.yarn_attn_factor", Value::F32(3.0)), // without YaRN
         ("rope.scaling.yarn_ext_factor", Value::F32(0.5)),
         ("attention.clamp_kqv", Value::F32(f32::NAN)),
         ("attention.causal", Value::String("no".into())),
@@ -617,6 +617,8 @@ fn windowed_layers_of_olmo_3_are_not_scaled() {
     {
         writer.metadata(format!("olmo2.{key}"), x);
     }
+    // As the published files have it, with another value than YaRN's own, 1 + ln(4)/10.
+    writer.metadata("olmo2.rope.scaling.yarn_attn_factor", 1.25f32);
     writer.metadata("olmo2.rope.scaling.type", "yarn");
     writer.tensor("token_embd.weight", &[64, 8], DType::F32, vec![0; 64 * 8 * 4]);
     let gguf = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
@@ -627,6 +629,8 @@ fn windowed_layers_of_olmo_3_are_not_scaled() {
         let rope = h.rope(attn.rope.unwrap());
         assert_eq!(rope.theta, 5e5);
         assert_eq!(rope.scaling == RopeScaling::None, attn.window.is_some());
+        let factor = if attn.window.is_some() { 1.0 } else { 1.25 };
+        assert_eq!((rope.attn_factor, rope.yarn_magnitude), (factor, false));
     }
 }
 

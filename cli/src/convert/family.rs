@@ -1134,8 +1134,8 @@ pub(super) fn write_keys(
         key("rope.freq_base_swa", theta.into());
     }
     match config.rope_type() {
-        // The factors of these are tensors.
-        None | Some("llama3" | "proportional") => {}
+        // The factors of these are tensors; `dynamic` changes nothing within the context that the model was trained on.
+        None | Some("llama3" | "proportional" | "dynamic") => {}
         Some("su" | "longrope") => key("rope.scaling.type", "longrope".into()),
         Some(kind @ ("linear" | "yarn")) => {
             key("rope.scaling.type", kind.into());
