@@ -5,6 +5,9 @@
 //! recomputed, layer by layer, unless it was small enough to keep. Weights are frozen: they are only needed for
 //! `dx = Wᵀ·dy`. Keys and values of tokens before the pass are constants.
 //!
+//! A pass has texts, each of which follows the same tokens; rows are stored text by text. Only attention goes through them
+//! one by one.
+//!
 //! `dx` is the gradient of the loss with respect to `x`. Every matrix is row-major with one row per token.
 
 use super::activation::squared_relu;
@@ -24,6 +27,7 @@ use crate::model::{
 };
 use crate::quant::DType;
 use crate::team::Crew;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of logits that are computed at a time, about as much as a layer of a 1B model needs for 512 tokens.
@@ -31,8 +35,8 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// Keys whose gradient one task computes.
 const KEYS: usize = 32;
 
-/// Replaces the logits of token `i` by the gradient of the loss with respect to them, and returns the loss.
-pub(crate) type Objective<'a> = dyn Fn(usize, &mut [f32]) -> f64 + Sync + 'a;
+/// Replaces the logits of token `i` of text `t` by the gradient of the loss with respect to them, and returns the loss.
+pub(crate) type Objective<'a> = dyn Fn(usize, usize, &mut [f32]) -> f64 + Sync + 'a;
 
 /// The lowest part of a layer with a requested gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,6 +146,14 @@ impl Probe for Saved {
     }
 }
 
+/// A text of a backward pass.
+pub(crate) struct BackwardText<'a> {
+    pub(crate) tokens: &'a [u32],
+    /// The loss depends on the logits from this token on.
+    pub(crate) first_output: usize,
+    pub(crate) kv: &'a SeqKv,
+}
+
 /// Inputs of a backward pass: the tokens of a forward pass that has just ended.
 pub(crate) struct BackwardPass<'a> {
     pub(crate) model: &'a Model,
@@ -149,24 +161,30 @@ pub(crate) struct BackwardPass<'a> {
     /// Index of the attached adapter whose gradients are computed.
     pub(crate) target: usize,
     pub(crate) rope: &'a RopeTables,
-    pub(crate) kv: &'a SeqKv,
-    pub(crate) tokens: &'a [u32],
-    /// Position of the first token.
+    pub(crate) texts: &'a [BackwardText<'a>],
+    /// Position of the first token of each text.
     pub(crate) pos: usize,
-    /// The loss depends on the logits from this token of the pass on.
-    pub(crate) first_output: usize,
     pub(crate) saved: &'a mut Saved,
     pub(crate) objective: &'a Objective<'a>,
     /// Called before every layer; `true` cancels the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
 }
 
-/// The buffers of a pass of `m` tokens.
+/// Numbers of rows of a pass.
+#[derive(Clone, Copy)]
+struct RowCounts {
+    m: usize,
+    /// Of the longest text.
+    longest: usize,
+    n_outputs: usize,
+}
+
+/// The buffers of a pass.
 struct Buffers<'a> {
     dx: &'a mut [f32],
     /// Memory for [`HeadBuffers`] or [`LayerBuffers`].
     inner: &'a mut [u8],
-    /// See [`RopeTables::angles`]; `back` are the negative sines, which rotate back.
+    /// See [`RopeTables::angles`], of the longest text; `back` are the negative sines, which rotate back.
     cos: &'a mut [f32],
     sin: &'a mut [f32],
     back: &'a mut [f32],
@@ -201,7 +219,7 @@ struct AttnBuffers<'a> {
     dk: &'a mut [f32],
     dv: &'a mut [f32],
     dattn: &'a mut [f32],
-    /// By KV head: `(n_head_kv, m_padded, n_group, …)`.
+    /// Of one text at a time. By KV head: `(n_head_kv, m_padded, n_group, …)`.
     q_by_head: &'a mut [f32],
     dq_by_head: &'a mut [f32],
     dout_by_head: &'a mut [f32],
@@ -234,12 +252,12 @@ fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
 }
 
 impl<'a> Buffers<'a> {
-    fn take(frame: &mut Frame<'a>, model: &Model, m: usize, pos: usize, n_outputs: usize) -> Buffers<'a> {
-        let h = model.hparams();
+    fn take(frame: &mut Frame<'a>, model: &Model, rows: RowCounts, pos: usize) -> Buffers<'a> {
+        let (h, RowCounts { m, longest, n_outputs }) = (model.hparams(), rows);
         let head = counted(|frame| HeadBuffers::take(frame, h, n_outputs));
         let layers = h.layers.iter().filter_map(|spec| Some((spec, spec.attention()?)));
-        let layers = layers.map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, m, pos)));
-        let n_angles = RopeTables::n_angles(h, m);
+        let layers = layers.map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, (m, longest), pos)));
+        let n_angles = RopeTables::n_angles(h, longest);
         Buffers {
             dx: frame.take(m * h.n_embd),
             inner: frame.take(layers.fold(head, usize::max)),
@@ -261,18 +279,46 @@ impl<'a> HeadBuffers<'a> {
     }
 }
 
+impl AttnBuffers<'_> {
+    /// Those of one text, whose tokens have the rows `rows`.
+    fn of_text(&mut self, spec: &AttnSpec, rows: Range<usize>, pos: usize) -> AttnBuffers<'_> {
+        let (n_q, n_k, n_v, n_attn) = (spec.n_q(), spec.n_k(), spec.n_v(), spec.n_out());
+        let of = |n: usize| rows.start * n..rows.end * n;
+        let m = rows.len();
+        let m_padded = attn_tiles(spec, m).1;
+        let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
+        AttnBuffers {
+            q: &mut self.q[of(n_q)],
+            k: &mut self.k[of(n_k)],
+            dq: &mut self.dq[of(n_q)],
+            dk: &mut self.dk[of(n_k)],
+            dv: &mut self.dv[of(n_v)],
+            dattn: &mut self.dattn[of(n_attn)],
+            q_by_head: &mut self.q_by_head[..m_padded * n_q],
+            dq_by_head: &mut self.dq_by_head[..m_padded * n_q],
+            dout_by_head: &mut self.dout_by_head[..m_padded * n_attn],
+            delta: &mut self.delta[..m_padded * spec.n_head],
+            lse: &mut self.lse[..m_padded * spec.n_head],
+            k_by_head: &mut self.k_by_head[..n_kv * n_k],
+            v_by_head: &mut self.v_by_head[..n_kv * n_v],
+            dk_by_head: &mut self.dk_by_head[..m_keys * n_k],
+            dv_by_head: &mut self.dv_by_head[..m_keys * n_v],
+        }
+    }
+}
+
 impl<'a> LayerBuffers<'a> {
     fn take(
         frame: &mut Frame<'a>,
         h: &Hparams,
         (spec, attn): (&LayerSpec, &AttnSpec),
-        m: usize,
+        (m, longest): (usize, usize),
         pos: usize,
     ) -> LayerBuffers<'a> {
         let n_ff = spec.ffn.n_ff();
         let (n_q, n_k, n_v, n_attn) = (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
-        let m_padded = attn_tiles(attn, m).1;
-        let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
+        let m_padded = attn_tiles(attn, longest).1;
+        let (m_keys, n_kv) = (longest.next_multiple_of(KEYS), pos + longest);
         let (n_expert, n_used, m_moe) = spec.ffn.moe().map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         LayerBuffers {
             normed: frame.take(m * h.n_embd),
@@ -322,6 +368,8 @@ struct Tape<'a> {
     h: &'a Hparams,
     pos: usize,
     m: usize,
+    longest: usize,
+    texts: &'a [BackwardText<'a>],
     wanted: Wanted<'a>,
     scratch: Scratch<'a>,
     scratch_backward: ScratchBackward<'a>,
@@ -334,8 +382,7 @@ impl<'a> Tape<'a> {
         model: &Model,
         n_threads: usize,
         adapters: &[Attached],
-        m: usize,
-        n_outputs: usize,
+        RowCounts { m, n_outputs, .. }: RowCounts,
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
         let (h, arch) = (model.hparams(), model.arch());
         let rank = adapters.iter().map(|a| a.max_rank).sum();
@@ -361,15 +408,14 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// Runs a backward pass after its forward pass, adds to `gradients`, and returns the loss.
+/// Runs a backward pass after its forward pass, adds to `gradients`, and returns the loss of each text.
 pub(crate) fn backward(
     pass: BackwardPass<'_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
     gradients: &mut Gradients,
-) -> Result<f64, SessionError> {
-    let BackwardPass { model, adapters, target, rope, kv, tokens, pos, first_output, saved, objective, cancelled } =
-        pass;
+) -> Result<Vec<f64>, SessionError> {
+    let BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let ctx = Ctx {
         arch: model.arch(),
@@ -379,75 +425,76 @@ pub(crate) fn backward(
         n_generated: 0,
         adapter_nanos: None,
     };
-    let m = tokens.len();
-    let n_outputs = m - first_output;
+    let lengths = texts.iter().map(|text| text.tokens.len());
+    let (m, longest) = (lengths.clone().sum(), lengths.clone().max().unwrap_or(0));
+    let starts = lengths.scan(0, |end, n| Some(std::mem::replace(end, *end + n)));
+    // Row, text and token of each output.
+    let outputs = texts.iter().zip(starts).enumerate();
+    let outputs =
+        outputs.flat_map(|(t, (text, start))| (text.first_output..text.tokens.len()).map(move |i| (start + i, t, i)));
+    let outputs: Vec<(usize, usize, usize)> = outputs.collect();
+    let rows = RowCounts { m, longest, n_outputs: outputs.len() };
     let (lowest, lowest_stage) = lowest(gradients, h.n_layer);
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
-        (
-            Buffers::take(frame, model, m, pos, n_outputs),
-            Tape::scratch(frame, model, crew.n_threads(), adapters, m, n_outputs),
-        )
+        (Buffers::take(frame, model, rows, pos), Tape::scratch(frame, model, crew.n_threads(), adapters, rows))
     })?;
     let wanted = Wanted { adapters, adapter: target, gradients };
-    let mut tape = Tape { ctx, h, pos, m, wanted, scratch, scratch_backward };
-    rope.angles(ctx.arch, pos, (0..m, m), b.cos, b.sin);
+    let mut tape = Tape { ctx, h, pos, m, longest, texts, wanted, scratch, scratch_backward };
+    rope.angles(ctx.arch, pos, (0..longest, longest), b.cos, b.sin);
     b.back.iter_mut().zip(&*b.sin).for_each(|(back, sin)| *back = -sin);
 
     let head_alone = lowest == h.n_layer;
-    let loss = head(
-        &mut tape,
-        w.output_norm.as_ref(),
-        &w.output,
-        saved,
-        first_output,
-        objective,
-        cancelled,
-        &mut b,
-        !head_alone,
-    )
-    .ok_or(SessionError::Cancelled)?;
+    let output = (w.output_norm.as_ref(), &w.output);
+    let losses = head(&mut tape, output, saved, &outputs, objective, cancelled, &mut b, !head_alone)
+        .ok_or(SessionError::Cancelled)?;
     for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
         if cancelled() {
             return Err(SessionError::Cancelled);
         }
         let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
         let stage = if i == lowest { lowest_stage } else { Stage::Below };
-        layer_backward(&mut tape, (&h.layers[i], layer), i, x, saved, rope, kv, stage, &mut b);
+        layer_backward(&mut tape, (&h.layers[i], layer), i, x, saved, rope, stage, &mut b);
     }
     if !head_alone {
-        embed_backward(&mut tape, &w.token_embd, tokens, b.dx);
+        embed_backward(&mut tape, &w.token_embd, b.dx);
     }
-    Ok(loss)
+    Ok(losses)
 }
 
-/// Computes the loss, and its gradient with respect to the output of the last layer in `b.dx`, if that is needed.
-/// Logits are computed some rows at a time.
+/// Computes the loss of each text, and its gradient with respect to the output of the last layer in `b.dx`, if that is
+/// needed. Logits are computed some rows at a time.
 fn head(
     tape: &mut Tape<'_>,
-    output_norm: Option<&Norm>,
-    output: &Linear,
+    (output_norm, output): (Option<&Norm>, &Linear),
     saved: &Saved,
-    first_output: usize,
+    outputs: &[(usize, usize, usize)],
     objective: &Objective<'_>,
     cancelled: &dyn Fn() -> bool,
     b: &mut Buffers<'_>,
     want_dx: bool,
-) -> Option<f64> {
+) -> Option<Vec<f64>> {
     let (h, ctx) = (tape.h, tape.ctx);
-    let (n, n_outputs) = (h.n_embd, tape.m - first_output);
-    let Some(x) = saved.x.last() else { return Some(0.0) };
-    let mut loss = 0.0;
-    let HeadBuffers { normed, dnormed, logits } = HeadBuffers::take(&mut Frame::of(b.inner), h, n_outputs);
+    let n = h.n_embd;
+    let mut sums = vec![0.0; tape.texts.len()];
+    let Some(x) = saved.x.last() else { return Some(sums) };
+    let HeadBuffers { normed, dnormed, logits } = HeadBuffers::take(&mut Frame::of(b.inner), h, outputs.len());
     ctx.crew.for_chunks(b.dx, n, |_, dx| dx.fill(0.0));
-    let rows = logit_rows(h, n_outputs);
-    for first in (first_output..tape.m).step_by(rows) {
+    for outputs in outputs.chunks(logit_rows(h, outputs.len())) {
         if cancelled() {
             return None;
         }
-        let m = rows.min(tape.m - first);
-        let (x, normed) = (&x[first * n..][..m * n], &mut normed[..m * n]);
-        let logits = &mut logits[..m * h.n_vocab];
-        norm(ctx, h, output_norm, x, normed);
+        let m = outputs.len();
+        // Where adjacent rows lie in the residual stream, and among the outputs.
+        let mut end = 0;
+        let runs = outputs.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
+            end += run.len();
+            (run[0].0 * n..(run[0].0 + run.len()) * n, (end - run.len()) * n..end * n)
+        });
+        let runs: Vec<_> = runs.collect();
+        let (normed, logits) = (&mut normed[..m * n], &mut logits[..m * h.n_vocab]);
+        for (from, to) in &runs {
+            norm(ctx, h, output_norm, &x[from.clone()], &mut normed[to.clone()]);
+        }
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
         ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
@@ -460,21 +507,24 @@ fn head(
                 logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
                 slopes.extend(logits.iter().map(|x| 1.0 - (x / cap) * (x / cap)));
             }
-            let loss = objective(first + i, logits);
+            let (_, text, token) = outputs[i];
+            let loss = objective(text, token, logits);
             losses[i].store(loss.to_bits(), Ordering::Relaxed);
             logits.iter_mut().zip(slopes).for_each(|(dx, slope)| *dx *= slope);
             if scale != 1.0 {
                 logits.iter_mut().for_each(|dx| *dx *= scale);
             }
         });
-        loss += losses.iter().map(|loss| f64::from_bits(loss.load(Ordering::Relaxed))).sum::<f64>();
+        for (loss, &(_, text, _)) in losses.iter().zip(outputs) {
+            sums[text] += f64::from_bits(loss.load(Ordering::Relaxed));
+        }
         let dnormed = &mut dnormed[..m * n];
         tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
-        if want_dx {
-            norm_backward(ctx, h, output_norm, x, dnormed, &mut b.dx[first * n..][..m * n]);
+        for (from, to) in runs.into_iter().filter(|_| want_dx) {
+            norm_backward(ctx, h, output_norm, &x[from.clone()], &dnormed[to], &mut b.dx[from]);
         }
     }
-    Some(loss)
+    Some(sums)
 }
 
 /// Turns `b.dx` from the gradient of a layer's output into that of its input `x`, or stops at `stage`.
@@ -485,14 +535,13 @@ fn layer_backward(
     x: &[f32],
     saved: &mut SavedLayer,
     rope: &RopeTables,
-    kv: &SeqKv,
     stage: Stage,
     Buffers { dx, inner, cos, sin, back }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
     // What `Hparams::without_gradient` names does not come here.
     let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else { return };
-    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, (spec, attn), m, tape.pos);
+    let mut b = LayerBuffers::take(&mut Frame::of(inner), h, (spec, attn), (m, tape.longest), tape.pos);
     let parallel = spec.norms == Norms::Shared;
     let scale = spec.residual_scale;
     branch_backward(ctx, h, scale, layer.post_ffn_norm.as_ref(), &saved.ffn_out, dx, b.dbranch);
@@ -531,8 +580,9 @@ fn layer_backward(
     if !parallel {
         norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
     }
-    let rotations = attn.rope.map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, m, cos, sin)));
-    attention_backward(tape, (attn, attn_weights), i, saved, b.normed, kv, &mut b.attn, rotations);
+    let rotations =
+        attn.rope.map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, tape.longest, cos, sin)));
+    attention_backward(tape, (attn, attn_weights), i, saved, b.normed, &mut b.attn, rotations);
     let a = &b.attn;
     let (wq, wk, wv) = (&attn_weights.wq.w, &attn_weights.wk.w, &attn_weights.wv.w);
     let products = [(wq, &*a.dq), (wk, &*a.dk), (wv, &*a.dv)];
@@ -593,18 +643,10 @@ fn attention_backward(
     i: usize,
     saved: &SavedLayer,
     normed: &[f32],
-    kv: &SeqKv,
     b: &mut AttnBuffers<'_>,
     rotations: Option<[Rotation<'_>; 2]>,
 ) {
-    let (Ctx { arch, crew, .. }, h, m, pos) = (tape.ctx, tape.h, tape.m, tape.pos);
-    let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
-    let (tile, m_padded) = attn_tiles(spec, m);
-    let window = spec.window;
-    let rotate = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[there, _]| there.apply(token, x));
-    let rotate_back = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[_, back]| back.apply(token, x));
-    let (q_norm, k_norm) = head_norms(spec, w);
-    let params = attn_params(spec, 0, true);
+    let m = tape.m;
 
     // Recomputes queries, if they were not kept; of the keys only what a norm needs, as they are in the cache.
     if !saved.keeps_products {
@@ -613,8 +655,37 @@ fn attention_backward(
     if w.k_norm.is_some() {
         tape.linear(normed, m, &mut [Product::of(&w.wk, b.k, m)]);
     }
+    let mut first = 0;
+    for text in tape.texts {
+        let rows = first..first + text.tokens.len();
+        first = rows.end;
+        let of = |n: usize| rows.start * n..rows.end * n;
+        let attn = &saved.attn[of(spec.n_out())];
+        let kept = saved.keeps_products.then(|| &saved.q[of(spec.n_q())]);
+        text_attention_backward(tape, (spec, w), i, text, (kept, attn), b.of_text(spec, rows, tape.pos), rotations);
+    }
+}
+
+/// [`attention_backward`] of one text, once the products are recomputed.
+fn text_attention_backward(
+    tape: &Tape<'_>,
+    (spec, w): (&AttnSpec, &Attn),
+    i: usize,
+    text: &BackwardText<'_>,
+    (kept, attn): (Option<&[f32]>, &[f32]),
+    b: AttnBuffers<'_>,
+    rotations: Option<[Rotation<'_>; 2]>,
+) {
+    let (Ctx { arch, crew, .. }, h, pos) = (tape.ctx, tape.h, tape.pos);
+    let (m, kv, window) = (text.tokens.len(), text.kv, spec.window);
+    let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
+    let (tile, m_padded) = attn_tiles(spec, m);
+    let rotate = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[there, _]| there.apply(token, x));
+    let rotate_back = |token: usize, x: &mut [f32]| rotations.iter().for_each(|[_, back]| back.apply(token, x));
+    let (q_norm, k_norm) = head_norms(spec, w);
+    let params = attn_params(spec, 0, true);
     let full_norms = if spec.qk_norm == Some(QkNorm::Full) { (&w.q_norm, &w.k_norm) } else { (&None, &None) };
-    let (q, attn) = (if saved.keeps_products { &*saved.q } else { &*b.q }, &*saved.attn);
+    let q = kept.unwrap_or(b.q);
     let placed = match full_norms.0 {
         Some(w) => {
             let n = spec.n_q();
@@ -911,14 +982,15 @@ fn choice_backward(
 }
 
 /// Gradients of an adapter of the embedding table.
-fn embed_backward(tape: &mut Tape<'_>, table: &Weight, tokens: &[u32], dx: &[f32]) {
+fn embed_backward(tape: &mut Tape<'_>, table: &Weight, dx: &[f32]) {
     let (h, arch) = (tape.h, tape.ctx.arch);
     let attached = &tape.wanted.adapters[tape.wanted.adapter];
     let Some(term) = attached.adapter.term(table.site) else { return };
     let Some(gradient) = tape.wanted.gradients.term_mut(table.site) else { return };
     let factor = attached.scale * attached.adapter.scale(term) * h.embd_scale;
     let (da, db) = gradient.parts_mut();
-    for (&token, dx) in tokens.iter().zip(dx.chunks_exact(h.n_embd)) {
+    let tokens = tape.texts.iter().flat_map(|text| text.tokens);
+    for (&token, dx) in tokens.zip(dx.chunks_exact(h.n_embd)) {
         let rows = term.a().chunks_exact(h.n_vocab).zip(term.b().chunks_exact(h.n_embd));
         let sums = da.chunks_exact_mut(h.n_vocab).zip(db.chunks_exact_mut(h.n_embd));
         for ((a, b), (da, db)) in rows.zip(sums) {

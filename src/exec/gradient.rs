@@ -1,12 +1,14 @@
 //! Gradients of a session's adapters, and training with them.
 
-use super::backward::{BackwardPass, backward};
+use super::backward::{BackwardPass, BackwardText, Objective, Saved, backward};
+use super::batch::{Outputs, Slot};
 use super::hook::TokenKind;
 use super::sequence::Sequence;
 use super::{AdapterId, Session};
 use crate::arch::Arch;
 use crate::error::{AdapterError, Error, SessionError};
 use crate::lora::{Adapter, Attached, Gradients, Optimiser};
+use crate::model::Model;
 use std::sync::Arc;
 
 /// `−weight·ln p(target)` in nats, given the logits after a token; replaces them by the gradient,
@@ -47,6 +49,30 @@ pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
     f64::from(weight) * sum
 }
 
+/// A text whose likelihood [`Session::nll_gradients`] differentiates, as [`Session::nll_gradient`] does.
+#[derive(Clone, Copy, Debug)]
+pub struct Task<'a> {
+    /// The tokens that are computed.
+    pub tokens: &'a [u32],
+    /// The target after each of them.
+    pub targets: &'a [u32],
+    /// The weight of each target.
+    pub weights: &'a [f32],
+}
+
+impl Task<'_> {
+    /// Checks it, and returns the first target that counts.
+    fn check(&self, model: &Model) -> Result<usize, SessionError> {
+        let n = self.tokens.len();
+        assert!(self.targets.len() == n && self.weights.len() == n, "a target and a weight per token");
+        let n_vocab = model.hparams().n_vocab;
+        if let Some(&token) = self.targets.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab });
+        }
+        Ok(self.weights.iter().take_while(|&&w| w == 0.0).count())
+    }
+}
+
 impl Session {
     /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss with respect to
     /// the values of an attached adapter. Returns the loss.
@@ -74,40 +100,51 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        if let Some(what) = self.model().hparams().without_gradient() {
-            return Err(SessionError::NoGradient { what }.into());
-        }
-        let target = self.seq.adapters.index(id)?;
-        gradients.check(&self.seq.adapters.attached[target].adapter)?;
+        let target = self.check_gradients(id, gradients)?;
         let mut saved = std::mem::take(&mut self.saved);
         saved.prepare(self.model(), gradients, tokens.len());
         self.drop_drafts();
         let pos = self.position();
         self.seq.kv.hold(pos);
         let result = self.run(TokenKind::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());
-        self.saved = saved;
         if let Err(error) = result {
+            self.saved = saved;
             self.seq.kv.release();
             return Err(error.into());
         }
-        let Session { engine, seq: Sequence { rope, kv, adapters, .. }, saved, cancel, .. } = self;
-        let pass = BackwardPass {
-            model: engine.model(),
-            adapters: &adapters.attached,
-            target,
-            rope,
-            kv,
-            tokens,
-            pos,
-            first_output: first.min(tokens.len()),
-            saved,
-            objective,
-            cancelled: &|| cancel.is_cancelled(),
-        };
-        let loss = engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients));
+        let text = BackwardText { tokens, first_output: first.min(tokens.len()), kv: &self.seq.kv };
+        let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
+        let losses = self.backward(target, pos, &[text], &mut saved, &objective, gradients);
+        self.saved = saved;
         self.seq.kv.release();
-        let loss = loss?;
-        Ok(loss?)
+        Ok(losses?.iter().sum())
+    }
+
+    /// The backward pass of `texts`, which begin at `pos`, after a forward pass that filled `saved`.
+    fn backward(
+        &self,
+        target: usize,
+        pos: usize,
+        texts: &[BackwardText<'_>],
+        saved: &mut Saved,
+        objective: &Objective<'_>,
+        gradients: &mut Gradients,
+    ) -> Result<Vec<f64>, SessionError> {
+        let Session { engine, seq: Sequence { rope, adapters, .. }, cancel, .. } = self;
+        let (model, cancelled) = (engine.model(), || cancel.is_cancelled());
+        let adapters = &adapters.attached;
+        let pass = BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled: &cancelled };
+        engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients))?
+    }
+
+    /// The index of an attached adapter, if its gradients can be added to `gradients`.
+    fn check_gradients(&self, id: AdapterId, gradients: &Gradients) -> Result<usize, Error> {
+        if let Some(what) = self.model().hparams().without_gradient() {
+            return Err(SessionError::NoGradient { what }.into());
+        }
+        let target = self.seq.adapters.index(id)?;
+        gradients.check(&self.seq.adapters.attached[target].adapter)?;
+        Ok(target)
     }
 
     /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` is the target after `tokens[i]`; a
@@ -126,15 +163,64 @@ impl Session {
         weights: &[f32],
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        assert!(targets.len() == tokens.len() && weights.len() == tokens.len(), "a target and a weight per token");
-        let n_vocab = self.model().hparams().n_vocab;
-        if let Some(&token) = targets.iter().find(|&&t| t as usize >= n_vocab) {
-            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
-        }
+        let first = Task { tokens, targets, weights }.check(self.model())?;
         let arch = self.model().arch();
-        let first = weights.iter().take_while(|&&w| w == 0.0).count();
         let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
         self.gradient(id, tokens, first, &objective, gradients)
+    }
+
+    /// [`Session::nll_gradient`] of several texts in one forward and one backward pass, which takes less time if they are
+    /// short. Each of them follows the tokens that the session holds; the session itself does not change. Returns the loss
+    /// of each, and adds the gradients of all: what one call after the other would add, to the bit but for the `A` of
+    /// matrices whose parts are products of their own, to which it adds part by part.
+    ///
+    /// The memory is that of a text as long as all of them together.
+    ///
+    /// # Errors
+    /// As [`Session::nll_gradient`].
+    ///
+    /// # Panics
+    /// As [`Session::nll_gradient`].
+    pub fn nll_gradients(
+        &mut self,
+        id: AdapterId,
+        tasks: &[Task<'_>],
+        gradients: &mut Gradients,
+    ) -> Result<Vec<f64>, Error> {
+        let target = self.check_gradients(id, gradients)?;
+        let firsts = tasks.iter().map(|task| task.check(self.model())).collect::<Result<Vec<_>, _>>()?;
+        if tasks.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.catch_up()?;
+        let (pos, arch) = (self.position(), self.model().arch());
+        let mut saved = std::mem::take(&mut self.saved);
+        saved.prepare(self.model(), gradients, tasks.iter().map(|task| task.tokens.len()).sum());
+        let mut texts = tasks.iter().map(|_| self.seq.fork()).collect::<Result<Vec<_>, _>>()?;
+        texts.iter_mut().for_each(|seq| {
+            seq.hook = None;
+            seq.kv.hold(pos);
+        });
+        let slots = texts.iter_mut().zip(tasks);
+        let mut slots: Vec<Slot<'_>> = slots
+            .map(|(seq, task)| Slot::new(seq, task.tokens, TokenKind::Prompt).outputs_from(task.tokens.len()))
+            .collect();
+        let mut outputs = Outputs::default();
+        let result = self.engine.pass(&mut slots, &mut outputs, false, &self.cancel, &mut saved).and_then(|()| {
+            let texts = texts.iter().zip(tasks).zip(firsts);
+            let texts = texts.map(|((seq, task), first_output)| BackwardText {
+                tokens: task.tokens,
+                first_output,
+                kv: &seq.kv,
+            });
+            let texts: Vec<_> = texts.collect();
+            let objective = |text: usize, i: usize, logits: &mut [f32]| {
+                cross_entropy(arch, logits, tasks[text].targets[i], tasks[text].weights[i])
+            };
+            self.backward(target, pos, &texts, &mut saved, &objective, gradients)
+        });
+        self.saved = saved;
+        Ok(result?)
     }
 
     /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged. Empties the session,

@@ -52,7 +52,7 @@ pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDraft
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
-pub use gradient::{cross_entropy, divergence};
+pub use gradient::{Task, cross_entropy, divergence};
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use memory::{EngineMemory, MemoryPlan, PlanOptions, Recommendation, SessionMemory};
 pub use pooled::PooledStates;

@@ -38,8 +38,7 @@ impl Ewc {
         let (mut fisher, mut n) = (vec![0.0; self.anchor.len()], 0);
         for window in replay.replayed() {
             gradients.clear();
-            session.clear();
-            Example::text(window).nll_gradient(session, id, 1.0, gradients)?;
+            Example::nll_gradients(session, id, &[(&Example::text(window), 1.0)], gradients)?;
             fisher.iter_mut().zip(gradients.values()).for_each(|(f, g)| *f += g * g);
             n += window.len() - 1;
         }

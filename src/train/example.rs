@@ -3,8 +3,11 @@
 use super::Loss;
 use crate::cache::mix;
 use crate::error::Error;
-use crate::exec::{AdapterId, Session};
+use crate::exec::{AdapterId, Session, Task};
 use crate::lora::Gradients;
+
+/// Most tokens of texts that share a pass: as many as fill the panels of products, and as a default batch of a prompt has.
+const PASS_ROWS: usize = 512;
 
 /// A text to train on: its tokens, and which of them the model is to learn to predict; for a preference, what is known of
 /// them besides.
@@ -117,18 +120,35 @@ impl Example {
         }
     }
 
-    /// `weight` times the sum of the negative log-likelihoods of the tokens to be learnt, in nats, after what the session
-    /// holds; adds its gradient.
-    pub(super) fn nll_gradient(
-        &self,
+    /// For each of `texts`, its weight times the sum of the negative log-likelihoods of its tokens to be learnt, in nats;
+    /// adds the gradient of all. Empties the session. Short texts share passes.
+    pub(super) fn nll_gradients(
         session: &mut Session,
         id: AdapterId,
-        weight: f32,
+        texts: &[(&Example, f32)],
         gradients: &mut Gradients,
-    ) -> Result<f64, Error> {
-        let Some((_, given)) = self.tokens.split_last() else { return Ok(0.0) };
-        let weights: Vec<f32> = self.learnt[1..].iter().map(|&learnt| if learnt { weight } else { 0.0 }).collect();
-        session.nll_gradient(id, given, &self.tokens[1..], &weights, gradients)
+    ) -> Result<Vec<f64>, Error> {
+        session.clear();
+        let (mut losses, mut rest) = (Vec::with_capacity(texts.len()), texts);
+        while !rest.is_empty() {
+            let mut n_rows = 0;
+            let fits = |(example, _): &&(&Example, f32)| {
+                n_rows += example.tokens.len() - 1;
+                n_rows <= PASS_ROWS
+            };
+            let (pass, tail) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            rest = tail;
+            let weights = pass.iter().map(|(example, weight)| {
+                example.learnt[1..].iter().map(|&learnt| if learnt { *weight } else { 0.0 }).collect()
+            });
+            let weights: Vec<Vec<f32>> = weights.collect();
+            let tasks = pass.iter().zip(&weights).map(|((example, _), weights)| {
+                let (tokens, targets) = (&example.tokens[..weights.len()], &example.tokens[1..]);
+                Task { tokens, targets, weights }
+            });
+            losses.extend(session.nll_gradients(id, &tasks.collect::<Vec<_>>(), gradients)?);
+        }
+        Ok(losses)
     }
 
     /// Number of tokens to be learnt.

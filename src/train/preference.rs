@@ -65,8 +65,9 @@ impl Preferences {
         session.set_scale(id, 0.0)?;
         let mut measure = |i: usize| {
             let text = own(session, id, &all[i], &mut self.none)?;
-            let other = mismatched.get(i).map(|text| nll(session, id, text, 1.0, &mut self.none));
-            Ok::<_, Error>((text, other.transpose()?.unwrap_or(0.0)))
+            let other: Vec<_> = mismatched.get(i).map(|text| (text, 1.0)).into_iter().collect();
+            let other = Example::nll_gradients(session, id, &other, &mut self.none)?;
+            Ok::<_, Error>((text, other.iter().sum()))
         };
         let outcome = picked.iter().try_for_each(|&i| {
             if references[i].is_none() {
@@ -90,11 +91,9 @@ impl Preferences {
         let Examples { all, mismatched, references } = examples;
         let reference = |i: usize| references[i].unwrap_or((f64::NAN, f64::NAN));
         let n = picked.len() as f64;
-        let mut shift = 0.0;
-        for &i in picked.iter().filter(|_| !mismatched.is_empty()) {
-            shift += (reference(i).1 - nll(session, id, &mismatched[i], 1.0, &mut self.none)?) / n;
-        }
-        let shift = shift.max(0.0);
+        let others: Vec<_> = picked.iter().filter_map(|&i| Some((mismatched.get(i)?, 1.0))).collect();
+        let others = Example::nll_gradients(session, id, &others, &mut self.none)?;
+        let shift = picked.iter().zip(others).map(|(&i, other)| (reference(i).1 - other) / n).sum::<f64>().max(0.0);
         let mut losses = Vec::with_capacity(picked.len());
         for &i in picked {
             let wanted = if gradients.is_some() { &mut self.part } else { &mut self.none };
@@ -128,21 +127,11 @@ impl Preferences {
 
 /// The negative log-likelihood of an example's text, less that of the rejected one if it is a pair; adds its gradient.
 fn own(session: &mut Session, id: AdapterId, example: &Example, gradients: &mut Gradients) -> Result<f64, Error> {
-    let text = nll(session, id, example, 1.0, gradients)?;
-    let Judgement::Chosen(rejected) = example.judgement() else { return Ok(text) };
-    Ok(text + nll(session, id, rejected, -1.0, gradients)?)
-}
-
-/// `sign` times the sum of the negative log-likelihoods of the tokens to be learnt, in nats; adds its gradient.
-fn nll(
-    session: &mut Session,
-    id: AdapterId,
-    text: &Example,
-    sign: f32,
-    gradients: &mut Gradients,
-) -> Result<f64, Error> {
-    session.clear();
-    text.nll_gradient(session, id, sign, gradients)
+    let mut texts = vec![(example, 1.0)];
+    if let Judgement::Chosen(rejected) = example.judgement() {
+        texts.push((rejected, -1.0));
+    }
+    Ok(Example::nll_gradients(session, id, &texts, gradients)?.iter().sum())
 }
 
 /// `1/(1 + e⁻ˣ)`.

@@ -8,7 +8,7 @@ use super::replay::Replay;
 use super::{Example, Loss, TrainOptions};
 use crate::cache::{SEED, mix};
 use crate::error::{Error, LearnError, SessionError};
-use crate::exec::{AdapterId, CancelToken, Engine, Session, SessionOptions, cross_entropy};
+use crate::exec::{AdapterId, CancelToken, Engine, Session, SessionOptions};
 use crate::lora::{Adam, Adapter, Gradients, Optimiser};
 use std::sync::Arc;
 
@@ -299,12 +299,8 @@ impl Trainer {
             return Ok(losses.iter().sum::<f64>() / picked.len() as f64);
         }
         let n: usize = picked.iter().map(|&i| examples.all[i].n_learnt()).sum();
-        let mut loss = 0.0;
-        for &i in picked {
-            session.clear();
-            loss += examples.all[i].nll_gradient(session, *id, 1.0 / n as f32, gradients)?;
-        }
-        Ok(loss)
+        let texts: Vec<_> = picked.iter().map(|&i| (&examples.all[i], 1.0 / n as f32)).collect();
+        Ok(Example::nll_gradients(session, *id, &texts, gradients)?.iter().sum())
     }
 
     /// Index of the `i`th example to be read, counted over all epochs.
@@ -358,7 +354,10 @@ impl Trainer {
         let Trainer { session, held_out, .. } = self;
         let losses = match &mut self.preferences {
             Some(preferences) => preferences.losses(session, self.id, held_out, &all, None)?,
-            None => held_out.all.iter().map(|example| loss(session, example)).collect::<Result<_, _>>()?,
+            None => {
+                let texts: Vec<_> = held_out.all.iter().map(|example| (example, 1.0)).collect();
+                Example::nll_gradients(session, self.id, &texts, &mut Gradients::for_terms(&self.best, |_| false))?
+            }
         };
         let report = &self.report;
         let mean = |sums: &[f64], sizes: &[usize]| sums.iter().sum::<f64>() / sizes.iter().sum::<usize>() as f64;
@@ -387,21 +386,6 @@ impl Trainer {
     pub fn set_cancel_token(&mut self, cancel: CancelToken) {
         self.session.set_cancel_token(cancel);
     }
-}
-
-/// Sum of the losses of an example's tokens to be learnt, in nats.
-fn loss(session: &mut Session, example: &Example) -> Result<f64, Error> {
-    let (arch, tokens) = (session.model().arch(), example.tokens());
-    let (mut sum, mut row) = (0.0, Vec::new());
-    session.clear();
-    session.prefill_each(&tokens[..tokens.len() - 1], 0, |i, logits| {
-        if example.learnt()[i + 1] {
-            row.clear();
-            row.extend_from_slice(logits);
-            sum += cross_entropy(arch, &mut row, tokens[i + 1], 1.0);
-        }
-    })?;
-    Ok(sum)
 }
 
 /// The numbers below `n` in an order that only the seed determines (Fisher and Yates; SplitMix64).
