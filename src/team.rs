@@ -22,6 +22,10 @@ const SPINS: u32 = 4096;
 /// Time that an idle helper stays awake: longer than the serial work between two regions or the sampling between two
 /// tokens, too short to show up as CPU use.
 const LINGER: Duration = Duration::from_micros(200);
+/// Bytes of small chunks that share a task.
+const TASK_BYTES: usize = 16 << 10;
+/// Tasks that each thread is left with at least, so that none waits long for the last.
+const TASKS: usize = 16;
 
 /// A region's task function, with the closure's type erased: the closure, the worker, the task.
 type Call = unsafe fn(*const (), usize, usize);
@@ -332,19 +336,24 @@ impl Crew<'_> {
         });
     }
 
-    /// Cuts `y` into chunks of `chunk` values and calls `f` with each chunk's index and values.
+    /// Cuts `y` into chunks of `chunk` values and calls `f` with each chunk's index and values. Small chunks share a task,
+    /// as claiming one takes as long as a row of some hundred values, as long as every thread has tasks enough.
     pub(crate) fn for_chunks<T: Send, F>(&self, y: &mut [T], chunk: usize, f: F)
     where
         F: Fn(usize, &mut [T]) + Sync,
     {
         let len = y.len();
         let base = SendPtr(y.as_mut_ptr());
-        self.run(len.div_ceil(chunk), |i| {
-            let start = i * chunk;
-            // SAFETY: `start` lies inside `y`.
-            let ptr = unsafe { base.ptr().add(start) };
-            // SAFETY: each task has a chunk of its own inside `y`, which is borrowed exclusively.
-            f(i, unsafe { std::slice::from_raw_parts_mut(ptr, chunk.min(len - start)) });
+        let n_chunks = len.div_ceil(chunk);
+        let at_once = (TASK_BYTES / (chunk * size_of::<T>()).max(1)).min(n_chunks / (self.n_threads * TASKS)).max(1);
+        self.run(n_chunks.div_ceil(at_once), |task| {
+            for i in (task * at_once..n_chunks).take(at_once) {
+                let start = i * chunk;
+                // SAFETY: `start` lies inside `y`.
+                let ptr = unsafe { base.ptr().add(start) };
+                // SAFETY: each chunk belongs to one task and lies inside `y`, which is borrowed exclusively.
+                f(i, unsafe { std::slice::from_raw_parts_mut(ptr, chunk.min(len - start)) });
+            }
         });
     }
 }
