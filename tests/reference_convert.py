@@ -252,11 +252,11 @@ MODELS = [
      "qwen", "bfloat16", "f32"),
     ("qwen2moe", "Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 48}, "qwen", "bfloat16", "auto"),
     ("qwen3", "Qwen3", {"head_dim": 32, "rope_theta": 1000000.0, "tie_word_embeddings": True}, "qwen", "bfloat16", "q8_0"),
-    ("qwen3moe", "Qwen3Moe", {**MOE, "head_dim": 32}, "qwen", "bfloat16", "auto"),
+    ("qwen3moe", "Qwen3Moe", {**MOE, "head_dim": 32, "norm_topk_prob": True}, "qwen", "bfloat16", "auto"),
     ("qwen3-embedding", "Qwen3Embedding", {"head_dim": 32, "tie_word_embeddings": True}, "qwen", "bfloat16", "auto"),
     ("seed_oss", "SeedOss", {"head_dim": 16, "attention_out_bias": False}, "qwen", "bfloat16", "auto"),
-    ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 32}, "spm", "bfloat16", "auto"),
-    ("gemma3", "Gemma3Text", {"head_dim": 32, "sliding_window": 32, "vocab_size": 288}, "spm", "bfloat16", "auto"),
+    ("gemma2", "Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32}, "spm", "bfloat16", "auto"),
+    ("gemma3", "Gemma3Text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32, "vocab_size": 288}, "spm", "bfloat16", "auto"),
     ("phi3", "Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "sliding_window": 128,
                       "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [1.0 + i for i in range(8)],
                                           "short_factor": [1.0 + i / 8 for i in range(8)], "original_max_position_embeddings": 64}},
@@ -296,7 +296,7 @@ MODELS = [
     ("bert", "Bert", {"num_key_value_heads": None}, "wordpiece", "float32", "f16"),
     ("xlm-roberta", "XLMRoberta", {**XLM_ROBERTA, "layer_norm_eps": 1e-5}, "unigram", "float16", "auto"),
     ("xlm-roberta-reranker", "XLMRobertaReranker", {**XLM_ROBERTA, "num_labels": 1}, "unigram", "float32", "f32"),
-    ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
+    ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
 CLASSES = {"EmbeddingGemma": ("Gemma3Text", "Gemma3TextModel"), "Qwen3_5Text": ("Qwen3_5Text", "Qwen3_5ForCausalLM"), "Qwen3_5MoeText": ("Qwen3_5MoeText", "Qwen3_5MoeForCausalLM"),

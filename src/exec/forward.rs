@@ -12,7 +12,7 @@ use super::latent::LatentBuffers;
 use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, Sizes, linear, single_rows};
 use super::probe::{Probe, Tap};
 use super::recurrent::{self, Mixing};
-use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
+use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, MAX_HEAD_DIM};
 use crate::error::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
@@ -941,6 +941,18 @@ fn attention(
             }
         }
     }
+    if spec.qk_norm == Some(QkNorm::LayerByHead) {
+        for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+            let Some(norm) = norm else { continue };
+            crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
+                for (x, w) in row.chunks_exact_mut(spec.head_dim).zip(norm.chunks_exact(spec.head_dim)) {
+                    let (from, no_bias) = (&mut [0.0; MAX_HEAD_DIM][..x.len()], &[0.0; MAX_HEAD_DIM][..x.len()]);
+                    from.copy_from_slice(x);
+                    arch.layer_norm(x, from, w, no_bias, h.norm_eps);
+                }
+            });
+        }
+    }
     let (q_norm, k_norm) = head_norms(spec, w);
     // The model decides which dimensions form pairs; a session's angles are already in `cos` and `sin`.
     let rotation = spec.rope.map(|id| slots[0].seq.rope.rotation(arch, id, m_kv, b.cos, b.sin));
@@ -950,7 +962,7 @@ fn attention(
     let norm_last = matches!(spec.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated));
     let place = |row: usize, from: &[f32], norm: Option<&Vec<f32>>, to: &mut [f32]| match norm {
         Some(w) if norm_last => {
-            let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+            let mut buffer = [0.0; MAX_HEAD_DIM];
             let buffer = &mut buffer[..from.len()];
             buffer.copy_from_slice(from);
             rotate(row, buffer);
@@ -975,7 +987,7 @@ fn attention(
             });
         }
         workers.for_chunks(k, spec.n_k(), |row, k| {
-            let mut buffer = [0.0; crate::arch::MAX_HEAD_DIM];
+            let mut buffer = [0.0; MAX_HEAD_DIM];
             for k in k.chunks_exact_mut(d) {
                 place(row, k, k_norm, &mut buffer[..d]);
                 k.copy_from_slice(&buffer[..d]);
@@ -1268,7 +1280,7 @@ impl AttnLayer<'_> {
 
 /// Norms of single query and key heads.
 pub(super) fn head_norms<'a>(spec: &AttnSpec, w: &'a Attn) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
-    let per_head = spec.qk_norm.is_some_and(|norm| norm != QkNorm::Full);
+    let per_head = spec.qk_norm.is_some_and(|norm| !matches!(norm, QkNorm::Full | QkNorm::LayerByHead));
     (w.q_norm.as_ref().filter(|_| per_head), w.k_norm.as_ref().filter(|_| per_head))
 }
 
@@ -1562,7 +1574,8 @@ pub(super) fn divisor(sum: f32) -> f32 {
     sum.max(MIN_WEIGHT_SUM)
 }
 
-/// The experts with the largest sums of score and `bias`, best first.
+/// The experts with the largest sums of score and `bias`, best first. A group counts as much as its two best experts, or,
+/// where scores are probabilities (DeepSeek 2), its best one.
 fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u32]) {
     let score = |e: usize| scores[e] + bias.map_or(0.0, |bias| bias[e]);
     let mut open = [true; MAX_EXPERT];
@@ -1580,7 +1593,7 @@ fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u3
                     best[1] = score;
                 }
             }
-            if group_size > 1 { best[0] + best[1] } else { best[0] }
+            if group_size > 1 && spec.gating != Gating::Softmax { best[0] + best[1] } else { best[0] }
         };
         for _ in 0..groups.n_used {
             open[largest((0..groups.n_group).filter(|&group| !open[group]), group_score)] = true;

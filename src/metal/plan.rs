@@ -338,7 +338,6 @@ impl<'m, 'b> Planner<'m, 'b> {
             learned_positions: _,
             logit_scale: _, // in `logit_finish`
             final_softcap: _,
-            own_head: _,
             head_bias: _,
             pooling: _, // after the model
             classifier: _,
@@ -711,7 +710,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
                 x = Left(normed);
             }
-            (Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) | None, _) | (_, None) => {} // the one is in `forward_only`
+            (Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None, _) | (_, None) => {} // the ones are in `forward_only`
         }
         if let Some(id) = spec.rope {
             let rope = &self.h.ropes[id.index()];

@@ -60,9 +60,8 @@ pub struct Hparams {
     pub logit_scale: f32,
     /// Soft cap `c` of logits: `c·tanh(x/c)`.
     pub final_softcap: Option<f32>,
-    /// Whether the head must be a matrix of its own. Otherwise the embedding table replaces it where the file has none.
-    pub own_head: bool,
-    /// Whether the head must have a bias. Otherwise that is up to the file.
+    /// Whether the head must have a bias. Otherwise that is up to the file, as is whether the head is a matrix of its own:
+    /// where there is none, the embedding table replaces it.
     pub head_bias: bool,
     /// How vectors of texts are pooled from hidden states, if the file says.
     pub pooling: Option<Pooling>,
@@ -665,6 +664,15 @@ impl<'a> Keys<'a> {
         Ok(layers)
     }
 
+    /// As [`Keys::mixture`], with sigmoids unless the file says otherwise.
+    pub(crate) fn sigmoid_mixture(&self, n_dense: usize, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
+        let mut layers = self.mixture(n_dense, normalise)?;
+        if self.opt_u64("expert_gating_func")?.is_none() {
+            layers.iter_mut().filter_map(FfnSpec::moe_mut).for_each(|moe| moe.gating = Gating::Sigmoid);
+        }
+        Ok(layers)
+    }
+
     fn expert_groups(&self, n_expert: usize, n_used: usize) -> Result<Option<ExpertGroups>, ModelError> {
         let (count, used) = (self.opt_u64("expert_group_count")?, self.opt_u64("expert_group_used_count")?);
         let (count, used) = (count.unwrap_or(1).max(1), used.unwrap_or(0));
@@ -889,7 +897,6 @@ impl Hparams {
             learned_positions: false,
             logit_scale: 1.0,
             final_softcap: None,
-            own_head: false,
             head_bias: false,
             pooling: keys.pooling()?,
             classifier: None,
@@ -961,6 +968,7 @@ impl Hparams {
                 attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
                 "norms of rotated queries and keys",
             ),
+            (attn(|a| a.qk_norm == Some(QkNorm::LayerByHead)), "layer norms of queries and keys"),
             (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
             (attn(|a| a.value_scale != 1.0), "a factor on values"),
             (attn(|a| a.value_norm), "norms of values"),

@@ -431,6 +431,8 @@ pub enum QkNorm {
     PlainRotated,
     /// All heads together.
     Full,
+    /// Each head separately with weights of its own, mean and variance, no bias.
+    LayerByHead,
 }
 
 /// Feed-forward layer.

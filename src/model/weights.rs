@@ -638,7 +638,7 @@ impl Weights {
         let is_there = |name: &&str| b.has(&format!("{name}.weight"));
         let output_norm = names.find(is_there).filter(|_| !h.embd_norm).unwrap_or("output_norm");
         let output_norm = h.final_norm.then(|| b.norm(output_norm, h)).transpose()?;
-        let output = if h.own_head || b.has("output.weight") {
+        let output = if b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
             let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
@@ -883,6 +883,10 @@ fn attention(
             Some(QkNorm::PlainRotated) => return Ok(Some(vec![1.0; spec.head_dim])),
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
             Some(QkNorm::Full) => n,
+            Some(QkNorm::LayerByHead) => {
+                let values = b.values(&name(part), &[spec.head_dim, n / spec.head_dim])?;
+                return values.map(Some).ok_or_else(|| ModelError::MissingTensor { name: name(part) });
+            }
         };
         b.vector(&name(part), width).map(Some)
     };

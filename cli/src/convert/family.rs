@@ -1,7 +1,8 @@
 //! The families: how each one's configuration and tensors are called at Hugging Face and in GGUF files.
 //!
 //! Names and values of the GGUF side are those that llama.cpp's `convert_hf_to_gguf.py` writes; `tests/convert.rs` compares
-//! with it.
+//! with it. Where that leaves out what the configuration says (windows, factors, bases), the key is written only if it says
+//! something unusual.
 
 use super::Failure;
 use super::config::{Config, MAX_HEAD};
@@ -188,7 +189,7 @@ const PLAIN: Family = Family {
     special: &[],
     spaces: Spaces::Unsaid,
     more: |_, _| Ok(()),
-    extra: |_| Ok(Vec::new()),
+    extra: llama3_factors,
 };
 
 const LLAMA: Family = Family {
@@ -197,7 +198,6 @@ const LLAMA: Family = Family {
     pairs: true,
     spaces: Spaces::Setting,
     more: rope_dimensions,
-    extra: llama3_factors,
     ..PLAIN
 };
 
@@ -221,6 +221,8 @@ const EXPERT_KEYS: &[Key] = &[
 ];
 
 const WINDOW: Key = (&["sliding_window"], "attention.sliding_window", Kind::Count);
+
+const WITH_WINDOW: &[Key] = &[LLAMA.keys[0], WINDOW];
 
 /// Gated delta rules. Qwen 3.5 has the inputs of Qwen3-Next's in several matrices.
 const QWEN3_NEXT: Family = Family {
@@ -361,7 +363,7 @@ const DEEPSEEK2: Family = Family {
 /// Every family that can be converted.
 pub(super) static FAMILIES: &[Family] = &[
     Family { hf: &["LlamaForCausalLM"], arch: "llama", head_dim: true, ..LLAMA },
-    Family { hf: &["MistralForCausalLM"], arch: "llama", head_dim: true, ..LLAMA },
+    Family { hf: &["MistralForCausalLM"], arch: "llama", head_dim: true, keys: WITH_WINDOW, ..LLAMA },
     Family {
         hf: &["MixtralForCausalLM"],
         arch: "llama",
@@ -371,15 +373,17 @@ pub(super) static FAMILIES: &[Family] = &[
             ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
             ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
         ],
+        keys: WITH_WINDOW,
         ..LLAMA
     },
-    Family { hf: &["SmolLM3ForCausalLM"], arch: "smollm3", ..LLAMA },
+    Family { hf: &["SmolLM3ForCausalLM"], arch: "smollm3", more: smollm3_keys, ..LLAMA },
     Family { hf: &["ArceeForCausalLM"], arch: "arcee", head_dim: true, ..LLAMA },
     Family { hf: &["GraniteForCausalLM"], arch: "granite", ..GRANITE },
     Family {
         hf: &["Qwen2ForCausalLM", "Qwen2Model"],
         arch: "qwen2",
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+        more: qwen_windows,
         ..PLAIN
     },
     Family {
@@ -387,12 +391,17 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "qwen2moe",
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
         keys: EXPERT_KEYS,
+        more: |config, key| {
+            normalised(config, key, false)?;
+            qwen_windows(config, key)
+        },
         ..PLAIN
     },
     Family {
         hf: &["Qwen3ForCausalLM", "Qwen3Model"],
         arch: "qwen3",
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128}"#,
+        more: qwen_windows,
         ..PLAIN
     },
     Family {
@@ -400,6 +409,10 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "qwen3moe",
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
         keys: EXPERT_KEYS,
+        more: |config, key| {
+            normalised(config, key, true)?;
+            qwen_windows(config, key)
+        },
         ..PLAIN
     },
     Family {
@@ -422,6 +435,10 @@ pub(super) static FAMILIES: &[Family] = &[
         skips: &["lm_head"],
         map: norms_plus_one,
         spaces: Spaces::Never,
+        more: |config, key| {
+            window_pattern(config, key, 2)?;
+            gemma_scale(config, key, 46)
+        },
         ..PLAIN
     },
     Family {
@@ -434,6 +451,10 @@ pub(super) static FAMILIES: &[Family] = &[
         keys: &[WINDOW, (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number)],
         map: norms_plus_one,
         spaces: Spaces::Never,
+        more: |config, key| {
+            window_pattern(config, key, 6)?;
+            gemma_scale(config, key, 62)
+        },
         ..PLAIN
     },
     Family {
@@ -514,9 +535,12 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         hf: &["OlmoeForCausalLM"],
         arch: "olmoe",
-        more: |_, key| {
-            key("attention.layer_norm_rms_epsilon", 1e-5f32.into());
-            Ok(())
+        defaults: r#"{"rms_norm_eps": 1e-5}"#,
+        more: |config, key| {
+            if config.get(&["clip_qkv"]).is_some() {
+                return Err(config.refuse("clip_qkv is set, and olmoe files have no such bound"));
+            }
+            normalised(config, key, false)
         },
         ..PLAIN
     },
@@ -539,6 +563,7 @@ pub(super) static FAMILIES: &[Family] = &[
         keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["logit_scale"], "logit_scale", Kind::Number), WINDOW],
         more: |config, key| {
             partial_rope(config, key)?;
+            window_pattern(config, key, 4)?;
             no_scaling(config, key)
         },
         ..PLAIN
@@ -552,12 +577,12 @@ pub(super) static FAMILIES: &[Family] = &[
             WINDOW,
             (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
         ],
-        extra: llama3_factors,
         ..PLAIN
     },
     Family {
         hf: &["Starcoder2ForCausalLM"],
         arch: "starcoder2",
+        keys: &[WINDOW],
         names: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
         ..PLAIN
     },
@@ -633,7 +658,15 @@ pub(super) static FAMILIES: &[Family] = &[
         more: mamba_keys,
         ..PLAIN
     },
-    Family { hf: &["Qwen3NextForCausalLM"], arch: "qwen3next", ..QWEN3_NEXT },
+    Family {
+        hf: &["Qwen3NextForCausalLM"],
+        arch: "qwen3next",
+        more: |config, key| {
+            normalised(config, key, true)?;
+            qwen3next_keys(config, key)
+        },
+        ..QWEN3_NEXT
+    },
     Family {
         hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
         arch: "qwen35",
@@ -705,6 +738,7 @@ pub(super) static FAMILIES: &[Family] = &[
             Ok([0, 1].map(|first| vec![Run { first, n: n_rows / 2, step: 2 }]))
         },
         transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
+        more: |config, key| window_pattern(config, key, 2),
         ..PLAIN
     },
     Family { hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"], arch: "deepseek2", ..DEEPSEEK2 },
@@ -759,6 +793,10 @@ pub(super) static FAMILIES: &[Family] = &[
         keys: &[WINDOW],
         map: norms_plus_one,
         spaces: Spaces::Never,
+        more: |config, key| {
+            window_pattern(config, key, 6)?;
+            gemma_scale(config, key, 62)
+        },
         ..PLAIN
     },
 ];
@@ -798,6 +836,72 @@ fn rope_dimensions(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 fn partial_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let share = config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0);
     key("rope.dimension_count", ((share * config.head_dim()? as f32) as u32).into());
+    Ok(())
+}
+
+/// SmolLM 3 rotates all but every fourth layer; files cannot say otherwise.
+fn smollm3_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let rotated = config.get(&["no_rope_layers"]).and_then(|(_, list)| list.as_array());
+    let other = |(i, rotated): (usize, &serde_json::Value)| *rotated != u32::from(i % 4 != 3);
+    if rotated.is_some_and(|list| list.iter().enumerate().any(other)) {
+        return Err(config.refuse("no_rope_layers is not every fourth layer"));
+    }
+    if config.opt_bool(&["use_sliding_window"])? == Some(true) {
+        return Err(config.refuse("use_sliding_window is true, and smollm3 files have no windows"));
+    }
+    rope_dimensions(config, key)
+}
+
+/// Whether the weights of experts are divided by their sum, where it is not what files of the architecture mean without.
+fn normalised(config: &Config, key: Put<'_>, usual: bool) -> Result<(), Failure> {
+    if config.opt_bool(&["norm_topk_prob"])? == Some(!usual) {
+        key("expert_weights_norm", (!usual).into());
+    }
+    Ok(())
+}
+
+/// Windows of Qwen 2 and 3, if they are used.
+fn qwen_windows(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    if config.opt_bool(&["use_sliding_window"])? != Some(true) {
+        return Ok(());
+    }
+    key("attention.sliding_window", config.u32("sliding_window")?.into());
+    let windows: Vec<bool> = match config.opt_strs("layer_types")? {
+        Some(layers) => layers.iter().map(|kind| *kind == "sliding_attention").collect(),
+        None => {
+            let first = config.opt_u32(&["max_window_layers"])?.unwrap_or(0);
+            (0..config.u32("num_hidden_layers")?.min(MAX_HEAD)).map(|i| i >= first).collect()
+        }
+    };
+    key("attention.sliding_window_pattern", Value::Array(Array::Bool(windows)));
+    Ok(())
+}
+
+/// Which layers have windows, where it is not all but every `n`-th one, as readers take for granted.
+fn window_pattern(config: &Config, key: Put<'_>, n: usize) -> Result<(), Failure> {
+    let Some(layers) = config.opt_strs("layer_types")? else {
+        if let Some(other) = config.opt_u32(&["sliding_window_pattern"])?.filter(|&other| other as usize != n) {
+            key("attention.sliding_window_pattern", other.into());
+        }
+        return Ok(());
+    };
+    let windows: Vec<bool> = layers.iter().map(|kind| *kind == "sliding_attention").collect();
+    if windows.iter().enumerate().any(|(i, &window)| window != (i % n < n - 1)) {
+        key("attention.sliding_window_pattern", Value::Array(Array::Bool(windows)));
+    }
+    Ok(())
+}
+
+/// The factor on scores, where it is not what readers take for granted: they know models with `n_layer` layers.
+fn gemma_scale(config: &Config, key: Put<'_>, n_layer: u32) -> Result<(), Failure> {
+    let Some(squared) = config.opt_f32(&["query_pre_attn_scalar"])? else { return Ok(()) };
+    let usual = match config.u32("num_hidden_layers")? {
+        n if n == n_layer => config.u32("hidden_size")? / config.u32("num_attention_heads")?.max(1),
+        _ => config.head_dim()?,
+    };
+    if squared != usual as f32 {
+        key("attention.scale", (1.0 / squared.sqrt()).into());
+    }
     Ok(())
 }
 
@@ -1097,7 +1201,9 @@ pub(super) fn write_keys(
     write: &mut dyn FnMut(String, Value),
 ) -> Result<(), Failure> {
     let mut key = |name: &str, value: Value| {
-        if !family.no_keys.contains(&name) {
+        // Readers take this base for granted where the key is left out.
+        let is_other_base = name == "rope.freq_base" && !matches!(value, Value::F32(10000.0));
+        if !family.no_keys.contains(&name) || is_other_base {
             write(format!("{}.{name}", family.arch), value);
         }
     };

@@ -22,7 +22,6 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         }
     }
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
-    h.own_head = true;
     h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }

@@ -3,7 +3,7 @@
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::{Activation, FfnSpec, Norms};
+use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn command_r(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     all(keys, keys.dense(Activation::SwiGlu)?)
@@ -14,7 +14,7 @@ pub(super) fn cohere2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn cohere2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    two(keys, keys.mixture(0, true)?)
+    two(keys, keys.sigmoid_mixture(0, true)?)
 }
 
 fn two(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
@@ -28,6 +28,10 @@ fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::LayerNoBias, ffn)?;
     h.ropes[0].order = RopeOrder::Norm;
     h.set_norms(Norms::Shared);
+    // Of Command R+.
+    if keys.has_part("attn_q_norm.weight") {
+        h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
+    }
     h.logit_scale = keys.positive("logit_scale")?.unwrap_or(1.0);
     Ok(h)
 }

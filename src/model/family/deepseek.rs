@@ -5,9 +5,12 @@ use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
-/// DeepSeek 2. Its files do not say that expert weights are not divided by their sum.
+/// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its successors have a bias
+/// for the choice of experts, but not always the key that says that their scores are sigmoids.
 pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = latent(keys, keys.mixture(0, false)?)?;
+    let is_later = keys.has_part("exp_probs_b.bias");
+    let ffn = if is_later { keys.sigmoid_mixture(0, false)? } else { keys.mixture(0, false)? };
+    let mut h = latent(keys, ffn)?;
     h.ropes[0].order = RopeOrder::Norm;
     Ok(h)
 }
@@ -53,7 +56,6 @@ pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         fused: false,
     });
     let mut h = Hparams::hybrid(keys, NormKind::Rms, keys.mixture(1, true)?, keys.attention_or(&spec)?)?;
-    h.own_head = true;
     h.set_latent(keys)?;
     h.attention_mut().for_each(|attn| attn.rope = None);
     Ok(h)

@@ -12,7 +12,7 @@ pub(super) fn exaone4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    both(keys, keys.mixture(1, true)?)
+    both(keys, keys.sigmoid_mixture(1, true)?)
 }
 
 fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {

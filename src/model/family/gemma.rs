@@ -52,13 +52,16 @@ pub(super) fn embedding(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 /// Shared by Gemma 2 and 3. The 27B models, recognised by their layer count, scale queries by `(n_embd/n_head)^-½`, all
-/// others by `head_dim^-½`.
+/// others by `head_dim^-½`, unless the file says otherwise (ours do, if need be).
 fn gemma(keys: &Keys<'_>, layers_27b: usize) -> Result<Hparams, ModelError> {
     let mut h = gemma1(keys)?;
     h.set_norms(Norms::Both);
     if h.n_layer == layers_27b {
         let n_embd = h.n_embd;
         h.attention_mut().for_each(|attn| attn.scale = 1.0 / ((n_embd / attn.n_head) as f32).sqrt());
+    }
+    if let Some(scale) = keys.positive("attention.scale")? {
+        h.attention_mut().for_each(|attn| attn.scale = scale);
     }
     Ok(h)
 }

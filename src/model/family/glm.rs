@@ -20,8 +20,7 @@ pub(super) fn glm4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 /// GLM 4.5 Air has no norm of queries and keys.
 pub(super) fn glm4moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(1, true)?)?;
-    h.set_biases(Biases::Qkv);
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.sigmoid_mixture(1, true)?)?;
     if keys.has_part("attn_q_norm.weight") {
         h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     }

@@ -13,7 +13,6 @@ pub(super) fn gpt2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn gptneox(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = biased(keys, Activation::GeluErf)?;
-    h.own_head = true;
     if keys.opt_bool("use_parallel_residual")?.unwrap_or(true) {
         h.set_norms(Norms::Parallel);
     }

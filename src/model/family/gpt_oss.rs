@@ -10,7 +10,6 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         (moe.activation, moe.gating) = (Activation::SwiGluOai, Gating::SoftmaxAfterTopK);
     }
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
-    h.own_head = true;
     h.set_biases(Biases::Everywhere);
     h.set_windows(keys, None, 2)?;
     h.set_sinks(keys);

@@ -25,6 +25,10 @@ pub(super) fn hybrid(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let h = Hparams::llama(keys, NormKind::Rms, ffn)?;
+    // Of a hybrid model without state spaces (Granite 4.0 Micro) files say the sizes of those all the same.
+    for key in ["conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"] {
+        keys.ignore(&format!("ssm.{key}"));
+    }
     // In Granite files this key says whether anything is rotated.
     keys.only("rope.scaling.finetuned", &[1.0])?;
     multiplied(keys, h)

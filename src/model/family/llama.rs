@@ -67,8 +67,17 @@ pub(super) fn maincoder(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// ERNIE 4.5: mixtures in all layers except the first ones.
+/// ERNIE 4.5: mixtures in the layers that have a router. The width of the shared expert that converters write is a guess.
 pub(super) fn ernie4_5(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.only("interleave_moe_layer_step", &[1.0])?;
-    hparams(keys)
+    keys.ignore("interleave_moe_layer_step");
+    let mut h = hparams(keys)?;
+    let dense = keys.dense(Activation::SwiGlu)?;
+    for (i, (layer, dense)) in h.layers.iter_mut().zip(dense).enumerate() {
+        if !keys.has_in_layer(i, "ffn_gate_inp.weight") {
+            layer.ffn = dense;
+        } else if let Some(shared) = layer.ffn.moe_mut().and_then(|moe| moe.shared.as_mut()) {
+            shared.n_ff = keys.n_out(&format!("blk.{i}.ffn_gate_shexp.weight")).unwrap_or(shared.n_ff);
+        }
+    }
+    Ok(h)
 }

@@ -28,6 +28,9 @@ pub(super) fn jamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         let is_mixture = |i: usize| keys.has_in_layer(i, "ffn_gate_inp.weight");
         layers.map(|(i, (moe, dense))| if is_mixture(i) { moe } else { dense }).collect()
     } else {
+        // One expert is a dense layer.
+        keys.only("expert_count", &[0.0, 1.0])?;
+        keys.only("expert_used_count", &[0.0, 1.0, 2.0])?;
         dense
     };
     let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&keys.mamba()?)?)?;

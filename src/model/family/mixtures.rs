@@ -3,19 +3,19 @@
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::QkNorm;
+use crate::model::spec::{FfnSpec, QkNorm};
 
 /// Mixtures with a norm for each head of queries and keys, and a dense first layer.
 pub(super) fn head_norms(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    mixture(keys, 1, true, QkNorm::PerHead)
+    mixture(keys, keys.sigmoid_mixture(1, true)?, QkNorm::PerHead)
 }
 
 pub(super) fn minimax(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    mixture(keys, 0, true, QkNorm::Full)
+    mixture(keys, keys.sigmoid_mixture(0, true)?, QkNorm::Full)
 }
 
 pub(super) fn olmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    mixture(keys, 0, false, QkNorm::Full)
+    mixture(keys, keys.mixture(0, false)?, QkNorm::Full)
 }
 
 /// DeepSeek 1 and Ling 1: expert weights are divided by their sum only if the file says so.
@@ -27,7 +27,7 @@ pub(super) fn deepseek(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 /// JetBrains' Mellum 2: windows in three of four layers, whose rope is not scaled.
 pub(super) fn mellum(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = mixture(keys, 0, true, QkNorm::PerHead)?;
+    let mut h = mixture(keys, keys.mixture(0, true)?, QkNorm::PerHead)?;
     h.set_windows(keys, None, 4)?;
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
     Ok(h)
@@ -36,14 +36,12 @@ pub(super) fn mellum(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// Databricks' DBRX: clamped queries, keys and values, norms without bias.
 pub(super) fn dbrx(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::LayerNoBias, keys.mixture(0, true)?)?;
-    h.own_head = true;
     h.set_clip(keys)?;
     Ok(h)
 }
 
-fn mixture(keys: &Keys<'_>, n_dense: usize, normalise: bool, qk_norm: QkNorm) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, normalise)?)?;
-    h.own_head = true;
+fn mixture(keys: &Keys<'_>, layers: Vec<FfnSpec>, qk_norm: QkNorm) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
     h.attention_mut().for_each(|attn| attn.qk_norm = Some(qk_norm));
     Ok(h)
 }

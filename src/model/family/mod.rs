@@ -73,7 +73,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "qwen3moe", hparams: qwen::qwen3moe },
     Family { arch: "qwen3vl", hparams: qwen::qwen3vl },
     Family { arch: "qwen3vlmoe", hparams: qwen::qwen3vlmoe },
-    Family { arch: "seed_oss", hparams: qwen::qwen2 },
+    Family { arch: "seed_oss", hparams: qwen::seed_oss },
     Family { arch: "phi2", hparams: phi::phi2 },
     Family { arch: "phi3", hparams: phi::phi3 },
     Family { arch: "phimoe", hparams: phi::phimoe },

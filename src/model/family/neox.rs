@@ -24,7 +24,6 @@ pub(super) fn openelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// PLaMo: attention and feed-forward layer in parallel.
 pub(super) fn plamo(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
-    h.own_head = true;
     h.set_norms(Norms::Shared);
     Ok(h)
 }

@@ -8,7 +8,6 @@ use crate::model::spec::{Activation, Norms, QkNorm};
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
     h.set_norms(Norms::After);
-    h.own_head = true;
     h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::Full));
     h.set_windows(keys, None, 4)?;
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));

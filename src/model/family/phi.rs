@@ -8,7 +8,7 @@ pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::Gelu)?)?;
     h.set_norms(Norms::Shared);
     h.set_biases(Biases::All);
-    (h.own_head, h.head_bias) = (true, true);
+    h.head_bias = true;
     Ok(h)
 }
 
@@ -19,7 +19,7 @@ pub(super) fn phimoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, layers)?;
     h.set_windows(keys, None, 0)?;
     h.set_biases(Biases::All);
-    (h.own_head, h.head_bias) = (true, true);
+    h.head_bias = true;
     Ok(h)
 }
 

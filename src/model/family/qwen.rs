@@ -16,9 +16,7 @@ pub(super) fn qwen1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
             ffn.n_ff = (ffn.n_ff / 2).max(1);
         }
     }
-    let mut h = two(keys, layers)?;
-    h.own_head = true;
-    Ok(h)
+    two(keys, layers)
 }
 
 /// Qwen 3, also as a reranker, whose score is the probability of "yes" against "no".
@@ -30,9 +28,7 @@ pub(super) fn qwen3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn qwen2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = two(keys, moe(keys, false)?)?;
-    h.own_head = true;
-    Ok(h)
+    two(keys, moe(keys, false)?)
 }
 
 pub(super) fn qwen3moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
@@ -107,6 +103,11 @@ fn two(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = both(keys, ffn)?;
     h.set_biases(Biases::Qkv);
     Ok(h)
+}
+
+/// Seed OSS, with biases or without.
+pub(super) fn seed_oss(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    both(keys, keys.dense(Activation::SwiGlu)?)
 }
 
 fn three(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {

@@ -35,7 +35,7 @@ fn mixes(keys: &Keys<'_>, gated: bool, ranks: impl Fn(usize) -> TimeMixRanks) ->
     let time = |i| RecurrentSpec::TimeMix(TimeMixSpec { n_head: n_embd / head_dim, head_dim, ranks: ranks(i) });
     let mixers = (0..keys.n_layer).map(|i| Has::Recurrent(time(i))).collect();
     let mut h = Hparams::hybrid(keys, NormKind::Layer, vec![FfnSpec::None; keys.n_layer], mixers)?;
-    (h.embd_norm, h.own_head) = (true, true);
+    h.embd_norm = true;
     let channel = RecurrentSpec::ChannelMix(ChannelMixSpec { n_embd, n_ff, gated });
     h.split_blocks(&channel);
     Ok(h)

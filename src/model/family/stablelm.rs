@@ -2,18 +2,24 @@
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
-use crate::model::spec::{Activation, Biases};
+use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn stablelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.only("use_parallel_residual", &[0.0])?;
-    Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)
+    let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)?;
+    // Of StableLM 2 12B.
+    if keys.opt_bool("use_parallel_residual")? == Some(true) {
+        h.set_norms(Norms::Shared);
+    }
+    if keys.has_part("attn_q_norm.weight") {
+        h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
+    }
+    Ok(h)
 }
 
 /// Jais 1: ALiBi, and scores divided by the width of a head instead of its root (llama.cpp's `models/jais.cpp`).
 pub(super) fn jais(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)?;
     h.set_biases(Biases::All);
-    h.own_head = true;
     h.set_alibi(keys.positive("attention.max_alibi_bias")?.ok_or_else(|| keys.missing("attention.max_alibi_bias"))?)?;
     h.attention_mut().for_each(|attn| attn.scale = 1.0 / attn.head_dim as f32);
     Ok(h)
@@ -21,7 +27,7 @@ pub(super) fn jais(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn starcoder2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::Gelu)?)?;
-    h.set_biases(Biases::All);
+    h.set_windows(keys, None, 0)?;
     Ok(h)
 }
 

@@ -6,8 +6,7 @@ use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 /// AFMoE: only layers with windows are rotated.
 pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(0, true)?)?;
-    h.own_head = true;
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.sigmoid_mixture(0, true)?)?;
     h.embd_scale = (h.n_embd as f32).sqrt();
     h.set_norms(Norms::Both);
     h.set_windows(keys, None, 4)?;
@@ -20,7 +19,6 @@ pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn mimo2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let n_dense = (0..keys.n_layer).take_while(|&i| !keys.has_in_layer(i, "ffn_gate_inp.weight")).count();
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, true)?)?;
-    h.own_head = true;
     h.set_windows(keys, None, 0)?;
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
     h.set_sinks(keys);
