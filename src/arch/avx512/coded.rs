@@ -168,7 +168,7 @@ fn or_masked(a: __m512i, b: __m512i, mask: i32) -> __m512i {
 
 /// 0 for registers 0 and 2, 1 for 1 and 3, the other way round for every second 32 values; times `n`.
 const fn swapped(r: usize, n: i32) -> [i32; 16] {
-    if r % 2 == 0 { by_lane(0, [n, 0, 0]) } else { plus(by_lane(0, [-n, 0, 0]), n) }
+    if r.is_multiple_of(2) { by_lane(0, [n, 0, 0]) } else { plus(by_lane(0, [-n, 0, 0]), n) }
 }
 
 /// The values of [`words`] with two-bit codes, two to a lane: each 16 values.
