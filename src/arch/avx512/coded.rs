@@ -90,6 +90,17 @@ fn scaled<B: Coded>(block: &B, w: [__m512i; 4], odd: __m512i) -> Unpacked {
     Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
 }
 
+/// For each byte of register `r`, 0 or 1, which of the first eight values of its lane it is, as a bit.
+const fn bits_of_bytes(r: usize) -> [i32; 16] {
+    let mut bits = swapped(r, 4);
+    let mut i = 0;
+    while i < 16 {
+        bits[i] = 0x0804_0201 << bits[i];
+        i += 1;
+    }
+    bits
+}
+
 /// A bit for each byte of the four registers, given 16 bits for the 16 values of each lane.
 #[inline]
 #[target_feature(enable = "avx512bw")]
@@ -97,10 +108,7 @@ fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
     // Of each 16 bits the first eight, or the others, in all bytes of their lane.
     let byte = |i: i32| _mm512_set4_epi32(0x0C0C_0C0C + i, 0x0808_0808 + i, 0x0404_0404 + i, i);
     let (first, second) = (_mm512_shuffle_epi8(bits, byte(0)), _mm512_shuffle_epi8(bits, byte(0x0101_0101)));
-    const LOW: i32 = 0x0804_0201;
-    const HIGH: i32 = LOW << 4;
-    let even = load_i32(const { &plus(by_lane(0, [HIGH.wrapping_sub(LOW), 0, 0]), LOW) });
-    let odd = load_i32(const { &plus(by_lane(0, [LOW.wrapping_sub(HIGH), 0, 0]), HIGH) });
+    let (even, odd) = (load_i32(const { &bits_of_bytes(0) }), load_i32(const { &bits_of_bytes(1) }));
     [
         _mm512_test_epi8_mask(first, even),
         _mm512_test_epi8_mask(first, odd),
