@@ -21,8 +21,27 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
 /// Reads JSON, if the file exists.
 pub(super) fn read_any_json(path: &Path) -> Result<Option<Value>, Failure> {
     let Some(bytes) = read_file(path, MAX_JSON)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes);
+    let value = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&without_infinities(&bytes)));
     value.map(Some).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+}
+
+/// JSON as Python writes it (`time_step_limit` of Mamba 2 is `[0.0, Infinity]`) with `null` for numbers that JSON has not.
+fn without_infinities(json: &[u8]) -> Vec<u8> {
+    let (mut out, mut rest, mut in_string) = (Vec::with_capacity(json.len()), json, false);
+    while let [byte, tail @ ..] = rest {
+        let number = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|number| rest.starts_with(number));
+        if let Some(number) = number.filter(|_| !in_string) {
+            out.extend(b"null");
+            rest = &rest[number.len()..];
+            continue;
+        }
+        in_string ^= *byte == b'"';
+        // What is escaped ends no string.
+        let n = if in_string && *byte == b'\\' && !tail.is_empty() { 2 } else { 1 };
+        out.extend(&rest[..n]);
+        rest = &rest[n..];
+    }
+    out
 }
 
 /// The bytes of a file of at most `limit` bytes, if it exists.
@@ -214,5 +233,17 @@ impl Config {
     /// An error about this file.
     pub(super) fn refuse(&self, what: impl std::fmt::Display) -> Failure {
         Failure::Work(format!("{}: {what}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_has_not_count_as_absent() {
+        let python = br#"{"a": [0.0, Infinity], "b": NaN, "c": -Infinity, "d \\\" NaN": "Infinity \\"}"#;
+        let value: Value = serde_json::from_slice(&without_infinities(python)).unwrap();
+        assert_eq!(value, serde_json::json!({"a": [0.0, null], "b": null, "c": null, "d \\\" NaN": "Infinity \\"}));
     }
 }
