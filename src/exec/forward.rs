@@ -382,8 +382,9 @@ impl<'a> Buffers<'a> {
         let [ends, output_ends] = [ends(Rows::All), ends(Rows::Outputs)];
         let rank = slots.clone().map(|slot| slot.rank).max().unwrap_or(0);
         let n_generated: usize = slots.clone().take_while(|slot| slot.is_generated).map(|slot| slot.n_tokens).sum();
-        // All rows of the last layer count as generated.
-        let n_rows = (n_generated.max(n_last), m - n_generated);
+        // With outputs, all rows of the last layer count as generated.
+        let has_outputs = slots.clone().any(|slot| slot.n_outputs > 0);
+        let n_rows = (if has_outputs { n_generated.max(n_last) } else { n_generated }, m - n_generated);
         Buffers {
             x: frame.take(m * h.n_embd),
             normed: frame.take(m * h.n_embd),
@@ -653,9 +654,11 @@ fn pool(arch: Arch, slots: &mut [Slot<'_>], i: usize, x: &[f32], n: usize) {
 }
 
 /// Number of rows computed as generated tokens, which come first. In the last layer, except for its keys and values,
-/// and in the head these are all rows, as usually one row of a prompt is left.
+/// and in the head these are all rows, as usually one row of a prompt is left; unless there are no outputs and only a
+/// probe sees the rows, as before a backward pass.
 fn n_generated(is_last: bool, rows: Rows, slots: &[Slot<'_>]) -> usize {
-    if is_last { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
+    let has_outputs = slots.iter().any(|slot| slot.n_outputs() > 0);
+    if is_last && has_outputs { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
 }
 
 /// Looks up and scales the embeddings of all tokens, and adds those of positions.
