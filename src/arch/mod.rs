@@ -620,12 +620,6 @@ impl Arch {
         unsafe { (self.0.add_product)(y, t, b, stride) }
     }
 
-    /// `y += Σ_j t[j]·b[j·stride ..][..y.len()]`: [`Arch::add_product`] of one row.
-    pub fn add_weighted(self, y: &mut [f32], b: &[f32], stride: usize, t: &[f32]) {
-        let cols = y.len();
-        self.add_product(&mut ColumnsMut::new(y, 1, cols), t, b, stride);
-    }
-
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).
     pub fn rms_norm(self, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
         assert!(y.len() == x.len() && w.len() == x.len(), "rms_norm");

@@ -78,6 +78,15 @@ impl<'a> ColumnsMut<'a> {
         ColumnsMut { ptr, rows: rows.len(), cols: self.cols, stride: self.stride, _matrix: PhantomData }
     }
 
+    /// View of the columns `columns`.
+    ///
+    /// # Panics
+    /// If they are not inside this view.
+    pub fn columns_mut(&mut self, columns: std::ops::Range<usize>) -> ColumnsMut<'_> {
+        // SAFETY: this view is borrowed as long as the new one lives, so there is no other of its columns.
+        unsafe { self.tile(columns.start, columns.len()) }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -286,13 +286,7 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
                 let x = &x[(p.row + rows.start) * n..][..m * n];
                 let t = &mut low[end..end + m * rank];
                 end += m * rank;
-                ctx.crew.when(m > 1).for_chunks(t, LOW_ROWS * rank, |i, t| {
-                    let rows = t.len() / rank;
-                    let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
-                    let a = bytemuck::cast_slice(term.a());
-                    ctx.arch.matvec(DType::F32, &mut ColumnsMut::new(t, rows, rank), a, &x);
-                    t.iter_mut().for_each(|t| *t *= factor);
-                });
+                low_rank(ctx.arch, &ctx.crew.when(m > 1), factor, t, x, (term.a(), n, 0, n));
             }
         }
     }
@@ -492,21 +486,10 @@ fn low_rank_backward(
     let (rank, factor) = (term.rank(), attached.scale * attached.adapter.scale(term));
     let n_rows = term.b().len() / rank;
     let [by_token, x_by_token, by_rank, x_by_rank] = low.each_mut().map(|low| &mut low[..m * rank]);
-    crew.for_chunks(by_token, LOW_ROWS * rank, |i, t| {
-        for (t, dy) in t.chunks_exact_mut(rank).zip(dy[i * LOW_ROWS * w.n_out..].chunks_exact(w.n_out)) {
-            for (t, b) in t.iter_mut().zip(term.b().chunks_exact(n_rows)) {
-                *t = factor * arch.dot(dy, &b[w.first_row..][..w.n_out]);
-            }
-        }
-    });
+    let (of_b, of_a) = ((term.b(), n_rows, w.first_row, w.n_out), (term.a(), w.n_in, 0, w.n_in));
+    low_rank(arch, &crew, factor, by_token, dy, of_b);
     if let Some(gradient) = gradient {
-        crew.for_chunks(x_by_token, LOW_ROWS * rank, |i, u| {
-            for (u, x) in u.chunks_exact_mut(rank).zip(x[i * LOW_ROWS * w.n_in..].chunks_exact(w.n_in)) {
-                for (u, a) in u.iter_mut().zip(term.a().chunks_exact(w.n_in)) {
-                    *u = factor * arch.dot(x, a);
-                }
-            }
-        });
+        low_rank(arch, &crew, factor, x_by_token, x, of_a);
         for (from, to) in [(&*by_token, &mut *by_rank), (&*x_by_token, &mut *x_by_rank)] {
             for (r, to) in to.chunks_exact_mut(m).enumerate() {
                 to.iter_mut().zip(from.chunks_exact(rank)).for_each(|(to, from)| *to = from[r]);
@@ -521,15 +504,43 @@ fn low_rank_backward(
         crew.for_tiles(&mut sums, &mut [(); 0], |&(rows, n, first, t), columns, d, _| {
             let (start, end) = (columns.start.max(first), columns.end.min(first + n));
             if start < end {
-                for (r, t) in t.chunks_exact(m).enumerate() {
-                    let d = &mut d.row(r)[start - columns.start..end - columns.start];
-                    arch.add_weighted(d, &rows[start - first..], n, t);
-                }
+                let d = &mut d.columns_mut(start - columns.start..end - columns.start);
+                arch.add_product(d, t, &rows[start - first..], n);
             }
         });
     }
     if let Some(dx) = dx {
         let by_token = &*by_token;
-        crew.for_chunks(dx, w.n_in, |i, dx| arch.add_weighted(dx, term.a(), w.n_in, &by_token[i * rank..][..rank]));
+        crew.for_chunks(dx, LOW_ROWS * w.n_in, |i, dx| {
+            let m = dx.len() / w.n_in;
+            let t = &by_token[i * LOW_ROWS * rank..][..m * rank];
+            arch.add_product(&mut ColumnsMut::new(dx, m, w.n_in), t, term.a(), w.n_in);
+        });
     }
+}
+
+/// `t = factor·x·Wᵀ`, where `t` is `(m, rank)`; of the `rank` rows of `W`, which lie `stride` apart, `n` values from
+/// `first` on.
+fn low_rank(
+    arch: Arch,
+    crew: &Crew<'_>,
+    factor: f32,
+    t: &mut [f32],
+    x: &[f32],
+    (w, stride, first, n): (&[f32], usize, usize, usize),
+) {
+    let rank = w.len() / stride;
+    crew.for_chunks(t, LOW_ROWS * rank, |i, t| {
+        let rows = t.len() / rank;
+        let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
+        let mut y = ColumnsMut::new(t, rows, rank);
+        if stride == n {
+            arch.matvec(DType::F32, &mut y, bytemuck::cast_slice(w), &x);
+        } else {
+            for (r, w) in w.chunks_exact(stride).enumerate() {
+                arch.matvec(DType::F32, &mut y.columns_mut(r..r + 1), bytemuck::cast_slice(&w[first..][..n]), &x);
+            }
+        }
+        t.iter_mut().for_each(|t| *t *= factor);
+    });
 }

@@ -104,10 +104,8 @@ proptest! {
         let product = |arch: Arch, columns: Range<usize>| {
             let mut sum = y.clone();
             let mut all = ColumnsMut::new(&mut sum, m, stride);
-            // SAFETY: `all` is not used while the part is.
-            let mut part = unsafe { all.tile(first + columns.start, columns.len()) };
-            arch.add_product(&mut part, &t, &b[columns.start..], stride);
-            let _ = all.row(0);
+            let part = &mut all.columns_mut(first + columns.start..first + columns.end);
+            arch.add_product(part, &t, &b[columns.start..], stride);
             sum
         };
         for arch in Arch::available() {
@@ -131,7 +129,7 @@ proptest! {
                 prop_assert_eq!(&sum[columns.clone()], &right[columns]);
             }
             let mut alone = y[(m - 1) * stride + first..][..n].to_vec();
-            arch.add_weighted(&mut alone, b, stride, &t[(m - 1) * rank..]);
+            arch.add_product(&mut ColumnsMut::new(&mut alone, 1, n), &t[(m - 1) * rank..], b, stride);
             prop_assert_eq!(&alone[..], &sum[(m - 1) * stride + first..][..n]);
         }
     }
@@ -1076,7 +1074,7 @@ fn add_product_of_rows_that_wrap() {
         for stride in [usize::MAX, usize::MAX / 2 + 1, usize::MAX - 7] {
             for rank in [2, 3] {
                 let (b, t) = ([1.0; 8], vec![1.0; rank]);
-                let add = || arch.add_weighted(&mut [0.0; 8], &b, stride, &t);
+                let add = || arch.add_product(&mut ColumnsMut::new(&mut [0.0; 8], 1, 8), &t, &b, stride);
                 let refused = std::panic::catch_unwind(add).expect_err("a panic");
                 let message = refused.downcast_ref::<String>().expect("a message");
                 assert!(message.starts_with("add_product"), "{}: {message}", arch.name());

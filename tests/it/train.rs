@@ -117,9 +117,10 @@ fn an_interrupted_training_ends_as_one_that_was_not() {
 /// Only the tokens to be learnt count: the loss of a prompt that cannot be predicted is not in it.
 #[test]
 fn loss_is_the_mean_over_the_tokens_to_be_learnt() {
-    let model = model();
+    // Products of block formats would round the last layer's activations otherwise than for logits.
+    let model = Tiny::SHAPES[0].model(DType::F32);
     let options = TrainOptions { held_out: 0.0, batch: 24, epochs: 1.0, ..options() };
-    let mut trainer = trainer(&model, &[], &options);
+    let mut trainer = Trainer::new(&model.engine().unwrap(), &examples(), &[], &options).unwrap();
     let step = trainer.step().unwrap().unwrap();
     let mut session = model.session().unwrap();
     let (mut sum, mut n) = (0.0, 0);

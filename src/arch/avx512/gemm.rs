@@ -63,6 +63,34 @@ impl Transpose for F32x16 {
         // SAFETY: a vector exists, so the CPU has the level's features; registers of the same bits.
         unsafe { std::mem::transmute(transpose(std::mem::transmute::<[F32x16; 16], [__m512i; 16]>(x))) }
     }
+
+    #[inline(always)]
+    unsafe fn read_transposed(self, p: *const f32, stride: usize) -> [F32x16; MAX_LANES] {
+        // SAFETY: as above; the caller's promise.
+        unsafe { std::mem::transmute::<[__m512i; 16], [F32x16; 16]>(read_transposed(p.cast(), stride)) }
+    }
+}
+
+/// [`transpose`] of 16 rows in memory, `stride` words apart: quarters of rows go to their lanes as they are read, which
+/// takes half of the shuffles.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn read_transposed(p: *const u32, stride: usize) -> [__m512i; 16] {
+    let mut quarters = [_mm512_setzero_si512(); 16];
+    for q in 0..4 {
+        for j in 0..4 {
+            // SAFETY: the caller's promise.
+            let quarter = |r: usize| unsafe { _mm_loadu_si128(p.wrapping_add(r * stride + 4 * q).cast()) };
+            let first = _mm512_castsi128_si512(quarter(j));
+            let two = _mm512_inserti32x4::<1>(first, quarter(4 + j));
+            let three = _mm512_inserti32x4::<2>(two, quarter(8 + j));
+            quarters[4 * q + j] = _mm512_inserti32x4::<3>(three, quarter(12 + j));
+        }
+    }
+    transpose_lanes(quarters)
 }
 
 /// 32-bit words per register.

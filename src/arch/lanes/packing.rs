@@ -9,6 +9,20 @@ pub(in crate::arch) const MAX_LANES: usize = 16;
 pub(in crate::arch) trait Transpose: Lanes {
     /// Transposes the first `N` vectors: value `i` of vector `j` becomes value `j` of vector `i`.
     fn transpose(x: [Self; MAX_LANES]) -> [Self; MAX_LANES];
+
+    /// Reads `N` vectors that lie `stride` values apart, and transposes them.
+    ///
+    /// # Safety
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn read_transposed(self, p: *const f32, stride: usize) -> [Self; MAX_LANES] {
+        let mut rows = [self; MAX_LANES];
+        for r in 0..Self::N {
+            // SAFETY: the caller's promise.
+            rows[r] = unsafe { self.read(p.wrapping_add(r * stride)) };
+        }
+        Self::transpose(rows)
+    }
 }
 
 /// See [`crate::arch::gemm::Panels::PACK`]: a word is one value.
@@ -18,11 +32,16 @@ pub(in crate::arch) fn pack<V: Transpose>(z: V, x: &[f32], k: usize, packed: &mu
     let n_vecs = (x.len() / k).div_ceil(V::N);
     for (v, x) in x.chunks(V::N * k).enumerate() {
         for (c, packed) in packed.chunks_mut(V::N * n_vecs * V::N).enumerate() {
-            let mut rows = [z; MAX_LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                *row = z.load(&x[c * V::N..((c + 1) * V::N).min(k)]);
-            }
-            let words = V::transpose(rows);
+            let words = if x.len() == V::N * k && (c + 1) * V::N <= k {
+                // SAFETY: `N` rows of `k` values, and a vector of each.
+                unsafe { z.read_transposed(x.as_ptr().wrapping_add(c * V::N), k) }
+            } else {
+                let mut rows = [z; MAX_LANES];
+                for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
+                    *row = z.load(&x[c * V::N..((c + 1) * V::N).min(k)]);
+                }
+                V::transpose(rows)
+            };
             for (i, packed) in packed.chunks_exact_mut(n_vecs * V::N).enumerate() {
                 words[i].store(&mut packed[v * V::N..][..V::N]);
             }
@@ -43,6 +62,15 @@ pub(in crate::arch) unsafe fn store_transposed<V: Transpose>(
     rows: usize,
     cols: usize,
 ) {
+    if rows == V::N && cols == V::N {
+        // SAFETY: `N` rows of the sums.
+        let tile = unsafe { z.read_transposed(sums, V::N) };
+        for i in 0..V::N {
+            // SAFETY: a vector of row `i`.
+            unsafe { tile[i].write(y.wrapping_add(i * stride)) };
+        }
+        return;
+    }
     let mut tile = [z; MAX_LANES];
     for r in 0..cols.min(V::N) {
         // SAFETY: a row of the sums.

@@ -82,12 +82,8 @@ pub(in crate::arch) fn fill<V: Transpose, T: Widen<V>>(z: V, rows: &[&[u8]; MAX_
 #[inline(always)]
 pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(z: V, panel: *const f32, n: usize, turned: *mut f32) {
     for i in (0..n).step_by(V::N) {
-        let mut rows = [z; MAX_LANES];
-        for r in 0..V::N {
-            // SAFETY: words of row `r`.
-            rows[r] = unsafe { z.read(panel.wrapping_add(r * n + i)) };
-        }
-        let words = V::transpose(rows);
+        // SAFETY: words of `N` rows.
+        let words = unsafe { z.read_transposed(panel.wrapping_add(i), n) };
         for j in 0..V::N {
             // SAFETY: word `i + j` of all rows.
             unsafe { words[j].write(turned.wrapping_add((i + j) * V::N)) };
@@ -105,12 +101,8 @@ pub(in crate::arch) const TURN_ROWS: usize = 32;
 #[inline(always)]
 pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel: *mut f32) {
     for part in 0..TURN_ROWS / V::N {
-        let mut rows = [z; MAX_LANES];
-        for r in 0..V::N {
-            // SAFETY: a vector of a row.
-            rows[r] = unsafe { z.read(values.wrapping_add((part * V::N + r) * COLUMNS)) };
-        }
-        let columns = V::transpose(rows);
+        // SAFETY: a vector of `N` rows.
+        let columns = unsafe { z.read_transposed(values.wrapping_add(part * V::N * COLUMNS), COLUMNS) };
         for c in 0..V::N {
             // SAFETY: panel rows have room for the values.
             unsafe { columns[c].write(panel.wrapping_add(c * BLOCK + part * V::N)) };
