@@ -2,7 +2,8 @@
 //! is kept until it is overwritten.
 
 use super::ngram::{Sparse, add};
-use crate::arch::Arch;
+use crate::arch::{Acts, Arch, ColumnsMut};
+use crate::quant::DType;
 use half::f16;
 
 /// Number of nearest neighbours used.
@@ -18,14 +19,21 @@ pub(crate) struct KnnCache {
     pushed: usize,
     keys: Vec<f16>,
     tokens: Vec<u32>,
-    row: Vec<f32>,
+    cosines: Vec<f32>,
     near: Vec<(f32, u32)>,
 }
 
 impl KnnCache {
     pub(crate) fn new(n_embd: usize, capacity: usize) -> KnnCache {
-        let (keys, tokens) = (Vec::new(), Vec::new());
-        KnnCache { n_embd, capacity, pushed: 0, keys, tokens, row: vec![0.0; n_embd], near: Vec::new() }
+        KnnCache {
+            n_embd,
+            capacity,
+            pushed: 0,
+            keys: Vec::new(),
+            tokens: Vec::new(),
+            cosines: Vec::new(),
+            near: Vec::new(),
+        }
     }
 
     /// Keys `(n, n_embd)` and tokens, oldest first.
@@ -62,12 +70,12 @@ impl KnnCache {
 
     /// The tokens that followed the most similar states, and the largest cosine.
     pub(crate) fn continuations(&mut self, arch: Arch, h: &[f32]) -> (Sparse, f32) {
-        let h = unit(arch, h);
+        let (h, n_keys) = (unit(arch, h), self.tokens.len());
+        self.cosines.resize(n_keys, 0.0);
+        let cosines = &mut ColumnsMut::new(&mut self.cosines, 1, n_keys);
+        arch.matvec(DType::F16, cosines, bytemuck::cast_slice(&self.keys), &Acts::F32 { x: &h, n: self.n_embd });
         self.near.clear();
-        for (key, &token) in self.keys.chunks_exact(self.n_embd).zip(&self.tokens) {
-            arch.f16_to_f32(key, &mut self.row);
-            self.near.push((arch.dot(&self.row, &h), token));
-        }
+        self.near.extend(self.cosines.iter().copied().zip(self.tokens.iter().copied()));
         let n = NEIGHBOURS.min(self.near.len());
         if n == 0 {
             return (Sparse::new(), 0.0);
