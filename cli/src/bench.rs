@@ -56,8 +56,8 @@ pub(super) struct Args {
     /// GGUF files
     #[arg(short, long, value_name = "FILE", value_delimiter = ',', env = "LLAMA_ARG_MODEL")]
     model: Vec<PathBuf>,
-    /// Made-up weights of a shape instead of a file: llama-1b, llama-8b, llama2-7b, mistral-7b or qwen2-0.5b, and a file
-    /// type
+    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b, llama2-7b, mistral-7b, qwen2-0.5b,
+    /// qwen3.5-4b, gemma3-4b, or some layers of qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,
     /// Prompt lengths; 0: no such test

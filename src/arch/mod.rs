@@ -14,7 +14,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 2;
+pub const ARITHMETIC_VERSION: u32 = 3;
 
 /// Builds a table of kernels; its element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {
@@ -41,6 +41,8 @@ macro_rules! kernels {
             gelu_backward: elementwise::gelu_backward,
             f32_to_f16: elementwise::f32_to_f16,
             f16_to_f32: elementwise::f16_to_f32,
+            delta_rule: elementwise::delta_rule,
+            ssm_step: elementwise::ssm_step,
         }
     };
 }
@@ -292,6 +294,10 @@ pub(crate) struct Kernels {
     pub(crate) gelu_backward: unsafe fn(x: &mut [f32], dy: &[f32]),
     pub(crate) f32_to_f16: unsafe fn(x: &[f32], y: &mut [half::f16]),
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
+    pub(crate) delta_rule:
+        unsafe fn(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]),
+    pub(crate) ssm_step:
+        unsafe fn(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
@@ -618,6 +624,34 @@ impl Arch {
         assert!(y.cols() <= stride && end.is_some_and(|end| end <= b.len()), "add_product: {rank} rows of {stride}");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.add_product)(y, t, b, stride) }
+    }
+
+    /// A step of the gated delta rule (arXiv 2412.06464) for a head's `state`, `(k.len(), v.len())`:
+    /// `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; out = Sᵀ·q`. There is one `rate`, or one per row of the state.
+    pub fn delta_rule(
+        self,
+        state: &mut [f32],
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        beta: f32,
+        rate: &[f32],
+        out: &mut [f32],
+    ) {
+        assert!(q.len() == k.len() && out.len() == v.len(), "delta_rule");
+        assert!(Some(state.len()) == k.len().checked_mul(v.len()), "delta_rule: the state");
+        assert!(rate.len() == 1 || rate.len() == k.len(), "delta_rule: {} rates", rate.len());
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.delta_rule)(state, q, k, v, beta, rate, out) }
+    }
+
+    /// A step of a selective state space with one decay (Mamba 2, arXiv 2405.21060) for a head's `state`,
+    /// `(x.len(), b.len())`: `S = decay·S + dt·x·bᵀ; out = S·c`.
+    pub fn ssm_step(self, state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
+        assert!(b.len() == c.len() && out.len() == x.len(), "ssm_step");
+        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !b.is_empty(), "ssm_step: the state");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.ssm_step)(state, b, c, decay, dt, x, out) }
     }
 
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).

@@ -1,5 +1,5 @@
 //! Causal convolution of each channel by itself: a weighed sum of its values at this token and the ones before it. The
-//! state are those before it.
+//! state are those before it: of each part, `(n_tap - 1, channels)`.
 
 use super::recurrent::Recurrence;
 use crate::arch::Arch;
@@ -31,22 +31,27 @@ impl Recurrence for CausalConv<'_> {
         self.spec.n_channel
     }
 
-    fn step(&self, _: Arch, part: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
-        let (n_tap, first) = (self.spec.n_tap, part * out.len());
-        let n_past = n_tap - 1;
-        for (i, out) in out.iter_mut().enumerate() {
-            let channel = first + i;
-            let (past, taps) = (&mut state[i * n_past..][..n_past], &self.w.taps[channel * n_tap..][..n_tap]);
-            let mut sum = self.w.bias.get(channel).copied().unwrap_or(0.0);
-            for (x, tap) in past.iter().zip(taps) {
-                sum += x * tap;
+    fn step(&self, arch: Arch, part: usize, past: &mut [f32], feed: &[f32], out: &mut [f32]) {
+        let n = out.len();
+        let channels = part * n..(part + 1) * n;
+        let x = &feed[channels.clone()];
+        if self.w.bias.is_empty() {
+            out.fill(0.0);
+        } else {
+            out.copy_from_slice(&self.w.bias[channels.clone()]);
+        }
+        let taps = self.w.taps.chunks_exact(self.spec.n_channel);
+        for (x, taps) in past.chunks_exact(n).chain([x]).zip(taps) {
+            for ((out, x), tap) in out.iter_mut().zip(x).zip(&taps[channels.clone()]) {
+                *out += x * tap;
             }
-            sum += feed[channel] * taps[n_past];
-            past.rotate_left(usize::from(n_past > 0));
-            if let Some(last) = past.last_mut() {
-                *last = feed[channel];
-            }
-            *out = if self.silu { silu(sum) } else { sum };
+        }
+        if let Some(first) = past.len().checked_sub(n) {
+            past.copy_within(n.., 0);
+            past[first..].copy_from_slice(x);
+        }
+        if self.silu {
+            arch.silu_mul(out, &[1.0; CHANNELS][..n]);
         }
     }
 }

@@ -56,21 +56,34 @@ pub(super) fn cells(spec: &DeltaSpec) -> [CellShape; 2] {
     [CausalConv::cell(spec.conv()), CellShape { n_state, n_feed: n_feed(spec) }]
 }
 
-/// `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; y = Sᵀ·q` for each head's state `S: (head_dim_k, head_dim_v)`.
+/// Bytes of a part's state: it stays in the L1 cache from token to token.
+const PART_BYTES: usize = 16 << 10;
+
+/// [`Arch::delta_rule`] for each head's state, `(head_dim_k, head_dim_v)`, of which a part has some columns.
 struct Rule<'a>(&'a DeltaSpec);
+
+impl Rule<'_> {
+    /// Columns of a part: the largest power of two that divides a head's, within bounds.
+    fn columns(&self) -> usize {
+        let &DeltaSpec { head_dim_k, head_dim_v, .. } = self.0;
+        let most = (PART_BYTES / size_of::<f32>() / head_dim_k).max(1).ilog2();
+        1 << head_dim_v.trailing_zeros().min(most)
+    }
+}
 
 impl Recurrence for Rule<'_> {
     fn n_parts(&self) -> usize {
-        self.0.n_head
+        self.0.n_out() / self.columns()
     }
 
     fn n_out(&self) -> usize {
         self.0.n_out()
     }
 
-    fn step(&self, arch: Arch, head: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
+    fn step(&self, arch: Arch, part: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
         let spec = self.0;
         let &DeltaSpec { n_head, n_head_k, head_dim_k: d_k, head_dim_v: d_v, by_channel, tiled, .. } = spec;
+        let head = part * out.len() / d_v;
         // The head of queries and keys that this one of values shares with others.
         let head_k = if tiled { head % n_head_k } else { head / (n_head / n_head_k) };
         let (q, rest) = feed.split_at(n_head_k * d_k);
@@ -78,23 +91,9 @@ impl Recurrence for Rule<'_> {
         let (v, rest) = rest.split_at(n_head * d_v);
         let (beta, rate) = rest.split_at(n_head);
         let [q, k] = [q, k].map(|x| &x[head_k * d_k..][..d_k]);
-        let v = &v[head * d_v..][..d_v];
-        let rate = |i: usize| if by_channel { rate[head * d_k + i] } else { rate[head] };
-        // What the state says of the key.
-        out.fill(0.0);
-        for (i, (row, k)) in state.chunks_exact_mut(d_v).zip(k).enumerate() {
-            let rate = rate(i);
-            row.iter_mut().for_each(|s| *s *= rate);
-            arch.add_scaled(out, row, *k);
-        }
-        out.iter_mut().zip(v).for_each(|(said, v)| *said = beta[head] * (v - *said));
-        for (row, k) in state.chunks_exact_mut(d_v).zip(k) {
-            arch.add_scaled(row, out, *k);
-        }
-        out.fill(0.0);
-        for (row, q) in state.chunks_exact(d_v).zip(q) {
-            arch.add_scaled(out, row, *q);
-        }
+        let v = &v[part * out.len()..][..out.len()];
+        let rate = if by_channel { &rate[head * d_k..][..d_k] } else { &rate[head..=head] };
+        arch.delta_rule(state, q, k, v, beta[head], rate, out);
     }
 }
 

@@ -67,11 +67,8 @@ impl Recurrence for Scan<'_> {
         let [b, c] = [b, c].map(|x| &x[group * n_state..][..n_state]);
         let (x, dt) = (&x[head * out.len()..][..out.len()], dt[head]);
         let decay = (dt * self.w.a[head]).exp();
-        for ((state, x), out) in state.chunks_exact_mut(n_state).zip(x).zip(out) {
-            state.iter_mut().for_each(|s| *s *= decay);
-            arch.add_scaled(state, b, dt * x);
-            *out = arch.dot(state, c) + self.w.d[head] * x;
-        }
+        arch.ssm_step(state, b, c, decay, dt, x, out);
+        out.iter_mut().zip(x).for_each(|(out, x)| *out += self.w.d[head] * x);
     }
 }
 

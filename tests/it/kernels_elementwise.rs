@@ -134,6 +134,57 @@ proptest! {
         }
     }
 
+    /// Bounds: each rounding of a product or sum, carried through what follows.
+    #[test]
+    fn delta_rules(d_k in 1usize..70, d_v in 1usize..150, shift in 0usize..4, by_row: bool, beta in 0f32..1.0, seed: u64) {
+        let [q, k, v] = [(d_k, seed), (d_k, !seed), (d_v, seed ^ 3)].map(|(n, seed)| noise(n, seed));
+        let rate: Vec<f32> = noise(if by_row { d_k } else { 1 }, seed ^ 5).iter().map(|x| x.abs()).collect();
+        let (before, range) = misaligned(&noise(d_k * d_v, seed ^ 7), shift);
+        for arch in Arch::available() {
+            let (mut state, mut out) = (before.clone(), vec![f32::NAN; d_v]);
+            arch.delta_rule(&mut state[range.clone()], &q, &k, &v, beta, &rate, &mut out);
+            for c in 0..d_v {
+                let kept = |i: usize| f64::from(rate[if by_row { i } else { 0 }]) * f64::from(before[range.clone()][i * d_v + c]);
+                let [said, size] = [|x: f64| x, f64::abs].map(|f| (0..d_k).map(|i| f(kept(i) * f64::from(k[i]))).sum::<f64>());
+                let (beta, v) = (f64::from(beta), f64::from(v[c]));
+                let change = beta * (v - said);
+                let off = beta * ((d_k + 3) as f64 * U * size + 2.0 * U * (v.abs() + said.abs()));
+                let (mut sum, mut bound) = (0.0, 0.0);
+                for i in 0..d_k {
+                    let (k, q) = (f64::from(k[i]), f64::from(q[i]));
+                    let truth = kept(i) + k * change;
+                    let error = k.abs() * off + 3.0 * U * (kept(i).abs() + (k * change).abs());
+                    assert_close(arch, "delta_rule", state[range.clone()][i * d_v + c], truth, error);
+                    sum += q * truth;
+                    bound += q.abs() * (error + (d_k + 1) as f64 * U * truth.abs());
+                }
+                assert_close(arch, "delta_rule, out", out[c], sum, bound);
+            }
+        }
+    }
+
+    #[test]
+    fn ssm_steps(n in 1usize..150, m in 1usize..20, shift in 0usize..4, decay in 0f32..1.0, dt in 0f32..2.0, seed: u64) {
+        let [b, c, x] = [(n, seed), (n, !seed), (m, seed ^ 3)].map(|(n, seed)| noise(n, seed));
+        let (before, range) = misaligned(&noise(m * n, seed ^ 7), shift);
+        for arch in Arch::available() {
+            let (mut state, mut out) = (before.clone(), vec![f32::NAN; m]);
+            arch.ssm_step(&mut state[range.clone()], &b, &c, decay, dt, &x, &mut out);
+            for r in 0..m {
+                let (mut sum, mut bound) = (0.0, 0.0);
+                for i in 0..n {
+                    let kept = f64::from(decay) * f64::from(before[range.clone()][r * n + i]);
+                    let added = f64::from(dt) * f64::from(x[r]) * f64::from(b[i]);
+                    let error = 3.0 * U * (kept.abs() + added.abs());
+                    assert_close(arch, "ssm_step", state[range.clone()][r * n + i], kept + added, error);
+                    sum += f64::from(c[i]) * (kept + added);
+                    bound += f64::from(c[i]).abs() * (error + (n + 1) as f64 * U * (kept + added).abs());
+                }
+                assert_close(arch, "ssm_step, out", out[r], sum, bound);
+            }
+        }
+    }
+
     #[test]
     fn norms(n in length(), shift in 0usize..4, seed: u64, offset in -10f32..10.0, log_eps in -7i32..-2) {
         let x: Vec<f32> = noise(n, seed).iter().map(|x| x + offset).collect();

@@ -11,6 +11,7 @@ pub(super) mod matvec;
 pub(super) mod packing;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod panels;
+pub(super) mod recurrence;
 
 use half::{bf16, f16};
 use std::ops::{Add, Div, Mul, Sub};
@@ -261,6 +262,10 @@ macro_rules! elementwise_kernels {
             gelu_backward(x: &mut [f32], dy: &[f32]);
             f32_to_f16(x: &[f32], y: &mut [half::f16]);
             f16_to_f32(x: &[half::f16], y: &mut [f32]);
+        }
+        $crate::arch::lanes::instantiate! { $features, $zero, recurrence:
+            delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]);
+            ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]);
         }
     };
 }

@@ -39,6 +39,32 @@ pub(super) fn add_product(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: 
     }
 }
 
+pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]) {
+    let rate = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
+    // What the state says of the key.
+    out.fill(0.0);
+    for (i, (row, k)) in state.chunks_exact_mut(v.len()).zip(k).enumerate() {
+        row.iter_mut().for_each(|s| *s *= rate(i));
+        add_scaled(out, row, *k);
+    }
+    out.iter_mut().zip(v).for_each(|(said, v)| *said = beta * (v - *said));
+    for (row, k) in state.chunks_exact_mut(v.len()).zip(k) {
+        add_scaled(row, out, *k);
+    }
+    out.fill(0.0);
+    for (row, q) in state.chunks_exact(v.len()).zip(q) {
+        add_scaled(out, row, *q);
+    }
+}
+
+pub(super) fn ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
+    for ((row, x), out) in state.chunks_exact_mut(b.len()).zip(x).zip(out) {
+        row.iter_mut().for_each(|s| *s *= decay);
+        add_scaled(row, b, dt * x);
+        *out = dot(row, c);
+    }
+}
+
 pub(super) fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     let mean_square = dot(x, x) / x.len() as f32;
     let scale = 1.0 / (mean_square + eps).sqrt();

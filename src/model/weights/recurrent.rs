@@ -34,10 +34,18 @@ impl Recurrent {
 /// Weights of a convolution.
 #[derive(Clone, Debug)]
 pub(crate) struct Conv {
-    /// `(n_channel, n_tap)`, the last of this token.
+    /// `(n_tap, n_channel)`, the last of this token.
     pub(crate) taps: Vec<f32>,
     /// Of each channel; empty if there is none.
     pub(crate) bias: Vec<f32>,
+}
+
+impl Conv {
+    /// `taps` are `(n_channel, n_tap)`, as in files.
+    fn new(taps: &[f32], n_tap: usize, bias: Vec<f32>) -> Conv {
+        let taps = (0..n_tap).flat_map(|tap| taps.iter().skip(tap).step_by(n_tap).copied());
+        Conv { taps: taps.collect(), bias }
+    }
 }
 
 /// Weights of a gated short convolution.
@@ -272,7 +280,7 @@ fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) ->
                 rate: low("f", spec.n_rate())?,
                 gate: low("g", n_out)?,
             },
-            conv: Conv { taps, bias: Vec::new() },
+            conv: Conv::new(&taps, n_tap, Vec::new()),
             a: table(b, name("ssm_a"), &[1, n_head])?,
             dt_bias: b.vector(&name("ssm_dt.bias"), spec.n_rate())?,
             norm: b.vector(&name("ssm_norm.weight"), head_dim_v)?,
@@ -297,7 +305,7 @@ fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) ->
 
 /// A convolution that gives out the values of the token before.
 fn shift(n_embd: usize) -> Conv {
-    Conv { taps: [1.0, 0.0].repeat(n_embd), bias: Vec::new() }
+    Conv::new(&[1.0, 0.0].repeat(n_embd), 2, Vec::new())
 }
 
 fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -> Result<TimeMix, ModelError> {
@@ -358,5 +366,5 @@ fn conv(b: &Binder<'_>, name: &str, spec: ConvSpec) -> Result<Conv, ModelError> 
     let ConvSpec { n_channel, n_tap } = spec;
     let taps = table(b, format!("{name}.weight"), &[n_tap, n_channel])?;
     let bias = b.opt_vector(&format!("{name}.bias"), n_channel)?.unwrap_or_default();
-    Ok(Conv { taps, bias })
+    Ok(Conv::new(&taps, n_tap, bias))
 }

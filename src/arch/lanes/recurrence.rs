@@ -1,0 +1,137 @@
+//! Steps of recurrent layers: a head's state goes through one token.
+
+use super::Lanes;
+
+/// Sums over the rows of a state that do not wait for each other.
+const SUMS: usize = 4;
+
+/// See [`crate::arch::Arch::delta_rule`].
+#[inline(always)]
+pub(in crate::arch) fn delta_rule<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    beta: f32,
+    rate: &[f32],
+    out: &mut [f32],
+) {
+    let d_v = v.len();
+    assert!(state.len() == k.len() * d_v && q.len() == k.len() && out.len() == d_v);
+    assert!(rate.len() == 1 || rate.len() == k.len());
+    let mut c = 0;
+    while c < d_v {
+        let n = d_v - c;
+        if n >= 2 * V::N {
+            // SAFETY: that many columns are left.
+            unsafe { delta_columns::<V, 2, true>(z, state, q, k, v, beta, rate, out, c, V::N) };
+            c += 2 * V::N;
+        } else if n >= V::N {
+            // SAFETY: as above.
+            unsafe { delta_columns::<V, 1, true>(z, state, q, k, v, beta, rate, out, c, V::N) };
+            c += V::N;
+        } else {
+            // SAFETY: as above.
+            unsafe { delta_columns::<V, 1, false>(z, state, q, k, v, beta, rate, out, c, n) };
+            c = d_v;
+        }
+    }
+}
+
+/// `C` vectors of columns from `c` on; unless `WHOLE`, the only one has `n` lanes.
+///
+/// # Safety
+/// `v` must have these columns, and the lengths must be those of [`delta_rule`].
+#[inline(always)]
+unsafe fn delta_columns<V: Lanes, const C: usize, const WHOLE: bool>(
+    z: V,
+    state: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    beta: f32,
+    rate: &[f32],
+    out: &mut [f32],
+    c: usize,
+    n: usize,
+) {
+    let (d_k, d_v) = (k.len(), v.len());
+    let read = |p: *const f32| {
+        // SAFETY: the caller's promise.
+        unsafe { if WHOLE { z.read(p) } else { z.read_first(p, n) } }
+    };
+    let write = |x: V, p: *mut f32| {
+        // SAFETY: the caller's promise.
+        unsafe { if WHOLE { x.write(p) } else { x.write_first(p, n) } }
+    };
+    let state = state.as_mut_ptr().wrapping_add(c);
+    let rate_of = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
+    let mut sums = [[z; C]; SUMS];
+    for first in (0..d_k).step_by(SUMS) {
+        for s in 0..SUMS {
+            let i = first + s;
+            if i < d_k {
+                let weight = z.splat(rate_of(i) * k[i]);
+                for j in 0..C {
+                    sums[s][j] = weight.mul_add(read(state.wrapping_add(i * d_v + j * V::N)), sums[s][j]);
+                }
+            }
+        }
+    }
+    let mut change = [z; C];
+    for j in 0..C {
+        let said = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
+        change[j] = z.splat(beta) * (read(v.as_ptr().wrapping_add(c + j * V::N)) - said);
+    }
+    let mut sums = [[z; C]; SUMS];
+    for first in (0..d_k).step_by(SUMS) {
+        for s in 0..SUMS {
+            let i = first + s;
+            if i < d_k {
+                let (rate, k, q) = (z.splat(rate_of(i)), z.splat(k[i]), z.splat(q[i]));
+                for j in 0..C {
+                    let at = state.wrapping_add(i * d_v + j * V::N);
+                    let x = k.mul_add(change[j], rate * read(at));
+                    write(x, at);
+                    sums[s][j] = q.mul_add(x, sums[s][j]);
+                }
+            }
+        }
+    }
+    for j in 0..C {
+        let sum = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
+        write(sum, out.as_mut_ptr().wrapping_add(c + j * V::N));
+    }
+}
+
+/// See [`crate::arch::Arch::ssm_step`].
+#[inline(always)]
+pub(in crate::arch) fn ssm_step<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    b: &[f32],
+    c: &[f32],
+    decay: f32,
+    dt: f32,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let n = b.len();
+    assert!(state.len() == n * x.len() && c.len() == n && out.len() == x.len());
+    let decay = z.splat(decay);
+    for ((state, x), out) in state.chunks_exact_mut(n).zip(x).zip(out) {
+        let u = z.splat(dt * x);
+        let mut sums = [z; SUMS];
+        for (first, state) in state.chunks_mut(SUMS * V::N).enumerate() {
+            for (s, state) in state.chunks_mut(V::N).enumerate() {
+                let first = (first * SUMS + s) * V::N;
+                let at = first..first + state.len();
+                let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
+                x.store(state);
+                sums[s] = x.mul_add(z.load(&c[at]), sums[s]);
+            }
+        }
+        *out = ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum();
+    }
+}
