@@ -432,13 +432,7 @@ impl SessionArgs {
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()
         };
-        let engine = engine(model, self.threads.number(), learns, options, engine_options)?;
-        if self.prompt_cache.is_some() && !engine.uses_prefix_folder(options) {
-            note(
-                "--prompt-cache: prompts of a model with windows or recurrent state, or with --kv-tiers, stay in memory only.",
-            );
-        }
-        Ok(engine)
+        engine(model, self.threads.number(), learns, options, engine_options)
     }
 }
 

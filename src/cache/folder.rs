@@ -1,11 +1,12 @@
 //! The prefix cache on disk: a folder of blocks, the second level below the radix tree.
 //!
-//! A block is a file with the keys and values of 64 positions, in all groups, of sequences that never release pages.
-//! Its name is a hash of everything on which its bits depend, including all tokens up to its end. The file begins with
-//! these in full, so that neither a collision nor another tenant's file is ever mistaken for it, and ends with a
-//! checksum: a block that is incomplete or damaged is removed and counts as missing. Blocks are put in place by
-//! renaming, so that any number of processes can share a folder; nothing is synced, as the checksum detects the results
-//! of a crash.
+//! A block is a file with the keys and values of 64 positions, in all groups, in the form that is never given back. Where
+//! windows, ages or recurrent layers give something back in time, there is a file for each checkpoint, too, with that and
+//! with the page that is not yet full. A file's name is a hash of everything on which its bits depend, including all tokens
+//! up to its end. It begins with these in full, so that neither a collision nor another tenant's file is ever mistaken for
+//! it, and ends with a checksum: a file that is incomplete or damaged is removed and counts as missing. Files are put in
+//! place by renaming, so that any number of processes can share a folder; nothing is synced, as the checksum detects the
+//! results of a crash.
 
 use super::CachedToken;
 use super::hash::{SEED, mix};
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 const MAGIC: &[u8; 8] = b"ruvllmKB";
-/// Incremented when the form of a block changes.
-const VERSION: u32 = 1;
+/// Incremented when the form of a file changes.
+const VERSION: u32 = 2;
 const EXTENSION: &str = "kv";
 /// Extension of blocks being written, which a killed process leaves behind.
 const TEMPORARY: &str = "tmp";
@@ -37,44 +38,72 @@ pub(crate) struct PrefixFolder {
     failed: AtomicU64,
 }
 
-/// Identifies a block by everything up to its end.
-#[derive(Debug)]
-pub(super) struct BlockKey {
-    name: String,
-    head: Vec<u8>,
-}
+/// A page's table, and its number in it.
+pub(super) type Place = [u32; 2];
 
-/// The keys of all whole pages of `tokens`, from page `first` on. `identity` describes everything else on which bits
-/// depend.
-pub(super) fn block_keys<'a>(
+/// Names files by everything up to their ends.
+#[derive(Debug)]
+pub(super) struct Keys<'a> {
     identity: &'a str,
     tokens: &'a [CachedToken],
-    first: usize,
-) -> impl Iterator<Item = BlockKey> + 'a {
-    let start = [0, 1].map(|lane| mix(SEED + lane, identity.as_bytes()));
-    let mut hash = start;
-    tokens.chunks_exact(KV_BLOCK).enumerate().filter_map(move |(i, page)| {
-        let bytes: Vec<u8> =
-            page.iter().flat_map(|t| (2 * u64::from(t.token) + u64::from(t.generated)).to_le_bytes()).collect();
-        hash = hash.map(|hash| mix(hash, &bytes));
-        (i >= first).then(|| {
-            let all = &tokens[..(i + 1) * KV_BLOCK];
-            let mut head = MAGIC.to_vec();
-            for n in [VERSION, identity.len() as u32, all.len() as u32] {
-                head.extend_from_slice(&n.to_le_bytes());
-            }
-            head.extend_from_slice(identity.as_bytes());
-            for t in all {
-                head.extend_from_slice(&t.token.to_le_bytes());
-                head.push(u8::from(t.generated));
-            }
-            BlockKey { name: format!("{:016x}{:016x}.{EXTENSION}", hash[0], hash[1]), head }
-        })
-    })
+    /// Hash of all before each page.
+    borders: Vec<[u64; 2]>,
+}
+
+impl<'a> Keys<'a> {
+    /// For files of the first of `tokens`. `identity` describes everything else on which bits depend.
+    pub(super) fn new(identity: &'a str, tokens: &'a [CachedToken]) -> Keys<'a> {
+        let start = [0, 1].map(|lane| mix(SEED + lane, identity.as_bytes()));
+        let pages = tokens.chunks_exact(KV_BLOCK).scan(start, |hash, page| {
+            *hash = with_tokens(*hash, page);
+            Some(*hash)
+        });
+        Keys { identity, tokens, borders: [start].into_iter().chain(pages).collect() }
+    }
+
+    /// Name of the file that ends at position `end`.
+    fn name(&self, end: usize) -> String {
+        let page = end / KV_BLOCK;
+        let hash = match &self.tokens[page * KV_BLOCK..end] {
+            [] => self.borders[page],
+            rest => with_tokens(self.borders[page], rest),
+        };
+        format!("{:016x}{:016x}.{EXTENSION}", hash[0], hash[1])
+    }
+
+    /// What it begins with.
+    fn head(&self, end: usize) -> Vec<u8> {
+        let mut head = MAGIC.to_vec();
+        for n in [VERSION, self.identity.len() as u32, end as u32] {
+            head.extend_from_slice(&n.to_le_bytes());
+        }
+        head.extend_from_slice(self.identity.as_bytes());
+        for t in &self.tokens[..end] {
+            head.extend_from_slice(&t.token.to_le_bytes());
+            head.push(u8::from(t.generated));
+        }
+        head
+    }
+}
+
+fn with_tokens(hash: [u64; 2], tokens: &[CachedToken]) -> [u64; 2] {
+    let bytes: Vec<u8> =
+        tokens.iter().flat_map(|t| (2 * u64::from(t.token) + u64::from(t.generated)).to_le_bytes()).collect();
+    hash.map(|hash| mix(hash, &bytes))
+}
+
+/// A file of which all but the pages is read.
+#[derive(Debug)]
+pub(super) struct Found {
+    file: File,
+    path: PathBuf,
+    /// Checksum of what is read.
+    hash: u64,
+    pub(super) places: Vec<Place>,
 }
 
 impl PrefixFolder {
-    /// Opens the folder `path`, creating it if necessary; blocks may take `budget` bytes.
+    /// Opens the folder `path`, creating it if necessary; files may take `budget` bytes.
     pub(crate) fn open(path: &Path, budget: u64) -> io::Result<PrefixFolder> {
         fs::create_dir_all(path)?;
         let folder = PrefixFolder {
@@ -102,41 +131,61 @@ impl PrefixFolder {
         [&self.tokens_loaded, &self.damaged, &self.failed].map(|n| n.load(Ordering::Relaxed))
     }
 
-    /// The file of a block, if it exists.
-    pub(super) fn find(&self, key: &BlockKey) -> Option<File> {
-        File::open(self.path.join(&key.name)).ok()
+    /// Counts tokens that sequences took from the folder.
+    pub(super) fn add_loaded(&self, n_tokens: usize) {
+        self.tokens_loaded.fetch_add(n_tokens as u64, Ordering::Relaxed);
     }
 
-    /// Reads the pages of a block into `parts`; returns false if the block is not intact.
-    pub(super) fn read(&self, mut file: File, key: &BlockKey, parts: &mut [&mut [u8]]) -> bool {
-        if !is_whole(&mut file, key, parts).unwrap_or(false) {
-            self.damaged.fetch_add(1, Ordering::Relaxed);
-            let _ = fs::remove_file(self.path.join(&key.name));
+    /// The file that ends at position `end`, if it exists; `page_bytes` are the sizes of pages, table by table.
+    pub(super) fn find(&self, keys: &Keys<'_>, end: usize, page_bytes: &[usize]) -> Option<Found> {
+        let path = self.path.join(keys.name(end));
+        let mut file = File::open(&path).ok()?;
+        match read_head(&mut file, &keys.head(end), end, page_bytes) {
+            Ok(Some((hash, places))) => Some(Found { file, path, hash, places }),
+            _ => {
+                self.remove_damaged(&path);
+                None
+            }
+        }
+    }
+
+    /// Reads the pages of a file into `parts`; returns false if it is not intact.
+    pub(super) fn read(&self, mut found: Found, parts: &mut [&mut [u8]]) -> bool {
+        if !read_pages(&mut found, parts).unwrap_or(false) {
+            self.remove_damaged(&found.path);
             return false;
         }
         // The least recently used are removed first. Without write permission, the time of writing counts.
-        let _ = file.set_modified(SystemTime::now());
-        self.tokens_loaded.fetch_add(KV_BLOCK as u64, Ordering::Relaxed);
+        let _ = found.file.set_modified(SystemTime::now());
         true
     }
 
-    /// Writes a block, unless it exists. Failure is counted but not an error: the block is then missing.
-    pub(super) fn write(&self, key: &BlockKey, parts: &[&[u8]]) {
-        let path = self.path.join(&key.name);
+    fn remove_damaged(&self, path: &Path) {
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        let _ = fs::remove_file(path);
+    }
+
+    /// Writes the file that ends at position `end`, unless it exists. Failure is counted but not an error: the file is then
+    /// missing.
+    pub(super) fn write(&self, keys: &Keys<'_>, end: usize, pages: &[(Place, &[u8])]) {
+        let name = keys.name(end);
+        let path = self.path.join(&name);
         if path.exists() {
             return;
         }
         let n = self.n_files.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.path.join(format!(".{}.{}.{n}.{TEMPORARY}", key.name, std::process::id()));
-        let written = self.write_new(&temporary, key, parts).and_then(|()| fs::rename(&temporary, &path));
+        let temporary = self.path.join(format!(".{name}.{}.{n}.{TEMPORARY}", std::process::id()));
+        let written = self.write_new(&temporary, keys.head(end), pages).and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
             self.failed.fetch_add(1, Ordering::Relaxed);
             let _ = fs::remove_file(&temporary);
         }
     }
 
-    fn write_new(&self, path: &Path, key: &BlockKey, parts: &[&[u8]]) -> io::Result<()> {
-        let n_bytes = key.head.len() + parts.iter().map(|part| part.len()).sum::<usize>() + size_of::<u64>();
+    fn write_new(&self, path: &Path, mut head: Vec<u8>, pages: &[(Place, &[u8])]) -> io::Result<()> {
+        head.extend_from_slice(&(pages.len() as u32).to_le_bytes());
+        head.extend(pages.iter().flat_map(|(place, _)| place).flat_map(|n| n.to_le_bytes()));
+        let n_bytes = head.len() + pages.iter().map(|(_, page)| page.len()).sum::<usize>() + size_of::<u64>();
         self.make_room(n_bytes as u64)?;
         let mut options = File::options();
         options.write(true).create_new(true);
@@ -144,7 +193,7 @@ impl PrefixFolder {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // it contains text of the user
         let mut file = options.open(path)?;
         let mut hash = SEED;
-        for bytes in [&key.head[..]].into_iter().chain(parts.iter().copied()) {
+        for bytes in [&head[..]].into_iter().chain(pages.iter().map(|(_, page)| *page)) {
             hash = mix(hash, bytes);
             file.write_all(bytes)?;
         }
@@ -187,23 +236,42 @@ impl PrefixFolder {
     }
 }
 
-/// Reads a block; returns whether it is the one that the key names, and intact.
-fn is_whole(file: &mut File, key: &BlockKey, parts: &mut [&mut [u8]]) -> io::Result<bool> {
-    let n_bytes = key.head.len() + parts.iter().map(|part| part.len()).sum::<usize>() + size_of::<u64>();
-    if file.metadata()?.len() != n_bytes as u64 {
-        return Ok(false);
+/// Reads up to the pages of a file that ends at position `end` and must begin with `head`: returns the checksum and the
+/// places of the pages, or `None` if it is another file or has another length.
+fn read_head(file: &mut File, head: &[u8], end: usize, page_bytes: &[usize]) -> io::Result<Option<(u64, Vec<Place>)>> {
+    let n_bytes = file.metadata()?.len();
+    let mut read = vec![0; head.len() + size_of::<u32>()];
+    file.read_exact(&mut read)?;
+    let Some(n_places) = read.strip_prefix(head).and_then(|n| n.try_into().ok()).map(u32::from_le_bytes) else {
+        return Ok(None);
+    };
+    let of_places = u64::from(n_places) * size_of::<Place>() as u64;
+    if of_places > n_bytes {
+        return Ok(None);
     }
-    let mut head = vec![0; key.head.len()];
-    file.read_exact(&mut head)?;
-    if head != key.head {
-        return Ok(false);
+    let start = read.len();
+    read.resize(start + of_places as usize, 0);
+    file.read_exact(&mut read[start..])?;
+    let (words, _) = read[start..].as_chunks::<4>();
+    let (places, _) = words.as_chunks::<2>();
+    let places: Vec<Place> = places.iter().map(|place| place.map(u32::from_le_bytes)).collect();
+    let mut expected = (read.len() + size_of::<u64>()) as u64;
+    for &[table, page] in &places {
+        let Some(&n) = page_bytes.get(table as usize).filter(|_| (page as usize) < end.div_ceil(KV_BLOCK)) else {
+            return Ok(None);
+        };
+        expected += n as u64;
     }
-    let mut hash = mix(SEED, &head);
+    Ok((expected == n_bytes).then(|| (mix(SEED, &read), places)))
+}
+
+/// Reads the pages of a file; returns whether it is intact.
+fn read_pages(found: &mut Found, parts: &mut [&mut [u8]]) -> io::Result<bool> {
     for part in parts {
-        file.read_exact(part)?;
-        hash = mix(hash, part);
+        found.file.read_exact(part)?;
+        found.hash = mix(found.hash, part);
     }
     let mut checksum = [0; 8];
-    file.read_exact(&mut checksum)?;
-    Ok(checksum == hash.to_le_bytes())
+    found.file.read_exact(&mut checksum)?;
+    Ok(checksum == found.hash.to_le_bytes())
 }

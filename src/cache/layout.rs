@@ -125,6 +125,11 @@ impl Group {
         self.forms.len() > 1
     }
 
+    /// The table of the form that is never given back, if there is no window.
+    pub(super) fn kept_table(&self) -> usize {
+        self.table + self.forms.len() - 1
+    }
+
     /// Pages that queries at position `pos` see, or have written themselves.
     pub(super) fn seen(&self, pos: usize) -> Range<usize> {
         let start = self.window.map_or(0, |window| (pos + 1).saturating_sub(window) / KV_BLOCK);
@@ -207,6 +212,17 @@ impl KvLayout {
     pub(super) fn page_bytes(&self) -> impl Iterator<Item = usize> {
         let of_states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0]);
         self.tables().map(|(_, form)| form.page_bytes).chain(of_states)
+    }
+
+    /// Bytes of a page of each table by their precision.
+    pub(super) fn page_types(&self) -> impl Iterator<Item = [(KvType, u64); 2]> {
+        let of_states = self.recurrences.iter().map(|r| [(KvType::F32, r.bytes()[0] as u64), (KvType::F32, 0)]);
+        self.tables().map(|(_, form)| form.bytes_by_type()).chain(of_states)
+    }
+
+    /// Groups that keep pages of all positions, in one form at least.
+    pub(super) fn kept(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter().filter(|group| group.window.is_none())
     }
 
     /// Whether sequences have checkpoints: something is given back in time, or overwritten.

@@ -1,7 +1,6 @@
 //! The pool of pages in which sequences keep their keys and values.
 
 use super::folder::PrefixFolder;
-use super::layout::KvLayout;
 use super::prefix::{PrefixStats, PrefixTree};
 use super::{KvBytes, KvType};
 use crate::error::SessionError;
@@ -149,12 +148,6 @@ impl KvPool {
 
     pub(super) fn folder(&self) -> Option<&PrefixFolder> {
         self.folder.as_deref()
-    }
-
-    /// Whether there is a folder, and blocks in it can be those of sequences with this layout: where no pages are given
-    /// back.
-    pub(crate) fn uses_folder(&self, layout: &KvLayout) -> bool {
-        self.folder.is_some() && !layout.has_checkpoints()
     }
 
     /// Current contents of the pool.

@@ -1,9 +1,9 @@
 //! Keys and values of one sequence of tokens.
 
+mod folder;
 mod recurrent;
 mod state;
 
-use super::folder::block_keys;
 use super::layout::{Group, KvLayout, LayerAt, N_MARKED};
 use super::pool::{KvPool, Page, PageMemory};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
@@ -201,47 +201,6 @@ impl SeqKv {
         }
         self.cut();
         tokens
-    }
-
-    /// Whether its blocks are kept in the pool's folder.
-    pub(crate) fn uses_folder(&self) -> bool {
-        self.pool.uses_folder(&self.layout)
-    }
-
-    /// Continues with the whole pages of `tokens` in the pool's folder; the sequence already holds the first of
-    /// `tokens`. Returns the number it then holds. `identity` describes everything else on which bits depend.
-    pub(crate) fn load_blocks(&mut self, identity: &str, tokens: &[CachedToken]) -> Result<usize, SessionError> {
-        let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return Ok(self.len) };
-        let first = self.len / KV_BLOCK;
-        for (i, key) in (first..).zip(block_keys(identity, tokens, first)) {
-            let Some(file) = folder.find(&key) else { break };
-            let mut pages = Vec::new();
-            for group in &self.layout.groups {
-                let form = &group.forms[0];
-                pages.push(self.pool.page(form.page_bytes, form.bytes_by_type())?);
-            }
-            let mut parts: Vec<_> = pages.iter_mut().filter_map(Arc::get_mut).map(Page::values_mut).collect();
-            if !folder.read(file, &key, &mut parts) {
-                break;
-            }
-            for (group, page) in self.layout.groups.iter().zip(pages) {
-                let table = &mut self.tables[group.table];
-                table.resize(i, None);
-                table.push(Some(page));
-            }
-            self.len = (i + 1) * KV_BLOCK;
-        }
-        Ok(self.len)
-    }
-
-    /// Stores its whole pages, which are those of `tokens`, in the pool's folder.
-    pub(crate) fn save_blocks(&self, identity: &str, tokens: &[CachedToken]) {
-        let Some(folder) = self.pool.folder().filter(|_| self.uses_folder()) else { return };
-        for (i, key) in block_keys(identity, &tokens[..self.len], 0).enumerate() {
-            let pages = self.layout.groups.iter().filter_map(|group| self.tables[group.table].get(i)?.as_ref());
-            let parts: Vec<&[u8]> = pages.map(|page| page.values()).collect();
-            folder.write(&key, &parts);
-        }
     }
 
     /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty afterwards.

@@ -217,12 +217,6 @@ impl Engine {
         &self.core.pool
     }
 
-    /// Whether prefixes of sequences with these options are kept in [`EngineOptions::prefix_folder`], too. They are not
-    /// where layers have windows or recurrent state, or older tokens lower precision: these are kept in memory only.
-    pub fn uses_prefix_folder(&self, options: &SessionOptions) -> bool {
-        self.pool().uses_folder(&kv_layout(self.model.hparams(), options.kv_policy()))
-    }
-
     /// An empty sequence for [`Engine::step`].
     ///
     /// # Errors

@@ -83,9 +83,8 @@ impl Sequence {
         let mut found = self.kv.reuse(&key, &wanted, least, any);
         if self.kv.uses_folder() {
             found.extend_from_slice(&wanted[found.len()..]);
-            let n = self.kv.load_blocks(&self.folder_key(), &found);
-            found.truncate(self.kv.len());
-            if n? < least {
+            found.truncate(self.kv.load_files(&self.folder_key(), &found));
+            if found.len() < least {
                 self.kv.truncate(0);
                 found.clear();
             }
@@ -135,7 +134,7 @@ impl Sequence {
         if self.prefix.cache == CacheMode::On && n > 0 && n >= self.prefix.min_cache_tokens {
             let tokens = self.cached_tokens(n);
             if self.kv.uses_folder() {
-                self.kv.save_blocks(&self.folder_key(), &tokens);
+                self.kv.save_files(&self.folder_key(), &tokens);
             }
             self.kv.store(self.prefix_key(), tokens);
         }

@@ -2,6 +2,7 @@
 //! within its budget.
 
 use crate::common::emulated;
+use crate::invariance::{Shape, model};
 use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
@@ -558,11 +559,17 @@ fn blocks_outlive_the_engine() {
         }
     }
     assert_eq!(folder.files().len(), 6);
+    // A pool that is full ends the search, and the session holds what it found.
+    let options = EngineOptions { prefix_folder: Some(folder.0.clone()), kv_budget: Some(PAGE), ..Default::default() };
+    let mut session = Engine::new(&model, &options).unwrap().session_with(&plain()).unwrap();
+    assert!(matches!(session.prefill(&all), Err(SessionError::PoolFull { .. })));
+    assert_eq!((session.tokens(), session.cached_tokens()), (&all[..64], prompt(64)));
+    drop(session);
     let salted = PrefixOptions { salt: "b".into(), ..CacheMode::ReadOnly.into() };
     let others = [
         (model.clone(), SessionOptions { prefix: salted, ..plain() }),
         (model.clone(), SessionOptions { kv_type: KvType::Q6, ..plain() }),
-        (model.clone(), SessionOptions { exact: true, ..plain() }),
+        (model, SessionOptions { exact: true, ..plain() }),
         (Tiny::Llama.model(DType::F32), plain()),
     ];
     for (model, options) in others {
@@ -571,11 +578,127 @@ fn blocks_outlive_the_engine() {
         session.prefill(&all).unwrap();
         assert_eq!(session.cached_tokens(), prompt(0), "{options:?}");
     }
-    // Where windows and ages give pages back, the folder is left alone.
-    let n_files = folder.files().len();
-    stored(&folder.engine(&Tiny::Gemma2.model(DType::Q8_0), u64::MAX), &plain(), &all);
-    stored(&folder.engine(&model, u64::MAX), &on(policies()[3]), &all);
-    assert_eq!(folder.files().len(), n_files);
+}
+
+/// Whatever gives something back in time, or overwrites it: windows, ages, both, recurrent layers.
+fn forgetful() -> Vec<(String, Model, SessionOptions)> {
+    let (ages, batches) = (on(policies()[3]), |options| SessionOptions { n_batch: 100, ..options });
+    let (llama, gemma) = (Tiny::Llama.model(DType::Q8_0), Tiny::Gemma2.model(DType::Q8_0));
+    let mut all = vec![
+        ("windows".to_string(), gemma.clone(), batches(plain())),
+        ("ages".into(), llama, batches(ages.clone())),
+        ("windows and ages".into(), gemma, batches(ages.clone())),
+        ("recurrent with ages".into(), model(Shape::Delta, DType::Q8_0), batches(ages)),
+    ];
+    let recurrent = Shape::RECURRENT.into_iter();
+    all.extend(recurrent.map(|shape| (format!("{shape:?}"), model(shape, DType::Q8_0), batches(plain()))));
+    all.truncate(if emulated() { 2 } else { all.len() });
+    all
+}
+
+/// Another process goes on at the checkpoints of what this one left, with the bits of a cold run, and only at its own.
+#[test]
+fn checkpoints_outlive_the_engine() {
+    let n = if emulated() { 200 } else { 600 };
+    let all = tokens(n, 1);
+    for (name, model, options) in forgetful() {
+        let folder = Folder::new("checkpoints");
+        let read_only = SessionOptions {
+            prefix: PrefixOptions { cache: CacheMode::ReadOnly, ..Default::default() },
+            ..options.clone()
+        };
+        let first = folder.engine(&model, u64::MAX);
+        let mut session = first.session_with(&options).unwrap();
+        session.prefill(&all[..n - 150]).unwrap();
+        session.prefill(&all[n - 150..]).unwrap();
+        (0..70).for_each(|i| session.decode(i % 50).unwrap());
+        drop(session);
+        let mut n_hits = 0;
+        for (same, more) in [(n, 30), (n, 0), (n - 1, 1), (n - 150, 9), (40, 80)] {
+            let text = [&all[..same], &vec![49; more]].concat();
+            let name = format!("{name}, {same} + {more}");
+            // As many as who still has them in memory.
+            let expected = first.session_with(&read_only).unwrap().reuse(&text).unwrap().prompt;
+            n_hits += usize::from(expected > 0);
+            let engine = folder.engine(&model, u64::MAX);
+            let mut session = engine.session_with(&any(read_only.clone())).unwrap();
+            let mut cold = engine.session_with(&cold(&options)).unwrap();
+            assert_eq!(session.prefilled(&text), cold.prefilled(&text), "{name}");
+            assert_eq!(session.cached_tokens(), prompt(expected), "{name}");
+            assert_eq!(engine.pool().prefixes().tokens_loaded, expected as u64, "{name}");
+            assert_eq!(session.decoded(3), cold.decoded(3), "{name}");
+            // Both recompute what they have no more.
+            [&mut session, &mut cold].into_iter().for_each(|s| s.rewind(text.len() / 2).unwrap());
+            assert_eq!(session.prefilled(&[9, 8]), cold.prefilled(&[9, 8]), "{name}");
+            // What goes on longer, and is found again.
+            let longer = tokens(300, 5);
+            assert_eq!(session.prefilled(&longer), cold.prefilled(&longer), "{name}");
+        }
+        assert!(n_hits > 0, "{name}");
+        let salted = PrefixOptions { salt: "b".into(), ..CacheMode::ReadOnly.into() };
+        let farther = KvTiers { recent: 128, middle: 192 };
+        for others in [
+            SessionOptions { prefix: salted, ..options.clone() },
+            SessionOptions { kv_type: KvType::Q8, kv_type_v: None, kv_tiers: None, ..options.clone() },
+            SessionOptions { kv_tiers: Some(farther), ..options.clone() },
+            SessionOptions { exact: true, ..options.clone() },
+        ] {
+            let mut session = folder.engine(&model, u64::MAX).session_with(&others).unwrap();
+            session.prefill(&all).unwrap();
+            assert_eq!(session.cached_tokens(), prompt(0), "{name}: {others:?}");
+        }
+    }
+}
+
+/// A file that is torn anywhere, or of which a bit flips, is a miss or leaves a shorter hit; never another answer. It is
+/// written anew.
+#[test]
+fn damaged_checkpoints_are_misses() {
+    let all = tokens(300, 1);
+    for (name, model, options) in forgetful() {
+        let folder = Folder::new("torn");
+        stored(&folder.engine(&model, u64::MAX), &options, &all);
+        let expected = engine(&model, 1).session_with(&cold(&options)).unwrap().prefilled(&all);
+        let whole: Vec<_> = folder.files().into_iter().map(|file| (std::fs::read(&file).unwrap(), file)).collect();
+        let mut state = 7usize;
+        for (bytes, file) in &whole {
+            for flips in [false, true] {
+                state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                let place = (state >> 33) % bytes.len();
+                let mut damaged = bytes.clone();
+                if flips {
+                    damaged[place] ^= 1 << (place % 8)
+                } else {
+                    damaged.truncate(place)
+                }
+                std::fs::write(file, &damaged).unwrap();
+                let engine = folder.engine(&model, u64::MAX);
+                let mut session = engine.session_with(&options).unwrap();
+                assert_eq!(session.prefilled(&all), expected, "{name}: {place} of {}", bytes.len());
+                let seen = engine.pool().prefixes().damaged_blocks == 1;
+                assert!(seen || session.cached_tokens() == prompt(256), "{name}: {place} of {}", bytes.len());
+                drop(session);
+                // What was of no use here is healed by who needs it.
+                if seen {
+                    assert_eq!(std::fs::metadata(file).unwrap().len(), bytes.len() as u64);
+                } else {
+                    std::fs::write(file, bytes).unwrap();
+                }
+                let mut session = folder.engine(&model, u64::MAX).session_with(&options).unwrap();
+                assert_eq!(
+                    (session.prefilled(&all), session.cached_tokens()),
+                    (expected.clone(), prompt(256)),
+                    "{name}"
+                );
+            }
+        }
+        // Missing blocks and checkpoints, as eviction leaves them.
+        for (_, file) in &whole {
+            std::fs::remove_file(file).unwrap();
+            let mut session = folder.engine(&model, u64::MAX).session_with(&options).unwrap();
+            assert_eq!(session.prefilled(&all), expected, "{name}");
+        }
+    }
 }
 
 /// Whatever a crash leaves of a block, and whichever bit flips: what is damaged is a miss, and is written anew.
@@ -647,6 +770,21 @@ fn folders_keep_their_size_and_can_be_shared() {
     stored(&engine, &plain(), &texts[0]);
     assert!(engine.pool().prefixes().failed_blocks > 0);
     assert_eq!(folder.bytes(), 0);
+    for (name, model, options) in forgetful() {
+        let folder = Folder::new("small");
+        for budget in [30 << 10, 100 << 10, 300 << 10] {
+            for i in 0..3 {
+                let engine = folder.engine(&model, budget);
+                let text = tokens(200, i);
+                let mut session = engine.session_with(&options).unwrap();
+                let mut cold = engine.session_with(&cold(&options)).unwrap();
+                assert_eq!(session.prefilled(&text), cold.prefilled(&text), "{name}");
+                drop(session);
+                assert!(folder.bytes() <= budget, "{name}: {} of {budget}", folder.bytes());
+            }
+        }
+        assert!(folder.bytes() > 0);
+    }
     let file = folder.0.join("file");
     std::fs::write(&file, "").unwrap();
     let options = EngineOptions { prefix_folder: Some(file), ..Default::default() };

@@ -1,6 +1,6 @@
 //! What a sequence holds, as numbers and bytes, and back.
 
-use super::{Checkpoint, KV_BLOCK, KvType, Page, SeqKv, SessionError, is_given_back};
+use super::{Checkpoint, KV_BLOCK, Page, SeqKv, SessionError, is_given_back};
 use crate::cache::layout::Group;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -70,10 +70,8 @@ impl SeqKv {
         let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
         seq.len = state.len;
         seq.states_from(state.len, None);
-        let mut types: Vec<[(KvType, u64); 2]> = self.layout.tables().map(|(_, form)| form.bytes_by_type()).collect();
+        let types: Vec<_> = self.layout.page_types().collect();
         let page_bytes: Vec<_> = self.layout.page_bytes().collect();
-        // Behind them there is that of recurrences, if there are some.
-        types.extend(page_bytes[types.len()..].iter().map(|&n| [(KvType::F32, n as u64), (KvType::F32, 0)]));
         if state.tables.len() != page_bytes.len() {
             return Ok(Err("another number of page tables"));
         }
@@ -119,7 +117,7 @@ impl SeqKv {
     }
 
     /// Checks that queries from here and from checkpoints on see everything they need.
-    fn check(&self) -> Result<(), &'static str> {
+    pub(super) fn check(&self) -> Result<(), &'static str> {
         if (0..self.tables.len()).any(|t| self.tables[t].len() > self.pages_of(t)) {
             return Err("more pages than positions");
         }
