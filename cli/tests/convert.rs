@@ -480,6 +480,19 @@ fn unusual_settings_are_written() {
     assert_eq!(written("glm4moe-lite", &by_layer, key), Some(json!(["UINT32", 1])));
 }
 
+/// Only a proportional rope leaves pairs of Gemma 4's full layers as they are.
+#[test]
+fn plain_rope_of_gemma4_turns_all_pairs() {
+    let (folder, mut model) = good("gemma4-e");
+    model["config"]["rope_parameters"]["full_attention"] = json!({"rope_type": "default", "rope_theta": 1e5});
+    folder.write("config.json", model["config"].to_string());
+    let out = folder.0.join("out.gguf");
+    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    let gguf = Gguf::open(&out).unwrap();
+    let factors = gguf.data(gguf.tensor("rope_freqs.weight").unwrap());
+    assert!(factors.chunks(4).all(|factor| factor == 1f32.to_le_bytes()));
+}
+
 /// Blocks for multi-token prediction are layers behind the others, or Qwen's `mtp`. What is not whole is left out.
 #[test]
 fn blocks_for_multi_token_prediction() {
