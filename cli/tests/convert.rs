@@ -374,6 +374,125 @@ fn refusals_say_what_is_wrong() {
     says(folder.refusal(), "config.json");
 }
 
+/// What the configuration says and the file cannot is refused by name; it would be another model.
+#[test]
+fn what_files_cannot_say_is_refused() {
+    let (tokenizers, models) = fixture();
+    let refused = |name: &str, key: &str, value: Json| {
+        let mut model = models.iter().find(|model| model["name"] == name).unwrap().clone();
+        let folder = Folder::new();
+        let config = &mut model["config"];
+        // Some configurations have their language part in a part of its own.
+        let config = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+        match key.split_once('.') {
+            Some((outer, key)) => config[outer][key] = value,
+            None => config[key] = value,
+        }
+        write_folder(&folder, &tokenizers, &model);
+        let text = folder.refusal();
+        let key = if key == "rope_parameters" { "rope" } else { key.rsplit('.').next().unwrap() };
+        assert!(text.contains(key) || text.contains("rope type"), "{name}: {text:?} lacks {key}");
+    };
+    for model in &models {
+        let name = model["name"].as_str().unwrap();
+        match name {
+            // They have no function of their own choice.
+            "gpt-oss" | "gpt-oss-mxfp4" => continue,
+            _ if name.starts_with("gemma") || name == "embeddinggemma" => {
+                refused(name, "hidden_activation", json!("relu"));
+            }
+            _ => refused(name, "hidden_act", json!("relu")),
+        }
+    }
+    refused("gemma2", "tie_word_embeddings", json!(false));
+    refused("gemma2", "attn_logit_softcapping", json!(null));
+    refused("gemma2", "final_logit_softcapping", json!(null));
+    refused("gemma3", "attn_logit_softcapping", json!(50.0));
+    refused("gemma3", "use_bidirectional_attention", json!(true));
+    refused(
+        "gemma3",
+        "rope_parameters.sliding_attention",
+        json!({"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
+    );
+    refused("embeddinggemma", "use_bidirectional_attention", json!(false));
+    refused("gemma4-e", "use_bidirectional_attention", json!("all"));
+    for name in ["qwen2moe", "qwen3moe", "qwen3next"] {
+        refused(name, "decoder_sparse_step", json!(2));
+        refused(name, "mlp_only_layers", json!([0]));
+    }
+    refused("olmoe", "clip_qkv", json!(8.0));
+    refused("olmoe", "sliding_window", json!(8));
+    refused("smollm3", "use_sliding_window", json!(true));
+    refused("smollm3", "no_rope_layers", json!([1, 0]));
+    refused("exaone4", "layer_types", json!(["full_attention", "full_attention"]));
+    refused("gpt-oss", "swiglu_limit", json!(6.0));
+    refused("gpt-oss", "swiglu_alpha", json!(1.0));
+    refused("mamba", "mixer_rms_eps", json!(1e-5));
+    refused("mamba2", "time_step_limit", json!([0.001, 0.1]));
+    refused("bert", "is_decoder", json!(true));
+    refused("bert", "position_embedding_type", json!("relative_key"));
+    refused("deepseek3", "rope_interleave", json!(false));
+    refused("deepseek3", "moe_layer_freq", json!(2));
+    refused("deepseek3", "rope_parameters.mscale_all_dim", json!(0.5));
+    refused("deepseek2-lite", "n_group", json!(2));
+    refused("deepseek2-lite", "topk_method", json!("random"));
+    refused("deepseek2-lite", "norm_topk_prob", json!(true));
+    refused("glm4moe-lite", "mlp_layer_types", json!(["sparse", "dense"]));
+    refused(
+        "qwen2",
+        "rope_parameters",
+        json!({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5}),
+    );
+    // The factors of these ropes are written for some families only.
+    for (name, kind) in [("llama", "longrope"), ("llama", "proportional"), ("phi3", "llama3"), ("gemma4-e", "llama3")] {
+        let rope = json!({"rope_type": kind, "factor": 8.0, "rope_theta": 1e4});
+        refused(name, "rope_parameters", rope);
+    }
+    refused("phi3", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+    refused("command-r", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+    refused("cohere2", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+}
+
+/// Settings that llama.cpp leaves out, and that ruvllm's files have.
+#[test]
+fn unusual_settings_are_written() {
+    let written = |name: &str, change: &dyn Fn(&mut Json), key: &str| {
+        let (folder, mut model) = good(name);
+        change(&mut model["config"]);
+        folder.write("config.json", model["config"].to_string());
+        let out = folder.0.join("out.gguf");
+        let output = folder.convert(&["-o", out.to_str().unwrap()]);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        Gguf::open(&out).unwrap().metadata().get(key).map(describe)
+    };
+    let truncate = |value: Json| move |c: &mut Json| c["rope_parameters"]["truncate"] = value.clone();
+    let key = "qwen2.rope.scaling.yarn_truncate";
+    assert_eq!(written("qwen2", &truncate(json!(true)), key), None);
+    assert_eq!(written("qwen2", &truncate(json!(false)), key), Some(json!(["BOOL", false])));
+    let key = "gpt-oss.rope.scaling.yarn_truncate";
+    assert_eq!(written("gpt-oss", &truncate(json!(false)), key), None);
+    assert_eq!(written("gpt-oss", &truncate(json!(true)), key), Some(json!(["BOOL", true])));
+    let factor = |c: &mut Json| c["rope_parameters"]["attention_factor"] = json!(1.5);
+    assert_eq!(written("phi3", &factor, "phi3.rope.scaling.attn_factor"), Some(json!(["FLOAT32", 1.5])));
+    // The list counts.
+    let by_layer = |c: &mut Json| c["first_k_dense_replace"] = json!(0);
+    let key = "deepseek2.leading_dense_block_count";
+    assert_eq!(written("glm4moe-lite", &by_layer, key), Some(json!(["UINT32", 1])));
+}
+
+/// Only a proportional rope leaves pairs of Gemma 4's full layers as they are.
+#[test]
+fn plain_rope_of_gemma4_turns_all_pairs() {
+    let (folder, mut model) = good("gemma4-e");
+    model["config"]["rope_parameters"]["full_attention"] = json!({"rope_type": "default", "rope_theta": 1e5});
+    folder.write("config.json", model["config"].to_string());
+    let out = folder.0.join("out.gguf");
+    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    let gguf = Gguf::open(&out).unwrap();
+    let factors = gguf.data(gguf.tensor("rope_freqs.weight").unwrap());
+    assert!(factors.chunks(4).all(|factor| factor == 1f32.to_le_bytes()));
+}
+
 /// Blocks for multi-token prediction are layers behind the others, or Qwen's `mtp`. What is not whole is left out.
 #[test]
 fn blocks_for_multi_token_prediction() {

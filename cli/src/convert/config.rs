@@ -63,6 +63,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Fail
 pub(super) struct Config {
     path: PathBuf,
     keys: Map<String, Value>,
+    nulls: Vec<String>,
     /// Of the rope, by the names of transformers 5: `rope_theta`, `rope_type`, `factor`, …
     rope: Map<String, Value>,
     /// Of the layers with a window, where they have a rope of their own.
@@ -81,8 +82,9 @@ impl Config {
             keys.extend(text);
             keys.extend(architectures.map(|value| ("architectures".to_owned(), value)));
         }
+        let nulls = keys.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
         keys.retain(|_, value| !value.is_null());
-        let mut config = Config { path, keys, rope: Map::new(), rope_swa: Map::new() };
+        let mut config = Config { path, keys, nulls, rope: Map::new(), rope_swa: Map::new() };
         config.read_rope();
         Ok(config)
     }
@@ -127,6 +129,11 @@ impl Config {
     /// The first of `names` that is there.
     pub(super) fn get(&self, names: &[&str]) -> Option<(String, &Value)> {
         names.iter().find_map(|name| self.keys.get(*name).map(|value| ((*name).to_owned(), value)))
+    }
+
+    /// Whether the file says `null`, which for some keys is not the same as nothing.
+    pub(super) fn is_null(&self, name: &str) -> bool {
+        self.nulls.iter().any(|null| null == name)
     }
 
     pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
@@ -176,6 +183,15 @@ impl Config {
 
     pub(super) fn rope_type(&self) -> Option<&str> {
         self.rope.get("rope_type").and_then(Value::as_str).filter(|name| *name != "default")
+    }
+
+    pub(super) fn rope_type_swa(&self) -> Option<&str> {
+        self.rope_swa.get("rope_type").and_then(Value::as_str).filter(|name| *name != "default")
+    }
+
+    pub(super) fn rope_bool(&self, name: &str) -> Result<Option<bool>, Failure> {
+        let value = self.rope.get(name).filter(|value| !value.is_null());
+        value.map(|value| value.as_bool().ok_or_else(|| self.wrong(name, value, "true or false"))).transpose()
     }
 
     pub(super) fn rope_f32(&self, name: &str) -> Result<Option<f32>, Failure> {

@@ -16,6 +16,8 @@ pub(super) struct Family {
     pub(super) arch: &'static str,
     /// Keys that `config.json` may leave out, as JSON: what transformers' configuration class takes instead.
     pub(super) defaults: &'static str,
+    /// Keys that the GGUF file does not tell, as JSON: the values with which the model is what its readers take for granted.
+    pub(super) only: &'static str,
     /// Tensors beside those of [`NAMES`], or called differently.
     pub(super) names: &'static [(&'static str, &'static str)],
     /// Keys beside those of [`KEYS`].
@@ -170,11 +172,14 @@ const SANDWICH: &[(&str, &str); 3] = &[
 const AFTER: &[(&str, &str)] =
     &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
 
+const SILU: &str = r#"{"hidden_act": ["silu", "swish"]}"#;
+
 /// A family whose tensors and keys are the usual ones.
 const PLAIN: Family = Family {
     hf: &[],
     arch: "",
     defaults: "{}",
+    only: SILU,
     names: &[],
     keys: &[],
     no_keys: &[],
@@ -213,6 +218,9 @@ const GRANITE: Family = Family {
     no_keys: &["attention.key_length", "attention.value_length"],
     ..LLAMA
 };
+
+/// Mixtures without dense layers.
+const ALL_SPARSE: &str = r#"{"hidden_act": ["silu", "swish"], "decoder_sparse_step": [1], "mlp_only_layers": [[]]}"#;
 
 /// Keys that name the widths of experts.
 const EXPERT_KEYS: &[Key] = &[
@@ -281,6 +289,7 @@ const BERT_NAMES: &[(&str, &str)] = &[
 const BERT: Family = Family {
     arch: "bert",
     defaults: r#"{"layer_norm_eps": 1e-12, "type_vocab_size": 2}"#,
+    only: r#"{"hidden_act": ["gelu"], "position_embedding_type": ["absolute"], "is_decoder": [false]}"#,
     names: BERT_NAMES,
     // What only pre-training needs.
     skips: &["embeddings.position_ids", "cls.predictions.", "cls.seq_relationship.", "pooler."],
@@ -318,6 +327,8 @@ const GLM_SPECIAL: &[(&str, &str)] =
 /// Latent attention: keys and values of all heads from one vector per token.
 const DEEPSEEK2: Family = Family {
     defaults: r#"{"rms_norm_eps": 1e-6, "n_shared_experts": 0}"#,
+    only: r#"{"hidden_act": ["silu", "swish"], "rope_interleave": [true], "moe_layer_freq": [1],
+        "topk_method": ["greedy", "group_limited_greedy", "noaux_tc"]}"#,
     names: &[
         SHARED_EXPERTS[0],
         SHARED_EXPERTS[1],
@@ -376,8 +387,14 @@ pub(super) static FAMILIES: &[Family] = &[
         keys: WITH_WINDOW,
         ..LLAMA
     },
-    Family { hf: &["SmolLM3ForCausalLM"], arch: "smollm3", more: smollm3_keys, ..LLAMA },
-    Family { hf: &["ArceeForCausalLM"], arch: "arcee", head_dim: true, ..LLAMA },
+    Family {
+        hf: &["SmolLM3ForCausalLM"],
+        arch: "smollm3",
+        only: r#"{"hidden_act": ["silu", "swish"], "use_sliding_window": [false]}"#,
+        more: smollm3_keys,
+        ..LLAMA
+    },
+    Family { hf: &["ArceeForCausalLM"], arch: "arcee", only: r#"{"hidden_act": ["relu2"]}"#, head_dim: true, ..LLAMA },
     Family { hf: &["GraniteForCausalLM"], arch: "granite", ..GRANITE },
     Family {
         hf: &["Qwen2ForCausalLM", "Qwen2Model"],
@@ -389,6 +406,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         hf: &["Qwen2MoeForCausalLM"],
         arch: "qwen2moe",
+        only: ALL_SPARSE,
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
         keys: EXPERT_KEYS,
         more: |config, key| {
@@ -407,6 +425,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         hf: &["Qwen3MoeForCausalLM"],
         arch: "qwen3moe",
+        only: ALL_SPARSE,
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
         keys: EXPERT_KEYS,
         more: |config, key| {
@@ -425,6 +444,8 @@ pub(super) static FAMILIES: &[Family] = &[
         hf: &["Gemma2ForCausalLM"],
         arch: "gemma2",
         defaults: r#"{"rms_norm_eps": 1e-6, "head_dim": 256, "sliding_window": 4096}"#,
+        only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "tie_word_embeddings": [true],
+            "use_bidirectional_attention": [false]}"#,
         names: SANDWICH,
         keys: &[
             WINDOW,
@@ -436,6 +457,12 @@ pub(super) static FAMILIES: &[Family] = &[
         map: norms_plus_one,
         spaces: Spaces::Never,
         more: |config, key| {
+            // Readers have bounds where the file says none.
+            for bound in ["attn_logit_softcapping", "final_logit_softcapping"] {
+                if config.is_null(bound) {
+                    return Err(config.refuse(format_args!("{bound} is null, and files of gemma2 always have it")));
+                }
+            }
             window_pattern(config, key, 2)?;
             gemma_scale(config, key, 46)
         },
@@ -447,6 +474,8 @@ pub(super) static FAMILIES: &[Family] = &[
         defaults: r#"{"vocab_size": 262208, "max_position_embeddings": 131072, "num_attention_heads": 8,
             "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 4096,
             "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
+        only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "attn_logit_softcapping": [],
+            "use_bidirectional_attention": [false]}"#,
         names: SANDWICH,
         keys: &[WINDOW, (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number)],
         map: norms_plus_one,
@@ -465,6 +494,7 @@ pub(super) static FAMILIES: &[Family] = &[
             "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0,
             "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention":
                 {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}}}"#,
+        only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "use_bidirectional_attention": ["vision", false]}"#,
         names: &[
             SANDWICH[0],
             SANDWICH[1],
@@ -536,12 +566,8 @@ pub(super) static FAMILIES: &[Family] = &[
         hf: &["OlmoeForCausalLM"],
         arch: "olmoe",
         defaults: r#"{"rms_norm_eps": 1e-5}"#,
-        more: |config, key| {
-            if config.get(&["clip_qkv"]).is_some() {
-                return Err(config.refuse("clip_qkv is set, and olmoe files have no such bound"));
-            }
-            normalised(config, key, false)
-        },
+        only: r#"{"hidden_act": ["silu", "swish"], "clip_qkv": [], "sliding_window": []}"#,
+        more: |config, key| normalised(config, key, false),
         ..PLAIN
     },
     Family {
@@ -577,11 +603,22 @@ pub(super) static FAMILIES: &[Family] = &[
             WINDOW,
             (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
         ],
+        more: |config, _| {
+            // Beside layers with windows the others are not rotated; readers rotate all where there is none.
+            let windows = config.opt_strs("layer_types")?.is_none_or(|layers| layers.contains(&"sliding_attention"));
+            match config.opt_u32(&["sliding_window"])? {
+                Some(_) if !windows => {
+                    Err(config.refuse("sliding_window is there, and layer_types has no layer with one"))
+                }
+                _ => Ok(()),
+            }
+        },
         ..PLAIN
     },
     Family {
         hf: &["Starcoder2ForCausalLM"],
         arch: "starcoder2",
+        only: r#"{"hidden_act": ["gelu_pytorch_tanh"]}"#,
         keys: &[WINDOW],
         names: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
         ..PLAIN
@@ -634,6 +671,7 @@ pub(super) static FAMILIES: &[Family] = &[
         hf: &["MambaForCausalLM", "FalconMambaForCausalLM"],
         arch: "mamba",
         defaults: r#"{"state_size": 16, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}"#,
+        only: r#"{"hidden_act": ["silu", "swish"], "mixer_rms_eps": [1e-6]}"#,
         names: &[
             ("embeddings", "token_embd"),
             ("norm_f", "output_norm"),
@@ -661,6 +699,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         hf: &["Qwen3NextForCausalLM"],
         arch: "qwen3next",
+        only: ALL_SPARSE,
         more: |config, key| {
             normalised(config, key, true)?;
             qwen3next_keys(config, key)
@@ -724,6 +763,7 @@ pub(super) static FAMILIES: &[Family] = &[
         hf: &["GptOssForCausalLM"],
         arch: "gpt-oss",
         defaults: r#"{"sliding_window": 128}"#,
+        only: r#"{"swiglu_alpha": [1.702], "swiglu_limit": [7]}"#,
         names: &[
             ("post_attention_layernorm", "post_attention_norm"),
             ("self_attn.sinks", "attn_sinks.weight"),
@@ -748,6 +788,8 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "mamba2",
         defaults: r#"{"state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "head_dim": 64, "n_groups": 1,
             "expand": 2}"#,
+        // Without a limit, as Python and as transformers 5 write it.
+        only: r#"{"hidden_act": ["silu", "swish"], "time_step_limit": [[0, null], [0, {"__float__": "Infinity"}]]}"#,
         names: &[
             ("embeddings", "token_embd"),
             ("norm_f", "output_norm"),
@@ -782,6 +824,7 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "gemma-embedding",
         defaults: r#"{"max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
             "head_dim": 256, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}"#,
+        only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "attn_logit_softcapping": []}"#,
         names: &[
             SANDWICH[0],
             SANDWICH[1],
@@ -794,6 +837,11 @@ pub(super) static FAMILIES: &[Family] = &[
         map: norms_plus_one,
         spaces: Spaces::Never,
         more: |config, key| {
+            if config.opt_bool(&["use_bidirectional_attention"])? != Some(true) {
+                return Err(
+                    config.refuse("use_bidirectional_attention is not true, and files of gemma-embedding are encoders")
+                );
+            }
             window_pattern(config, key, 6)?;
             gemma_scale(config, key, 62)
         },
@@ -842,12 +890,12 @@ fn partial_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 /// SmolLM 3 rotates all but every fourth layer; files cannot say otherwise.
 fn smollm3_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let rotated = config.get(&["no_rope_layers"]).and_then(|(_, list)| list.as_array());
+    if rotated.is_none() && config.opt_u32(&["no_rope_layer_interval"])?.is_some_and(|n| n != 4) {
+        return Err(config.refuse("no_rope_layer_interval is not 4"));
+    }
     let other = |(i, rotated): (usize, &serde_json::Value)| *rotated != u32::from(i % 4 != 3);
     if rotated.is_some_and(|list| list.iter().enumerate().any(other)) {
         return Err(config.refuse("no_rope_layers is not every fourth layer"));
-    }
-    if config.opt_bool(&["use_sliding_window"])? == Some(true) {
-        return Err(config.refuse("use_sliding_window is true, and smollm3 files have no windows"));
     }
     rope_dimensions(config, key)
 }
@@ -905,7 +953,10 @@ fn gemma_scale(config: &Config, key: Put<'_>, n_layer: u32) -> Result<(), Failur
     Ok(())
 }
 
-fn no_scaling(_: &Config, key: Put<'_>) -> Result<(), Failure> {
+fn no_scaling(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    if let Some(kind) = config.rope_type().filter(|kind| *kind != "dynamic") {
+        return Err(config.refuse(format_args!("rope type {kind}, and files of this family say that there is none")));
+    }
     key("rope.scaling.type", "none".into());
     Ok(())
 }
@@ -982,9 +1033,14 @@ fn gemma4_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rope of Gemma 4's full layers turns the first pairs of a head only: the others are slowed down to a stand.
+/// A proportional rope, which Gemma 4's full layers have, turns the first pairs of a head only: the others are slowed down to
+/// a stand.
 fn gemma4_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
-    let (n, share) = (gemma4_head(config)?, config.rope_f32("partial_rotary_factor")?.unwrap_or(0.25));
+    let n = gemma4_head(config)?;
+    let share = match config.rope_type() {
+        Some("proportional") => config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0),
+        _ => 1.0,
+    };
     let turned = (f64::from(n) * f64::from(share) / 2.0) as u32;
     Ok(vec![("rope_freqs.weight", (0..n / 2).map(|i| if i < turned { 1.0 } else { 1e30 }).collect())])
 }
@@ -995,11 +1051,6 @@ fn first_position(config: &Config) -> Result<u32, Failure> {
 }
 
 fn bert_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
-    for (name, expected) in [("hidden_act", "gelu"), ("position_embedding_type", "absolute")] {
-        if let Some((_, found)) = config.get(&[name]).filter(|(_, found)| *found != expected) {
-            return Err(config.refuse(format_args!("{name} is {found}, and only {expected} is known")));
-        }
-    }
     key("attention.causal", false.into());
     let labels = config.get(&["id2label"]).and_then(|(_, labels)| labels.as_object());
     let mut labels: Vec<(u64, &str)> =
@@ -1070,9 +1121,25 @@ fn deepseek2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     key("attention.key_length", sum(latent, rope)?.into());
     key("attention.value_length", latent.into());
     key("attention.key_length_mla", sum(config.u32("qk_nope_head_dim")?, rope)?.into());
-    if config.opt_u32(&["first_k_dense_replace"])?.is_none() {
+    // `mlp_layer_types` counts, if it is there.
+    if let Some(kinds) = config.opt_strs("mlp_layer_types")? {
+        let n = kinds.iter().take_while(|kind| **kind == "dense").count();
+        if kinds[n..].contains(&"dense") {
+            return Err(config.refuse("mlp_layer_types has dense layers behind mixtures"));
+        }
+        key("leading_dense_block_count", (n as u32).into());
+    } else if config.opt_u32(&["first_k_dense_replace"])?.is_none() {
         let dense = if config.get(&["n_routed_experts"]).is_some() { 0 } else { config.u32("num_hidden_layers")? };
         key("leading_dense_block_count", dense.into());
+    }
+    let method = config.get(&["topk_method"]).and_then(|(_, method)| method.as_str());
+    if method == Some("greedy") && config.opt_u32(&["n_group"])?.is_some_and(|n| n > 1) {
+        return Err(config.refuse("topk_method is greedy, and files with n_group choose experts by group"));
+    }
+    // Of DeepSeek 2, whose published code scales weights or divides them, and transformers only scales.
+    let is_2 = matches!(method, Some("greedy" | "group_limited_greedy"));
+    if is_2 && config.opt_bool(&["norm_topk_prob"])? == Some(true) {
+        return Err(config.refuse("norm_topk_prob is true, and the weights of these experts are not divided"));
     }
     if config.opt_bool(&["norm_topk_prob"])? == Some(true) {
         key("expert_weights_norm", true.into());
@@ -1176,7 +1243,12 @@ fn phi3_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
             Some("yarn") => 0.1 * scale.ln() + 1.0,
             other => return Err(config.refuse(format_args!("rope type {other:?} is not known"))),
         };
-        key("rope.scaling.attn_factor", (attention as f32).into());
+        let attention = config.rope_f32("attention_factor")?.unwrap_or(attention as f32);
+        key("rope.scaling.attn_factor", attention.into());
+    } else if let Some(kind) = config.rope_type().filter(|kind| *kind != "dynamic") {
+        return Err(
+            config.refuse(format_args!("rope type {kind} without long_factor, of which files of phi3 say nothing"))
+        );
     }
     Ok(())
 }
@@ -1192,6 +1264,54 @@ fn phi3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     Ok(vec![("rope_factors_long.weight", long), ("rope_factors_short.weight", short)])
 }
 
+/// YaRN's settings that only some models have.
+fn yarn_keys(family: &Family, config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    // The file has a factor on scores for latent attention only, and no rope's factor beside it.
+    let number = |name: &str| Ok::<_, Failure>(config.rope_f32(name)?.filter(|x| *x != 0.0));
+    let (of_rope, of_scores) = (number("mscale")?, number("mscale_all_dim")?);
+    let known = match (of_rope, of_scores) {
+        (_, None) => true,
+        (of_rope, Some(of_scores)) if family.arch == "deepseek2" => of_rope == Some(of_scores),
+        (of_rope, _) => of_rope.is_none() || config.rope_f32("attention_factor")?.is_some(),
+    };
+    if !known {
+        return Err(config.refuse("mscale and mscale_all_dim of the rope are something that the file cannot say"));
+    }
+    // Whether the range is rounded, where it is not what readers take for granted.
+    let truncate = config.rope_bool("truncate")?.unwrap_or(true);
+    if truncate != (family.arch != "gpt-oss") {
+        key("rope.scaling.yarn_truncate", truncate.into());
+    }
+    Ok(())
+}
+
+/// Refuses what the files of `family` cannot say.
+fn check_only(family: &Family, config: &Config) -> Result<(), Failure> {
+    let Ok(serde_json::Value::Object(only)) = serde_json::from_str(family.only) else {
+        unreachable!("{}", family.only)
+    };
+    for (name, known) in &only {
+        let known = known.as_array().map_or(&[][..], Vec::as_slice);
+        if let Some((_, found)) = config.get(&[name]).filter(|(_, found)| !known.iter().any(|known| same(known, found)))
+        {
+            return Err(config.refuse(format_args!("{name} is {found}, of which files of {} say nothing", family.arch)));
+        }
+    }
+    match config.rope_type_swa() {
+        None => Ok(()),
+        Some(kind) => Err(config.refuse(format_args!("rope type {kind} of layers with windows is not known"))),
+    }
+}
+
+/// Whether values are equal; 1 and 1.0 are.
+fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    match (a.as_f64(), b.as_f64(), a.as_array(), b.as_array()) {
+        (Some(a), Some(b), ..) => a == b,
+        (.., Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        _ => a == b,
+    }
+}
+
 /// Writes the keys of `family`, in the order of the tables; behind the layers are `n_block` blocks for multi-token
 /// prediction.
 pub(super) fn write_keys(
@@ -1200,6 +1320,7 @@ pub(super) fn write_keys(
     (n_layer, n_block): (u32, u32),
     write: &mut dyn FnMut(String, Value),
 ) -> Result<(), Failure> {
+    check_only(family, config)?;
     let mut key = |name: &str, value: Value| {
         // Readers take this base for granted where the key is left out.
         let is_other_base = name == "rope.freq_base" && !matches!(value, Value::F32(10000.0));
@@ -1240,9 +1361,11 @@ pub(super) fn write_keys(
         key("rope.freq_base_swa", theta.into());
     }
     match config.rope_type() {
-        // The factors of these are tensors; `dynamic` changes nothing within the context that the model was trained on.
-        None | Some("llama3" | "proportional" | "dynamic") => {}
-        Some("su" | "longrope") => key("rope.scaling.type", "longrope".into()),
+        // `dynamic` changes nothing within the context that the model was trained on. The factors of the others are tensors.
+        None | Some("dynamic") => {}
+        Some("llama3") if !matches!(family.arch, "phi3" | "gemma4") => {}
+        Some("proportional") if family.arch == "gemma4" => {}
+        Some("su" | "longrope") if family.arch == "phi3" => key("rope.scaling.type", "longrope".into()),
         Some(kind @ ("linear" | "yarn")) => {
             key("rope.scaling.type", kind.into());
             let numbers: [(&str, &str); 5] = [
@@ -1257,11 +1380,16 @@ pub(super) fn write_keys(
                     key(&format!("rope.scaling.{to}"), number.into());
                 }
             }
+            if kind == "yarn" {
+                yarn_keys(family, config, &mut key)?;
+            }
             if let Some(n) = config.rope_f32("original_max_position_embeddings")? {
                 key("rope.scaling.original_context_length", (n as u32).into());
             }
         }
-        Some(kind) => return Err(config.refuse(format_args!("rope type {kind} is not known"))),
+        Some(kind) => {
+            return Err(config.refuse(format_args!("rope type {kind} is not known for {}", family.arch)));
+        }
     }
     (family.more)(config, &mut key)
 }
