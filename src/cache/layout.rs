@@ -277,7 +277,8 @@ impl KvLayout {
             let doublings = (n_ctx / sparse(self.window().unwrap_or(window))).checked_ilog2().unwrap_or(0) as u64;
             let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
             let live = pages(window.saturating_add(n_batch.min(n_ctx))) + 1;
-            all.min(live.saturating_add(checkpoints * (pages(window) + 1)))
+            // The checkpoint before a marked one has at most one page that this has not.
+            all.min(live.saturating_add(checkpoints * (pages(window) + 1) + N_MARKED as u64))
         };
         let of_table = |(g, form): (&Group, &Form)| {
             let n = match (g.window, form.reach) {
@@ -290,9 +291,9 @@ impl KvLayout {
         };
         let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
             let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
-            // Three while a pass runs, marked checkpoints, and two at most where distances double.
+            // Three while a pass runs, marked checkpoints and those before them, and two at most where distances double.
             let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;
-            states.saturating_mul(all.min(4 + N_MARKED as u64 + 2 * doublings) + 3).saturating_add(feeds)
+            states.saturating_mul(all.min(4 + 2 * N_MARKED as u64 + 2 * doublings) + 3).saturating_add(feeds)
         });
         self.tables().map(of_table).fold(recurrences, u64::saturating_add)
     }

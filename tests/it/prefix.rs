@@ -596,6 +596,24 @@ fn forgetful() -> Vec<(String, Model, SessionOptions)> {
     all
 }
 
+/// Who asks the same again, after an answer of any length, computes the prompt's last page at most.
+#[test]
+fn a_repeated_prompt_is_found() {
+    let (n, n_answer) = if emulated() { (150, 70) } else { (700, 300) };
+    let all = tokens(n, 1);
+    for (name, model, options) in forgetful() {
+        let engine = model.engine().unwrap();
+        let mut session = engine.session_with(&options).unwrap();
+        session.prefill(&all).unwrap();
+        (0..n_answer).for_each(|i| session.decode(i % 50).unwrap());
+        drop(session);
+        let mut again = engine.session_with(&options).unwrap();
+        let mut cold = engine.session_with(&cold(&options)).unwrap();
+        assert_eq!(again.prefilled(&all), cold.prefilled(&all), "{name}");
+        assert!(again.cached_tokens().prompt >= (n - 1) / 64 * 64, "{name}: {:?}", again.cached_tokens());
+    }
+}
+
 /// Another process goes on at the checkpoints of what this one left, with the bits of a cold run, and only at its own.
 #[test]
 fn checkpoints_outlive_the_engine() {
