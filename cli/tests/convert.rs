@@ -552,6 +552,7 @@ fn blocks_for_multi_token_prediction() {
         let generate = |more: &[&str]| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
             command
+                .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
                 .arg("generate")
                 .arg("-m")
                 .arg(folder.0.join("out.gguf"))

@@ -208,6 +208,7 @@ fn what_it_is() {
 fn completions() {
     let server = &*shared();
     let output = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .args(["-p", "Ownership is", "-n", "24", "--temp", "0", "-c", "512", "--no-display-prompt"])
         .stdin(Stdio::null())
         .output()
@@ -608,6 +609,7 @@ fn ends_while_loading() {
     let folder = std::env::temp_dir().join(format!("ruvllm-loading-{}", std::process::id()));
     let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(["serve", "-hf", "a/b:Q8_0", "--port", &port.to_string()])
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .env("HF_HOME", &folder)
         .env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()))
         .stdin(Stdio::null())
