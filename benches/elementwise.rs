@@ -178,5 +178,25 @@ fn activations(c: &mut Criterion) {
     group.bench_function("quantize_p16", |b| b.iter(|| arch.quantize_p16(&up, &mut blocks)));
 }
 
-criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations);
+/// Steps of recurrent layers with heads of 128, whose state is in the cache.
+fn recurrences(c: &mut Criterion) {
+    let (arch, n) = (arch(), 128);
+    let mut group = c.benchmark_group("recurrences");
+    group.throughput(Throughput::Bytes(2 * 4 * (n * n) as u64));
+    let (q, k, v, mut out) = (noise(n), noise(n), noise(n), vec![0.0; n]);
+    // As many columns as a part of a head has.
+    let mut state = noise(n * 32);
+    group.bench_function("delta_rule, four parts", |b| {
+        b.iter(|| {
+            for part in 0..n / 32 {
+                let (v, out) = (&v[part * 32..][..32], &mut out[part * 32..][..32]);
+                arch.delta_rule(&mut state, &q, &k, v, 0.5, &[0.9], out);
+            }
+        });
+    });
+    let mut state = noise(n * n);
+    group.bench_function("ssm_step", |b| b.iter(|| arch.ssm_step(&mut state, &q, &k, 0.9, 0.5, &v, &mut out)));
+}
+
+criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations, recurrences);
 criterion_main!(benches);

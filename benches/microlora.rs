@@ -30,7 +30,7 @@ fn forward(c: &mut Criterion) {
                     let a = bytemuck::cast_slice(black_box(&a));
                     arch.matvec(DType::F32, &mut ColumnsMut::new(&mut t, 1, rank), a, &Acts::F32 { x: &x, n });
                     t.iter_mut().for_each(|t| *t *= 0.5);
-                    arch.add_weighted(black_box(&mut y), &b, n, &t);
+                    arch.add_product(&mut ColumnsMut::new(black_box(&mut y), 1, n), &t, &b, n);
                 });
             });
         }
