@@ -42,7 +42,7 @@ fn decode<T: KvElement>(
 ) {
     let arch = arch();
     let p =
-        AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, slope: 0.0, exact: false };
+        AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, slope: 0.0, exact: true };
     let (n_q, n_head) = (n_group * HEAD_DIM, n_kv * HEAD_DIM);
     let cache: Vec<T> = noise(n_head_kv * n_head).into_iter().map(narrow).collect();
     let (k, v) = (cache.clone(), cache);

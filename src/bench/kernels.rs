@@ -110,6 +110,8 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     for (name, n_q) in [("one token", group), ("64 tokens", 64 * group)] {
         let ranges = vec![(0, n_kv as u32); n_q];
         let (q, flops) = (&noise[..n_q * head_dim], 4 * n_q * n_kv * head_dim);
+        // A generated token's queries are not rounded.
+        let p = AttnParams { exact: n_q == group, ..p };
         let out = &mut y[..n_q * head_dim];
         row(format!("attention f32, {name}"), 8 * kv.len(), flops, near, f32_peak, &mut || {
             attend(arch, out, q, kv, kv, &ranges, &p);
@@ -127,7 +129,9 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     let mut half = vec![f16::ZERO; n];
     let mut blocks = quantised(arch, x);
     let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(n)];
-    let (cos, sin) = (&noise[..64], &noise[64..128]);
+    // Of angles: otherwise values that are rotated again and again shrink until they are slow to compute with.
+    let (cos, sin): (Vec<f32>, Vec<f32>) = noise[..64].iter().map(|x| (x.cos(), x.sin())).unzip();
+    let (cos, sin) = (&*cos, &*sin);
     let mut angles = vec![0.0; 128];
     let (cos_out, sin_out) = angles.split_at_mut(64);
     let mut near_row = |kernel: &str, bytes: usize, f: &mut dyn FnMut()| {

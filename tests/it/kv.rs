@@ -6,8 +6,8 @@ use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_BLOCK, KvType};
-use ruvllm::exec::{KvPolicy, KvTiers, SessionOptions};
-use ruvllm::model::Model;
+use ruvllm::exec::{KvPolicy, KvTiers, Probe, SessionOptions, Tap};
+use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
 
 /// A block of `kind` with `row` as row `i`.
@@ -307,4 +307,55 @@ fn memory_is_counted_by_precision() {
     let expected = [(KvType::F16, 3 * page(32)), (KvType::Q8, 2 * page(34)), (KvType::Q4, 6 * page(18))];
     assert_eq!(kv.iter().collect::<Vec<_>>(), expected);
     assert_eq!(session.engine().memory().kv, kv);
+}
+
+/// How far attention's outputs are from those over keys and values in `f32`, for the last 64 of 16,384 tokens of text: in
+/// the first layer, where queries, keys and values are the same until they are stored, and in all, where errors of the
+/// layers below add up. The shipped model has seen 512 positions; its rotations go on. `cargo test --release -p ruvllm
+/// --test it -- --ignored --nocapture kv::errors_far_back`.
+#[test]
+#[ignore = "measures"]
+fn errors_far_back() {
+    const N: usize = 16_384;
+    const LAST: usize = 64;
+    #[derive(Default)]
+    struct Outputs(Vec<Vec<f32>>);
+    impl Probe for Outputs {
+        fn tensor(&mut self, tap: Tap, _: usize, values: &[f32]) {
+            if tap == Tap::KqvOut {
+                self.0.push(values.to_vec());
+            }
+        }
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let open = OpenOptions::new().override_kv("llama.context_length", N as u32);
+    let model = open.open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let texts = ["models/demo-heldout.txt", "tests/data/project-docs.txt", "tests/data/bakery-papers.txt"];
+    let text: String = texts.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();
+    let tokens = model.tokenizer().unwrap().encode(&text, true, false);
+    let (before, last) = tokens[..N].split_at(N - LAST);
+    let outputs = |k: KvType, v: KvType, kv_tiers: Option<KvTiers>| {
+        let options = SessionOptions { n_ctx: Some(N), kv_type: k, kv_type_v: Some(v), kv_tiers, ..Default::default() };
+        let mut session = model.session_with(&options).unwrap();
+        session.prefill(before).unwrap();
+        let mut outputs = Outputs::default();
+        session.prefill_probed(last, LAST, &mut outputs, |_, _| ()).unwrap();
+        outputs.0
+    };
+    let exact = outputs(KvType::F32, KvType::F32, None);
+    let mut policies: Vec<(String, KvType, KvType, Option<KvTiers>)> =
+        [KvType::F16, KvType::Bf16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4]
+            .map(|kind| (format!("{kind:?}"), kind, kind, None))
+            .into();
+    policies.push(("keys Q8, values Q4".into(), KvType::Q8, KvType::Q4, None));
+    policies.push(("tiers, 256 and 2048".into(), KvType::F16, KvType::F16, Some(KvTiers::default())));
+    for (name, k, v, tiers) in policies {
+        let of_layer = outputs(k, v, tiers).into_iter().zip(&exact).map(|(found, exact)| {
+            let off: f64 = found.iter().zip(exact).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+            (off / exact.iter().map(|y| f64::from(*y).powi(2)).sum::<f64>()).sqrt()
+        });
+        let of_layer: Vec<f64> = of_layer.collect();
+        let worst = of_layer.iter().copied().fold(0.0, f64::max);
+        println!("{name}: {:.2e} in the first layer, at most {worst:.2e} in one of {}", of_layer[0], of_layer.len());
+    }
 }
