@@ -181,8 +181,9 @@ pub struct Outputs {
     /// Inputs of the head, if they were requested, `(rows that the last layer computed, n_embd)`.
     pub(super) states: Vec<f32>,
     n_vocab: usize,
-    /// Each slot's rows with logits.
-    rows: Vec<Range<usize>>,
+    n_embd: usize,
+    /// Each slot's rows with logits, and those that the last layer computed.
+    rows: Vec<(Range<usize>, Range<usize>)>,
 }
 
 impl Outputs {
@@ -196,8 +197,17 @@ impl Outputs {
 
     /// Where the slot's logits are.
     pub(super) fn of_logits(&self, slot: usize) -> Range<usize> {
-        let rows = self.rows[slot].clone();
+        let rows = &self.rows[slot].0;
         rows.start * self.n_vocab..rows.end * self.n_vocab
+    }
+
+    /// Hidden states of the slot's rows that the last layer computed, `(n, n_embd)`; empty if nobody requested any.
+    ///
+    /// # Panics
+    /// If the last pass had no such slot.
+    pub fn states(&self, slot: usize) -> &[f32] {
+        let rows = &self.rows[slot].1;
+        self.states.get(rows.start * self.n_embd..rows.end * self.n_embd).unwrap_or(&[])
     }
 
     /// The row before the last `n` of all; empty if there is none.
@@ -245,12 +255,12 @@ impl Outputs {
         wanted: Wanted,
     ) -> Result<(), SessionError> {
         let n_vocab = if wanted == Wanted::States { 0 } else { n_vocab };
-        self.n_vocab = n_vocab;
+        (self.n_vocab, self.n_embd) = (n_vocab, n_embd);
         self.rows.clear();
-        self.rows.resize(slots.len(), 0..0);
+        self.rows.resize(slots.len(), (0..0, 0..0));
         let mut n = 0;
         for slot in slots {
-            self.rows[slot.index] = n..n + slot.n_logits();
+            self.rows[slot.index] = (n..n + slot.n_logits(), slot.outputs(slot.first_last()));
             n += slot.n_logits();
         }
         let n_states = if wanted == Wanted::Logits { 0 } else { slots.iter().map(Slot::n_outputs).sum() };
@@ -266,4 +276,10 @@ pub(super) fn reserve<T>(values: &mut Vec<T>, n: usize, what: &'static str) -> R
     let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
     let more = n.saturating_sub(values.len());
     values.try_reserve_exact(more).map_err(|_| SessionError::OutOfMemory { what, bytes })
+}
+
+/// Reuses the memory of a list for what lives shorter.
+pub(super) fn reuse<T, U>(mut list: Vec<T>) -> Vec<U> {
+    list.clear();
+    list.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }

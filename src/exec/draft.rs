@@ -13,16 +13,18 @@
 mod model;
 mod mtp;
 mod ngram;
+mod passes;
 mod times;
 
-use super::{Engine, Sequence};
+use super::{Engine, Sequence, Slot};
 use crate::clock::Timer;
 use std::fmt::Debug;
 use std::time::Duration;
 
 pub use model::ModelDrafter;
 pub use mtp::MtpDrafter;
-pub use ngram::NgramDrafter;
+pub use ngram::{NgramDrafter, RecentTexts};
+pub(super) use passes::{Asked, DraftPasses};
 pub(super) use times::RowTimes;
 
 /// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
@@ -67,11 +69,29 @@ pub trait Drafter: Debug + Send + Sync {
         false
     }
 
-    /// The model's hidden states, after its last norm, of tokens up to the one before the last of the text, that one's last;
-    /// `(n, n_embd)`. There are none where they were not computed. Called before each [`Drafter::draft`] if it
-    /// [reads](Drafter::reads_states) them.
-    fn read_states(&mut self, states: &[f32]) {
-        let _ = states;
+    /// The engine that computes its passes, if it needs any: drafters of several texts share them. Before each
+    /// [`Drafter::draft`], passes are computed as long as there is a next one.
+    fn engine(&self) -> Option<&Engine> {
+        None
+    }
+
+    /// Its part of the next pass for a draft of `n` tokens; the same if it is asked again before [`Drafter::end_pass`]. If it
+    /// [reads](Drafter::reads_states) them, `states` are the model's hidden states, after its last norm, of tokens up to the one
+    /// before the last of the text, that one's last; `(n, n_embd)`. There are none where they were not computed.
+    fn next_pass<'a>(&'a mut self, n: usize, states: &'a [f32]) -> Option<Slot<'a>> {
+        let _ = (n, states);
+        None
+    }
+
+    /// What the pass computed of its part: the logits that were requested, `(n, n_vocab)`, and the hidden states of these rows,
+    /// where they were. None if it failed.
+    fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
+        let _ = rows;
+    }
+
+    /// It may draft what it finds in `recent`, and leave its own text there when it is dropped. Called before the text begins.
+    fn remember(&mut self, recent: &RecentTexts) {
+        let _ = recent;
     }
 
     /// Leaves in `draft`, which is empty, at most `n` tokens that may come next, in their order.
@@ -166,6 +186,9 @@ struct Tracked {
     n_true: usize,
     /// For each guess of the draft, how probable it is that all up to it come true.
     p: Vec<f64>,
+    /// How many tokens the next draft is to have, and its share of the time of passes for it.
+    n_asked: usize,
+    in_passes: Duration,
     stats: DraftStats,
 }
 
@@ -181,6 +204,8 @@ impl Tracked {
             draft: Vec::new(),
             n_true: 0,
             p: Vec::new(),
+            n_asked: 0,
+            in_passes: Duration::ZERO,
             stats: DraftStats::default(),
         }
     }
@@ -203,20 +228,23 @@ impl Tracked {
         self.drafter.push(tokens);
     }
 
-    /// Of at most `n` guesses, as many as are expected to pay if passes take `times`: all, if to guess takes no time, few as
-    /// long as that is not known.
-    fn worth(&mut self, times: &RowTimes, n: usize) -> usize {
+    /// Of at most `n` guesses, as many as are expected to pay in a pass of `n_rows` rows without drafts, of `n_texts` that may
+    /// have as many, if passes take `times`: all, if to guess takes no time, few as long as that is not known.
+    fn worth(&mut self, times: &RowTimes, (n_rows, n_texts): (usize, usize), n: usize) -> usize {
+        let Some(plain) = times.estimate(n_rows) else { return 0 };
         if self.cost == 0.0 {
             return n.min(FIRST);
         }
-        let Some(plain) = times.estimate(1).filter(|plain| self.cost > COSTLY * plain) else { return n };
-        let (mut best, mut length) = (MARGIN / plain, 0);
-        let (mut p, mut expected) = (1.0, 1.0);
+        if self.cost <= COSTLY * plain {
+            return n;
+        }
+        let (mut best, mut length) = (MARGIN * n_rows as f64 / plain, 0);
+        let (mut p, mut expected) = (1.0, n_rows as f64);
         for i in 1..=n {
             p *= self.accepted_of_all.0;
-            expected += p;
-            let Some(time) = times.estimate(1 + i) else { break };
-            let rate = expected / (time + i as f64 * self.cost);
+            expected += n_texts as f64 * p;
+            let Some(time) = times.estimate(n_rows + n_texts * i) else { break };
+            let rate = expected / (time + (n_texts * i) as f64 * self.cost);
             if rate > best {
                 (best, length) = (rate, i);
             }
@@ -225,24 +253,31 @@ impl Tracked {
         if length == 0 && self.n_skipped.is_multiple_of(RETRY) { n.min(1) } else { length }
     }
 
-    fn guess(&mut self, n: usize, n_vocab: usize, states: &[f32]) {
+    /// Its part of the next pass for the draft that was asked for.
+    fn next_pass<'a>(&'a mut self, states: &'a [f32]) -> Option<Slot<'a>> {
+        if self.n_asked > 0 { self.drafter.next_pass(self.n_asked, states) } else { None }
+    }
+
+    /// Guesses, behind its passes.
+    fn guess(&mut self, n_vocab: usize) {
         self.draft.clear();
         self.n_true = 0;
+        let in_passes = std::mem::take(&mut self.in_passes);
+        let n = self.n_asked;
         if n == 0 {
             self.p.clear();
             return;
         }
         let timer = Timer::start();
-        if self.drafter.reads_states() {
-            self.drafter.read_states(states);
-        }
         self.drafter.draft(n, &mut self.draft);
         self.draft.truncate(n);
+        let time = timer.elapsed() + in_passes;
         // Who reads what came while it was not asked is not measured.
         if self.n_skipped <= 1 && !self.draft.is_empty() {
-            let cost = timer.elapsed().as_secs_f64() / self.draft.len() as f64;
+            let cost = time.as_secs_f64() / self.draft.len() as f64;
             self.cost += (cost - self.cost) * if self.cost > 0.0 { 0.2 } else { 1.0 };
         }
+        self.stats.time += time;
         self.n_skipped = 0;
         let in_vocabulary = self.draft.iter().take_while(|guess| (guess.token as usize) < n_vocab).count();
         self.draft.truncate(in_vocabulary);
@@ -273,6 +308,12 @@ impl Speculator {
         Speculator { drafters, length: speculation.length, n_pushed: 0, current: 0 }
     }
 
+    /// Lets the drafters look in `recent`, see [`Drafter::remember`].
+    pub(super) fn remember(mut self, recent: &RecentTexts) -> Speculator {
+        self.drafters.iter_mut().for_each(|tracked| tracked.drafter.remember(recent));
+        self
+    }
+
     /// Whether a drafter reads hidden states.
     pub(super) fn reads_states(&self) -> bool {
         self.drafters.iter().any(|tracked| tracked.drafter.reads_states())
@@ -281,40 +322,41 @@ impl Speculator {
     /// Adds drafts for the next pass of `seq` alone, at most `n`, to follow `text` and `more`.
     pub(super) fn draft(
         &mut self,
-        engine: &Engine,
+        (engine, passes): (&Engine, &mut DraftPasses),
         seq: &Sequence,
         text: (&[u32], &[u32]),
         n: usize,
         drafts: &mut Vec<u32>,
     ) {
-        self.guess(text, seq, n, engine);
+        let n_rows = 1 + text.1.len();
+        passes.guess(engine, n_rows, &mut [Asked::new(self, seq, text, n)]);
         let n = match self.length {
             Some(_) => self.probabilities().len(),
-            None => best_length(&engine.times(), 1 + text.1.len(), self.probabilities().iter().copied()),
+            None => best_length(&engine.times(), n_rows, self.probabilities().iter().copied()),
         };
         drafts.extend(self.take(n));
     }
 
-    /// Guesses at most `n` tokens that follow `text` and `more`, the tokens of `seq` and those that it computes next; the
-    /// text begins with what it was given before. No guess is computed unless it is [taken](Speculator::take).
-    pub(super) fn guess(&mut self, (text, more): (&[u32], &[u32]), seq: &Sequence, n: usize, engine: &Engine) {
-        let (times, n_vocab) = (engine.times().clone(), engine.model().hparams().n_vocab);
-        let n_text = text.len() + more.len();
-        let states = seq.states_before(n_text.saturating_sub(1));
+    /// Tells the drafters how the text went on, and asks each for as many guesses as pay, at most `n`.
+    fn ask(&mut self, (text, more): (&[u32], &[u32]), n: usize, times: &RowTimes, rows: (usize, usize)) {
         let new = text.get(self.n_pushed..).unwrap_or(&[]);
-        let more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
+        let new_more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
         for tracked in &mut self.drafters {
             let timer = Timer::start();
             tracked.push(new);
-            tracked.push(more);
-            let n = match self.length {
+            tracked.push(new_more);
+            tracked.n_asked = match self.length {
                 Some(length) => n.min(length).min(MAX_DRAFT),
-                None => tracked.worth(&times, n.min(MAX_DRAFT)),
+                None => tracked.worth(times, rows, n.min(MAX_DRAFT)),
             };
-            tracked.guess(n, n_vocab, states);
             tracked.stats.time += timer.elapsed();
         }
-        self.n_pushed = n_text;
+        self.n_pushed = text.len() + more.len();
+    }
+
+    /// Takes the guesses of whoever is expected to gain most.
+    fn choose(&mut self, n_vocab: usize) {
+        self.drafters.iter_mut().for_each(|tracked| tracked.guess(n_vocab));
         let gain = |tracked: &Tracked| tracked.p.iter().sum::<f64>();
         self.current = 0;
         for i in 1..self.drafters.len() {

@@ -186,6 +186,11 @@ impl Engine {
         Engine { model: block.clone(), core: Arc::new(Core { team, turns, arena, pool, runner: None, times }) }
     }
 
+    /// Whether it is a handle of the same engine.
+    pub(super) fn same(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+
     /// The model it computes.
     pub fn model(&self) -> &Model {
         &self.model

@@ -1,6 +1,6 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
-use super::draft::{DraftStats, Speculation, Speculator};
+use super::draft::{DraftPasses, DraftStats, Speculation, Speculator};
 use super::hook::Cut;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, Session};
@@ -52,6 +52,7 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     n_prompt: usize,
     n_cached: CachedTokens,
     speculator: Option<Speculator>,
+    passes: DraftPasses,
     /// Drafts of the last pass.
     drafts: Vec<u32>,
     /// Passes that computed generated tokens.
@@ -116,6 +117,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             n_prompt: 0,
             n_cached: CachedTokens::default(),
             speculator: None,
+            passes: DraftPasses::default(),
             drafts: Vec::new(),
             n_passes: 0,
             timings: Timings::default(),
@@ -298,7 +300,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// of `forced`, without text.
     fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
         let timer = Timer::start();
-        let Generation { parts: Some((session, sampler)), writer, speculator, drafts, .. } = self else {
+        let Generation { parts: Some((session, sampler)), writer, speculator, passes, drafts, .. } = self else {
             return Ok(Vec::new());
         };
         let (session, sampler): (&mut Session, &mut Sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
@@ -319,7 +321,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             if let Some(speculator) = speculator {
                 let room = session.n_draftable(forced.len());
                 let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
-                speculator.draft(&session.engine, &session.seq, (session.tokens(), forced), n, drafts);
+                speculator.draft((&session.engine, passes), &session.seq, (session.tokens(), forced), n, drafts);
             }
             loop {
                 let mut next = pieces[n..].iter_mut();

@@ -48,7 +48,7 @@ pub use crate::cache::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, Pr
 pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub use cores::default_threads;
-pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, Speculation};
+pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation};
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;

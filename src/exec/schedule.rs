@@ -14,11 +14,12 @@ mod driver;
 mod pace;
 mod stream;
 
-use super::draft::{DraftStats, Speculation, Speculator, best_length};
+use super::batch::reuse;
+use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
-use super::{CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
+use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
 use crate::cache::KvLayout;
 use crate::clock::Timer;
 use crate::error::{Error, ScheduleError, SessionError};
@@ -39,6 +40,9 @@ const AGING: i64 = 512;
 
 /// Sets of adapters that are remembered, and so kept in memory.
 const MAX_ADAPTED: usize = 16;
+
+/// Tenants whose last texts are remembered.
+const MAX_TENANTS: usize = 32;
 
 /// Options of a schedule. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
@@ -206,6 +210,8 @@ struct Terms {
     /// The same with adapters attached, the most recently used last. Forks of one share its generation of adapters, so
     /// that requests with the same adapters find each other's prefixes.
     adapted: Mutex<Vec<Sequence>>,
+    /// Where the prefix cache is on: what drafters remember of each tenant, by salt, the most recently used last.
+    recent: Mutex<Vec<(String, RecentTexts)>>,
     observer: Box<dyn Observer>,
     clock: Timer,
     n_requests: Arc<AtomicUsize>,
@@ -242,6 +248,7 @@ impl Terms {
             layout: kv_layout(engine.model().hparams(), session.kv_policy()),
             empty: engine.sequence(session)?,
             adapted: Mutex::default(),
+            recent: Mutex::default(),
             observer,
             clock: Timer::start(),
             n_requests: Arc::default(),
@@ -282,6 +289,7 @@ impl Terms {
         }
         writer.set_stop(stop);
         (writer.max_tokens, writer.logprobs) = (max_tokens, logprobs);
+        let speculator = speculation.map(|speculation| self.speculator(speculation, salt.as_deref()));
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, stream) = stream::stream(id, self.options.n_pieces, wake);
         let live = Live {
@@ -301,7 +309,7 @@ impl Terms {
             tokens,
             forced: Vec::new(),
             n_told: 0,
-            speculator: speculation.map(Speculator::new),
+            speculator,
             drafts: Drafts::default(),
             n_passes: 0,
             has_begun: false,
@@ -321,6 +329,24 @@ impl Terms {
             seq.prefix.salt = salt.to_owned();
         }
         Ok(seq)
+    }
+
+    fn speculator(&self, speculation: Speculation, salt: Option<&str>) -> Speculator {
+        let prefix = &self.options.session.prefix;
+        let speculator = Speculator::new(speculation);
+        if prefix.cache == CacheMode::Off {
+            return speculator;
+        }
+        let salt = salt.unwrap_or(&prefix.salt);
+        let mut tenants = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = tenants.iter().position(|(of, _)| of == salt);
+        let tenant = known.map_or_else(|| (salt.to_owned(), RecentTexts::default()), |i| tenants.remove(i));
+        let speculator = speculator.remember(&tenant.1);
+        if tenants.len() == MAX_TENANTS {
+            tenants.remove(0);
+        }
+        tenants.push(tenant);
+        speculator
     }
 
     /// An empty sequence with these adapters.
@@ -461,13 +487,12 @@ impl Live {
         Slot::new(seq, pass, kind).outputs_from(first_output)
     }
 
-    /// Guesses how the text goes on, and how probable each guess is.
-    fn guess(&mut self, engine: &Engine) -> &[f64] {
-        let (Some(seq), Some(speculator)) = (&self.seq, &mut self.speculator) else { return &[] };
+    /// Asks for guesses how the text goes on.
+    fn ask(&mut self, engine: &Engine) -> Option<Asked<'_>> {
+        let (seq, speculator) = (self.seq.as_ref()?, self.speculator.as_mut()?);
         let room = engine.n_draftable(seq, self.tokens.len());
         let n = room.min(self.writer.n_left().saturating_sub(self.forced.len() + 1));
-        speculator.guess((&self.tokens, &[]), seq, n, engine);
-        speculator.probabilities()
+        Some(Asked::new(speculator, seq, (&self.tokens, &[]), n))
     }
 
     /// Computes the first `n` guesses in the next pass.
@@ -653,7 +678,9 @@ pub struct Schedule {
     cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
-    /// Memory for [`Schedule::draft`]: how probable each guess is, and its request; drafts for each request.
+    /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request; drafts for each request.
+    asked: Vec<Asked<'static>>,
+    passes: DraftPasses,
     chances: Vec<(f64, usize)>,
     lengths: Vec<usize>,
 }
@@ -699,6 +726,8 @@ impl Schedule {
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),
+            asked: Vec::new(),
+            passes: DraftPasses::default(),
             chances: Vec::new(),
             lengths: Vec::new(),
         }
@@ -881,17 +910,21 @@ impl Schedule {
         if self.running.iter().any(|live| reads(live)) {
             return;
         }
-        let engine = &self.terms.engine;
-        let (chances, lengths) = (&mut self.chances, &mut self.lengths);
+        let Schedule { terms, running, asked, passes, chances, lengths, .. } = self;
+        let engine = &terms.engine;
         chances.clear();
         lengths.clear();
-        lengths.resize(self.running.len(), 0);
-        let mut n_rows = 0;
-        for (i, live) in self.running.iter_mut().enumerate().filter(|(_, live)| !live.is_paused()) {
-            n_rows += live.next_rows(0).n;
-            let is_fixed = live.speculator.as_ref().is_some_and(Speculator::is_fixed);
-            let probabilities = live.guess(engine);
-            if is_fixed {
+        lengths.resize(running.len(), 0);
+        let decoding = || running.iter().enumerate().filter(|(_, live)| !live.is_paused());
+        let mut n_rows = decoding().map(|(_, live)| live.next_rows(0).n).sum();
+        let mut all = reuse(std::mem::take(asked));
+        all.extend(running.iter_mut().filter(|live| !live.is_paused()).filter_map(|live| live.ask(engine)));
+        passes.guess(engine, n_rows, &mut all);
+        *asked = reuse(all);
+        let decoding = running.iter().enumerate().filter(|(_, live)| !live.is_paused());
+        for (i, speculator) in decoding.filter_map(|(i, live)| Some((i, live.speculator.as_ref()?))) {
+            let probabilities = speculator.probabilities();
+            if speculator.is_fixed() {
                 lengths[i] = probabilities.len();
                 n_rows += lengths[i];
             } else {
@@ -902,7 +935,7 @@ impl Schedule {
         chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
         let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
         chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
-        self.running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
+        running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
     }
 
     /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
@@ -1007,10 +1040,4 @@ impl Schedule {
             }
         }
     }
-}
-
-/// Reuses the memory of a list of slots for other slots.
-fn reuse<'a>(mut slots: Vec<Slot<'_>>) -> Vec<Slot<'a>> {
-    slots.clear();
-    slots.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }

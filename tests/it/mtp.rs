@@ -7,8 +7,8 @@ use crate::run::{OnLevel, engine, level, open};
 use crate::tiny::Parts;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{
-    CacheMode, DraftStats, Drafter, Engine, EngineOptions, Guess, KvType, MtpDrafter, PlanOptions, Request, Schedule,
-    ScheduleOptions, SessionOptions, Speculation,
+    CacheMode, CancelToken, DraftStats, Drafter, Engine, EngineOptions, Guess, KvType, MtpDrafter, Outputs,
+    PlanOptions, Request, Schedule, ScheduleOptions, SessionOptions, Slot, Speculation,
 };
 use ruvllm::gguf::{Array, StringArray, Value};
 use ruvllm::model::OpenOptions;
@@ -27,16 +27,21 @@ fn lines() -> Vec<Json> {
 /// The file, with a vocabulary.
 fn parts(line: &Json) -> Parts {
     let mut parts = Shapes::of_line(line).parts();
-    let texts: Vec<String> = (0..50u8).map(|i| char::from(b'A' + i).to_string()).collect();
+    set_vocabulary(&mut parts, 50);
+    parts
+}
+
+/// A tokenizer of `n` tokens, each of which is a character.
+pub(crate) fn set_vocabulary(parts: &mut Parts, n: usize) {
+    let texts: Vec<String> = ('A'..).take(n).map(String::from).collect();
     parts.set("tokenizer.ggml.model", "llama");
     parts.set(
         "tokenizer.ggml.tokens",
         Value::Array(Array::Strings(StringArray::from_iter(texts.iter().map(String::as_str)))),
     );
-    parts.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 50])));
-    parts.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1; 50])));
+    parts.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; n])));
+    parts.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1; n])));
     parts.set("tokenizer.ggml.unknown_token_id", 0u32);
-    parts
 }
 
 fn models() -> Vec<(String, Model)> {
@@ -66,6 +71,18 @@ fn f32_options(n_ctx: usize) -> SessionOptions {
     SessionOptions { n_ctx: Some(n_ctx), kv_type: KvType::F32, ..Default::default() }
 }
 
+/// Computes the passes for a draft of `n` tokens; the logits of the last.
+fn passes(drafter: &mut dyn Drafter, n: usize, states: &[f32]) -> Vec<f32> {
+    let engine = drafter.engine().unwrap().clone();
+    let (mut outputs, mut logits) = (Outputs::default(), Vec::new());
+    while let Some(slot) = drafter.next_pass(n, states) {
+        engine.step(&mut [slot], &mut outputs, &CancelToken::default()).unwrap();
+        drafter.end_pass(Some((outputs.logits(0), outputs.states(0))));
+        logits = outputs.logits(0).to_vec();
+    }
+    logits
+}
+
 /// All tokens at once, as a prompt or as generated ones, and one after the other; then with the block's own state.
 #[test]
 fn logits_equal_those_of_the_reference() {
@@ -81,21 +98,21 @@ fn logits_equal_those_of_the_reference() {
                 let mut drafter = MtpDrafter::new(&engine(&model, 2), &f32_options(64)).unwrap();
                 // The first token has no state before it.
                 drafter.push(&[7]);
+                let mut logits = Vec::new();
                 for (i, chunk) in tokens.chunks(step).enumerate() {
                     drafter.push(chunk);
-                    drafter.read_states(&states[..(i * step + chunk.len()) * n_embd]);
+                    logits = passes(&mut drafter, 1, &states[..(i * step + chunk.len()) * n_embd]);
                 }
                 let check = |logits: &[f32], expected: &[f32], what: &str| {
                     let difference = largest_difference(logits, expected);
                     assert!(difference <= TOLERANCE, "{} {} {step} {what}: {difference}", line["name"], arch.name());
                 };
-                check(drafter.logits(), &first, "first");
+                check(&logits, &first, "first");
                 let mut draft = Vec::new();
+                check(&passes(&mut drafter, 2, &states), &second, "second");
                 drafter.draft(2, &mut draft);
-                check(drafter.logits(), &second, "second");
                 // Guesses leave nothing behind, and reading again gives the same.
-                drafter.read_states(&states);
-                check(drafter.logits(), &first, "first, again");
+                check(&passes(&mut drafter, 1, &states), &first, "first, again");
                 let argmax = |x: &[f32]| (0..x.len()).max_by(|&a, &b| x[a].total_cmp(&x[b])).unwrap() as u32;
                 let guessed: Vec<u32> = draft.iter().map(|guess| guess.token).collect();
                 assert_eq!(guessed, [argmax(&first), argmax(&second)]);
@@ -116,32 +133,31 @@ fn many_tokens_are_read_as_one_by_one() {
         let drafter = || MtpDrafter::new(&engine(&model, 2), &f32_options(128)).unwrap();
         let (mut whole, mut pieces) = (drafter(), drafter());
         whole.push(&tokens);
-        whole.read_states(&states);
+        let of_whole = passes(&mut whole, 1, &states);
         pieces.push(&tokens[..1]);
+        let mut of_pieces = Vec::new();
         for i in 0..100 {
             pieces.push(&tokens[i + 1..i + 2]);
-            pieces.read_states(&states[..(i + 1) * n_embd]);
+            of_pieces = passes(&mut pieces, 1, &states[..(i + 1) * n_embd]);
         }
-        let difference = largest_difference(whole.logits(), pieces.logits());
+        let difference = largest_difference(&of_whole, &of_pieces);
         assert!(difference <= TOLERANCE, "{name}: {difference}");
         // A text of which only the end is known is like a text that begins there.
         let (mut end, mut short) = (drafter(), drafter());
         end.push(&tokens);
-        end.read_states(&states[60 * n_embd..]);
         short.push(&tokens[60..]);
-        short.read_states(&states[60 * n_embd..]);
-        assert_eq!(end.logits(), short.logits(), "{name}");
-        assert!(largest_difference(end.logits(), whole.logits()) > TOLERANCE, "{name}");
+        let of_end = passes(&mut end, 1, &states[60 * n_embd..]);
+        assert_eq!(of_end, passes(&mut short, 1, &states[60 * n_embd..]), "{name}");
+        assert!(largest_difference(&of_end, &of_whole) > TOLERANCE, "{name}");
         // Where states are missing between, it begins anew.
         pieces.push(&[1, 2, 3, 4]);
-        pieces.read_states(&states[90 * n_embd..92 * n_embd]);
         short = drafter();
         short.push(&[2, 3, 4]);
-        short.read_states(&states[90 * n_embd..92 * n_embd]);
-        assert_eq!(pieces.logits(), short.logits(), "{name}");
+        let between = &states[90 * n_embd..92 * n_embd];
+        assert_eq!(passes(&mut pieces, 1, between), passes(&mut short, 1, between), "{name}");
         // And nothing is drafted where none is known.
         pieces.push(&[5]);
-        pieces.read_states(&[]);
+        passes(&mut pieces, 3, &[]);
         let mut draft = Vec::new();
         pieces.draft(3, &mut draft);
         assert!(draft.is_empty(), "{name}");
@@ -163,8 +179,8 @@ fn what_a_block_lacks_is_the_models() {
             let mut drafter = MtpDrafter::new(&engine(&model, 1), &f32_options(64)).unwrap();
             drafter.push(&[7]);
             drafter.push(&tokens);
-            drafter.read_states(&hashed("states", [model.hparams().n_embd, tokens.len()]));
-            let difference = largest_difference(drafter.logits(), &first);
+            let logits = passes(&mut drafter, 1, &hashed("states", [model.hparams().n_embd, tokens.len()]));
+            let difference = largest_difference(&logits, &first);
             assert_eq!(difference <= TOLERANCE, is_same, "{} {difference}", line["name"]);
         };
         let double = |values: &mut [f32]| values.iter_mut().enumerate().for_each(|(i, x)| *x *= 1.0 + (i % 3) as f32);
@@ -200,8 +216,8 @@ fn what_a_block_lacks_is_the_models() {
 }
 
 /// Tells what it is shown.
-#[derive(Clone, Debug, Default)]
-struct Recorder(Arc<Mutex<Vec<Vec<f32>>>>);
+#[derive(Clone, Debug)]
+struct Recorder(Engine, Arc<Mutex<Vec<Vec<f32>>>>);
 
 impl Drafter for Recorder {
     fn name(&self) -> &'static str {
@@ -211,8 +227,12 @@ impl Drafter for Recorder {
     fn reads_states(&self) -> bool {
         true
     }
-    fn read_states(&mut self, states: &[f32]) {
-        self.0.lock().unwrap().push(states.to_vec());
+    fn engine(&self) -> Option<&Engine> {
+        Some(&self.0)
+    }
+    fn next_pass<'a>(&'a mut self, _: usize, states: &'a [f32]) -> Option<Slot<'a>> {
+        self.1.lock().unwrap().push(states.to_vec());
+        None
     }
     fn draft(&mut self, _: usize, _: &mut Vec<Guess>) {}
     fn boxed_clone(&self) -> Box<dyn Drafter> {
@@ -221,11 +241,11 @@ impl Drafter for Recorder {
 }
 
 fn recorded(session: Session, prompt: &[u32], sampler: Sampler, n: usize) -> Vec<Vec<f32>> {
-    let recorder = Recorder::default();
+    let recorder = Recorder(session.engine().clone(), Arc::default());
     let mut generation = session.into_generation_from(prompt, sampler).max_tokens(n);
     generation = generation.speculate(Speculation::by(recorder.clone()).fixed_length(1));
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
-    let states = recorder.0.lock().unwrap();
+    let states = recorder.1.lock().unwrap();
     states.clone()
 }
 
@@ -298,14 +318,22 @@ impl Drafter for Helped {
         true
     }
 
-    fn read_states(&mut self, states: &[f32]) {
-        self.block.read_states(states);
+    fn engine(&self) -> Option<&Engine> {
+        self.block.engine()
+    }
+
+    fn next_pass<'a>(&'a mut self, n: usize, states: &'a [f32]) -> Option<Slot<'a>> {
         self.states = states.to_vec();
+        self.block.next_pass(n, states)
+    }
+
+    fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
+        self.block.end_pass(rows);
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
         let mut anew = self.block.boxed_clone();
-        anew.read_states(&self.states);
+        passes(&mut *anew, n, &self.states);
         let (mut guesses, mut of_anew) = (Vec::new(), Vec::new());
         self.block.draft(n, &mut guesses);
         anew.draft(n, &mut of_anew);

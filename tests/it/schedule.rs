@@ -1,11 +1,11 @@
 //! Many requests on one engine: every answer is that of a session alone, and every request ends.
 
 use crate::common::long;
-use crate::run::{level, open};
+use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Finish, KvTiers, Observer, Piece, Request, RequestId, Schedule, ScheduleOptions,
-    Scheduler, SessionOptions, Speculation, Stream,
+    CacheMode, Engine, EngineOptions, Finish, KvTiers, ModelDrafter, Observer, Piece, Request, RequestId, Schedule,
+    ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, AdapterRegistry};
@@ -373,6 +373,32 @@ fn drafts_change_no_answer() {
         };
         let plain = Case::numbered(i).request();
         assert_eq!(left(plain.clone().speculate(speculation(i))), left(plain), "request {i}");
+    }
+}
+
+/// A model drafts for several requests in one pass, whatever the length of their prompts and drafts: its engine has measured
+/// passes over a row of each. A text that its context does not hold gets no drafts, and the others theirs.
+#[test]
+fn a_model_drafts_for_all_at_once() {
+    let n = 6;
+    let case = |i: usize| Case { max_tokens: 60, ..Case::numbered(i) };
+    let expected: Vec<Answer> = (0..n).map(|i| case(i).alone(&session_options(600, 512))).collect();
+    for (n_ctx, n_batch) in [(600, 512), (80, 7)] {
+        let of_drafts = run::engine(&WINDOWED, 1);
+        let drafter = ModelDrafter::new(&of_drafts, &MODEL, &session_options(n_ctx, n_batch)).unwrap();
+        let options = ScheduleOptions { session: session_options(600, 512), n_pieces: 1000, ..Default::default() };
+        let mut schedule = Schedule::new(&engine(1, None), &options).unwrap();
+        let speculation = |i: usize| match i % 3 {
+            2 => Speculation::default().and(drafter.clone()),
+            _ => Speculation::by(drafter.clone()).fixed_length(3 + i),
+        };
+        let mut streams: Vec<Stream> =
+            (0..n).map(|i| schedule.submit(case(i).request().speculate(speculation(i))).unwrap()).collect();
+        while schedule.step() {}
+        all_are(&expected, &mut streams, &format!("{n_ctx} {n_batch}"));
+        let n_accepted: usize = streams.iter().map(|stream| stream.finish().unwrap().drafts.n_accepted).sum();
+        let most = of_drafts.row_times().iter().map(|(n, _)| *n).max().unwrap_or(0);
+        assert!(n_accepted > 4 * n && most >= 4, "{n_accepted} accepted, {most} rows in a pass");
     }
 }
 

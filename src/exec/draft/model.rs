@@ -3,25 +3,30 @@
 use super::{Drafter, Guess, N_GRADES};
 use crate::error::SessionError;
 use crate::exec::hook::TokenKind;
-use crate::exec::probe::NoProbe;
-use crate::exec::{Engine, Session, SessionOptions};
+use crate::exec::{Engine, Sequence, SessionOptions, Slot};
 use crate::model::Model;
 
 /// Most tokens that are read as generated ones: with few of them that takes less time than a prompt's panels.
 pub(super) const FEW: usize = 32;
 
-/// Drafts, token by token, what a model thinks most probable. Its session follows the text: where a draft was rejected
-/// it is rewound.
+/// Drafts, token by token, what a model thinks most probable. Its sequence follows the text: where a draft was rejected
+/// it is rewound. Passes are computed for all texts that are drafted for together.
 ///
 /// A text that its context does not hold, or that it cannot compute, gets no drafts.
 #[derive(Debug)]
 pub struct ModelDrafter {
     engine: Engine,
     options: SessionOptions,
-    /// Made for the first draft; of a session that failed nothing is left.
-    session: Option<Session>,
-    has_failed: bool,
     text: Vec<u32>,
+    /// Made for the first draft; of one that failed nothing is left.
+    seq: Option<Sequence>,
+    /// How many tokens of the text it holds at least.
+    n_read: usize,
+    /// What it guesses behind the text, once it holds that.
+    guesses: Vec<Guess>,
+    /// The last of them, which the next pass computes.
+    last: [u32; 1],
+    has_failed: bool,
 }
 
 impl ModelDrafter {
@@ -31,29 +36,25 @@ impl ModelDrafter {
     /// If the two models' vocabularies differ.
     pub fn new(engine: &Engine, target: &Model, options: &SessionOptions) -> Result<ModelDrafter, SessionError> {
         check(engine.model(), target)?;
-        let options = options.clone();
-        Ok(ModelDrafter { engine: engine.clone(), options, session: None, has_failed: false, text: Vec::new() })
+        Ok(ModelDrafter::on(engine.clone(), options.clone()))
     }
 
-    fn try_draft(&mut self, n: usize, draft: &mut Vec<Guess>) -> Result<(), SessionError> {
-        let session = match &mut self.session {
-            Some(session) => session,
-            none => none.insert(self.engine.session_with(&self.options)?),
-        };
-        if n == 0 || self.text.is_empty() || self.text.len() + n > session.n_ctx() {
-            return Ok(());
+    fn on(engine: Engine, options: SessionOptions) -> ModelDrafter {
+        ModelDrafter {
+            engine,
+            options,
+            text: Vec::new(),
+            seq: None,
+            n_read: 0,
+            guesses: Vec::new(),
+            last: [0],
+            has_failed: false,
         }
-        let new = &self.text[session.keep(&self.text)..];
-        let kind = if new.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
-        session.run(kind, new, new.len() - 1, &mut NoProbe, &mut |_, _| ())?;
-        for i in 0..n {
-            let guess = best(session.logits());
-            draft.push(guess);
-            if i + 1 < n {
-                session.decode(guess.token)?;
-            }
-        }
-        Ok(())
+    }
+
+    fn fail(&mut self) {
+        (self.has_failed, self.seq) = (true, None);
+        self.guesses.clear();
     }
 }
 
@@ -91,18 +92,65 @@ impl Drafter for ModelDrafter {
 
     fn push(&mut self, tokens: &[u32]) {
         self.text.extend_from_slice(tokens);
+        self.guesses.clear();
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
-        if !self.has_failed && self.try_draft(n, draft).is_err() {
-            self.has_failed = true;
-            self.session = None;
+    fn engine(&self) -> Option<&Engine> {
+        Some(&self.engine)
+    }
+
+    fn next_pass<'a>(&'a mut self, n: usize, _: &'a [f32]) -> Option<Slot<'a>> {
+        if self.has_failed || self.text.is_empty() || self.guesses.len() >= n {
+            return None;
+        }
+        if self.seq.is_none() {
+            match self.engine.sequence(&self.options) {
+                Ok(seq) => self.seq = Some(seq),
+                Err(_) => self.fail(),
+            }
+        }
+        let seq = self.seq.as_mut().filter(|seq| self.text.len() + n <= seq.n_ctx())?;
+        if let Some(guess) = self.guesses.last() {
+            self.last = [guess.token];
+            return Some(Slot::new(seq, &self.last, TokenKind::Generated));
+        }
+        // Guesses that came true stay; the last token is computed again, for its logits.
+        let n_same =
+            seq.tokens()[self.n_read..].iter().zip(&self.text[self.n_read..]).take_while(|(a, b)| a == b).count();
+        self.n_read = (self.n_read + n_same).min(self.text.len() - 1);
+        seq.truncate(self.n_read);
+        let new = &self.text[self.n_read..];
+        let kind = if new.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
+        let batch = &new[..new.len().min(self.options.n_batch)];
+        Some(Slot::new(seq, batch, kind).outputs_from(batch.len() - usize::from(batch.len() == new.len())))
+    }
+
+    fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
+        let (Some((logits, _)), Some(seq)) = (rows, &mut self.seq) else { return self.fail() };
+        if self.guesses.is_empty() {
+            self.n_read = seq.position();
+            // To which it goes back.
+            seq.kv.checkpoint();
+        }
+        if !logits.is_empty() {
+            self.guesses.push(best(logits));
         }
     }
 
+    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+        draft.extend(self.guesses.drain(..).take(n));
+    }
+
     fn boxed_clone(&self) -> Box<dyn Drafter> {
-        let ModelDrafter { engine, options, text, .. } = self;
-        let (engine, options, text) = (engine.clone(), options.clone(), text.clone());
-        Box::new(ModelDrafter { engine, options, session: None, has_failed: self.has_failed, text })
+        Box::new(self.clone())
+    }
+}
+
+/// With a sequence of its own.
+impl Clone for ModelDrafter {
+    fn clone(&self) -> ModelDrafter {
+        let mut clone = ModelDrafter::on(self.engine.clone(), self.options.clone());
+        (clone.text, clone.has_failed) = (self.text.clone(), self.has_failed);
+        clone
     }
 }

@@ -6,7 +6,7 @@ use crate::error::SessionError;
 use crate::exec::engine::plan_options;
 use crate::exec::hook::TokenKind;
 use crate::exec::states::most_rows;
-use crate::exec::{CancelToken, Engine, Outputs, PlanOptions, Sequence, SessionOptions, Slot, n_ctx};
+use crate::exec::{Engine, PlanOptions, Sequence, SessionOptions, Slot, n_ctx};
 use crate::model::Model;
 
 /// Drafts what the block for multi-token prediction of the model itself thinks most probable (`--spec mtp`): GLM 4.5,
@@ -24,10 +24,11 @@ pub struct MtpDrafter {
     /// The block's keys and values for tokens of the text from `begin` on, each with the state of the token before.
     seq: Option<Sequence>,
     begin: usize,
-    outputs: Outputs,
-    /// Whether the outputs are those behind the text.
-    is_ready: bool,
-    /// Memory for the block's own state.
+    /// How many tokens the sequence held when it had read the text, and what it guesses behind it.
+    n_read: usize,
+    guesses: Vec<Guess>,
+    /// The last of them, which the next pass computes, and the block's own state of the token before it.
+    last: [u32; 1],
     state: Vec<f32>,
     has_failed: bool,
 }
@@ -61,12 +62,6 @@ impl MtpDrafter {
         Ok(MtpDrafter::on(engine.for_block(block, kv_budget), of_block))
     }
 
-    /// Logits of the block's newest pass, `(n_vocab)`: behind the text after [`Drafter::read_states`], behind the guesses but
-    /// the last after [`Drafter::draft`]. Empty before the first.
-    pub fn logits(&self) -> &[f32] {
-        self.outputs.before_last(0)
-    }
-
     /// What `block` takes beside the model, whose plan is that of `options`.
     pub(in crate::exec) fn plan_options(block: &Model, options: &PlanOptions) -> PlanOptions {
         let &PlanOptions { n_sequences, n_threads, ref session, .. } = options;
@@ -80,67 +75,17 @@ impl MtpDrafter {
             text: Vec::new(),
             seq: None,
             begin: 0,
-            outputs: Outputs::default(),
-            is_ready: false,
+            n_read: 0,
+            guesses: Vec::new(),
+            last: [0],
             state: Vec::new(),
             has_failed: false,
         }
     }
 
-    /// Computes what the block has not seen, as far as `states` are there.
-    fn read(&mut self, states: &[f32]) -> Result<(), SessionError> {
-        let n_embd = self.engine.model().hparams().n_embd;
-        let last = self.text.len().saturating_sub(1);
-        if last == 0 || states.is_empty() {
-            return Ok(());
-        }
-        let seq = match &mut self.seq {
-            Some(seq) => seq,
-            none => none.insert(self.engine.sequence(&self.options)?),
-        };
-        // The first token whose state is there; it comes with the token behind it.
-        let first = last - (states.len() / n_embd).min(last);
-        let most = seq.n_ctx() - MAX_DRAFT;
-        let mut next = self.begin + seq.position();
-        if seq.position() == 0 || next < first || last - self.begin > most {
-            seq.truncate(0);
-            self.begin = first.max(last.saturating_sub(most));
-            next = self.begin;
-        }
-        // The last one is computed again where it was computed before, for its outputs.
-        let next = next.min(last - 1);
-        seq.truncate(next - self.begin);
-        let (tokens, states) = (&self.text[next + 1..], &states[(next - first) * n_embd..]);
-        let kind = if tokens.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
-        let slot = Slot::new(seq, tokens, kind).with_states(states).states_from(tokens.len() - 1);
-        self.engine.step(&mut [slot], &mut self.outputs, &CancelToken::default())?;
-        self.is_ready = true;
-        Ok(())
-    }
-
-    /// Guesses behind the text, token by token.
-    fn guess(&mut self, n: usize, draft: &mut Vec<Guess>) -> Result<(), SessionError> {
-        let Some(seq) = self.seq.as_mut().filter(|_| std::mem::take(&mut self.is_ready)) else { return Ok(()) };
-        let (n_embd, read) = (self.engine.model().hparams().n_embd, seq.position());
-        for i in 0..n {
-            let guess = best(self.outputs.logits(0));
-            draft.push(guess);
-            if i + 1 < n {
-                self.state.clear();
-                self.state.extend_from_slice(&self.outputs.states[self.outputs.states.len() - n_embd..]);
-                let tokens = [guess.token];
-                let slot = Slot::new(seq, &tokens, TokenKind::Generated).with_states(&self.state).states_from(0);
-                self.engine.step(&mut [slot], &mut self.outputs, &CancelToken::default())?;
-            }
-        }
-        seq.truncate(read);
-        Ok(())
-    }
-
-    fn keep(&mut self, outcome: Result<(), SessionError>) {
-        if outcome.is_err() {
-            (self.has_failed, self.is_ready, self.seq) = (true, false, None);
-        }
+    fn fail(&mut self) {
+        (self.has_failed, self.seq) = (true, None);
+        self.guesses.clear();
     }
 }
 
@@ -159,23 +104,66 @@ impl Drafter for MtpDrafter {
 
     fn push(&mut self, tokens: &[u32]) {
         self.text.extend_from_slice(tokens);
-        self.is_ready = false;
+        self.guesses.clear();
     }
 
     fn reads_states(&self) -> bool {
         true
     }
 
-    fn read_states(&mut self, states: &[f32]) {
-        if !self.has_failed {
-            let outcome = self.read(states);
-            self.keep(outcome);
+    fn engine(&self) -> Option<&Engine> {
+        Some(&self.engine)
+    }
+
+    fn next_pass<'a>(&'a mut self, n: usize, states: &'a [f32]) -> Option<Slot<'a>> {
+        let last = self.text.len().saturating_sub(1);
+        if self.has_failed || last == 0 || states.is_empty() || self.guesses.len() >= n {
+            return None;
         }
+        if self.seq.is_none() {
+            match self.engine.sequence(&self.options) {
+                Ok(seq) => self.seq = Some(seq),
+                Err(_) => self.fail(),
+            }
+        }
+        let n_embd = self.engine.model().hparams().n_embd;
+        let seq = self.seq.as_mut()?;
+        if let Some(guess) = self.guesses.last() {
+            self.last = [guess.token];
+            return Some(Slot::new(seq, &self.last, TokenKind::Generated).with_states(&self.state).states_from(0));
+        }
+        seq.truncate(self.n_read);
+        // The first token whose state is there; it comes with the token behind it.
+        let first = last - (states.len() / n_embd).min(last);
+        let most = seq.n_ctx() - MAX_DRAFT;
+        let mut next = self.begin + seq.position();
+        if seq.position() == 0 || next < first || last - self.begin > most {
+            seq.truncate(0);
+            self.begin = first.max(last.saturating_sub(most));
+            next = self.begin;
+        }
+        // The last one is computed again where it was computed before, for its outputs.
+        let next = next.min(last - 1);
+        self.n_read = next - self.begin;
+        seq.truncate(self.n_read);
+        let (tokens, states) = (&self.text[next + 1..], &states[(next - first) * n_embd..]);
+        let kind = if tokens.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
+        Some(Slot::new(seq, tokens, kind).with_states(states).states_from(tokens.len() - 1))
+    }
+
+    fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
+        let (Some((logits, states)), Some(seq)) = (rows, &self.seq) else { return self.fail() };
+        if self.guesses.is_empty() {
+            self.n_read = seq.position();
+        }
+        self.guesses.push(best(logits));
+        let n_embd = self.engine.model().hparams().n_embd;
+        self.state.clear();
+        self.state.extend_from_slice(&states[states.len() - n_embd..]);
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
-        let outcome = self.guess(n, draft);
-        self.keep(outcome);
+        draft.extend(self.guesses.drain(..).take(n));
     }
 
     fn boxed_clone(&self) -> Box<dyn Drafter> {

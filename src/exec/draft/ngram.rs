@@ -8,6 +8,8 @@
 
 use super::{Drafter, Guess};
 use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most tokens of two ends that are compared; what agrees so far is ordered by position.
 const MAX_MATCH: usize = 32;
@@ -15,22 +17,54 @@ const MAX_MATCH: usize = 32;
 const NONE: u32 = 0;
 /// Least lengths of a common end for each [`Guess::grade`].
 const GRADES: [usize; 8] = [1, 2, 3, 4, 6, 9, 16, 32];
+/// Most texts that are remembered, and most tokens of all of them.
+const MAX_RECENT: usize = 4;
+const MAX_RECENT_TOKENS: usize = 1 << 15;
 
-/// Drafts what came after the longest end of the text that was there before: repeated code, quotations, names.
+/// Drafts what came after the longest end of the text that was there before: repeated code, quotations, names. What a
+/// [`Scheduler`](crate::exec::Scheduler) computes for one tenant is looked up in its last texts, too.
 ///
 /// Takes 12 bytes per token, and some microseconds.
-#[derive(Clone, Debug)]
+#[derive(Debug, Default)]
 pub struct NgramDrafter {
+    text: Text,
+    /// The beginning whose end agrees best with that of the text, and in how many tokens.
+    found: (usize, usize),
+    /// Other texts in which to look, and where to leave this one.
+    others: Vec<Arc<Text>>,
+    recent: Option<RecentTexts>,
+}
+
+/// The last texts of a tenant that ended.
+#[derive(Clone, Debug, Default)]
+pub struct RecentTexts(Arc<Mutex<VecDeque<Arc<Text>>>>);
+
+impl RecentTexts {
+    fn all(&self) -> Vec<Arc<Text>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    fn add(&self, text: Text) {
+        let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        texts.push_back(Arc::new(text));
+        while texts.len() > MAX_RECENT || texts.iter().map(|text| text.tokens.len()).sum::<usize>() > MAX_RECENT_TOKENS
+        {
+            texts.pop_front();
+        }
+    }
+}
+
+/// Tokens, and a tree of their beginnings.
+#[derive(Clone, Debug)]
+struct Text {
     tokens: Vec<u32>,
     /// Node `i` is the beginning of `i` tokens; its children are nodes that come before it in the order, and after it.
     nodes: Vec<[u32; 2]>,
-    /// The beginning whose end agrees best with that of the text, and in how many tokens.
-    found: (usize, usize),
 }
 
-impl Default for NgramDrafter {
+impl Default for Text {
     fn default() -> Self {
-        NgramDrafter { tokens: Vec::new(), nodes: vec![[NONE; 2]], found: (0, 0) }
+        Text { tokens: Vec::new(), nodes: vec![[NONE; 2]] }
     }
 }
 
@@ -42,35 +76,40 @@ fn priority(node: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-impl NgramDrafter {
-    /// Whether the newest beginning comes after another one in the order; notes how long their common end is.
-    fn is_after(&mut self, node: u32) -> bool {
-        let (new, node) = (self.tokens.len(), node as usize);
-        let ends = self.tokens.iter().rev().zip(self.tokens[..node].iter().rev()).take(MAX_MATCH);
-        let (mut len, mut order) = (0, Ordering::Equal);
-        for (a, b) in ends {
-            order = a.cmp(b);
-            if order != Ordering::Equal {
-                break;
-            }
-            len += 1;
+/// How many tokens at the ends of two texts agree, up to [`MAX_MATCH`], and the order by the one before them.
+fn compare(a: &[u32], b: &[u32]) -> (usize, Ordering) {
+    let mut len = 0;
+    for (a, b) in a.iter().rev().zip(b.iter().rev()).take(MAX_MATCH) {
+        match a.cmp(b) {
+            Ordering::Equal => len += 1,
+            order => return (len, order),
         }
+    }
+    (len, Ordering::Equal)
+}
+
+impl Text {
+    /// Whether the newest beginning comes after another one in the order; notes in `found` how long their common end is.
+    fn is_after(&self, node: u32, found: &mut (usize, usize)) -> bool {
+        let (new, node) = (self.tokens.len(), node as usize);
+        let (len, order) = compare(&self.tokens, &self.tokens[..node]);
         // The latest of those that agree best.
-        if len > 0 && (len, node) > (self.found.1, self.found.0) {
-            self.found = (node, len);
+        if len > 0 && (len, node) > (found.1, found.0) {
+            *found = (node, len);
         }
         order.then(new.cmp(&node)) == Ordering::Greater
     }
 
-    fn insert(&mut self, token: u32) {
+    /// Appends a token; returns the earlier beginning whose end agrees best with that of the text, and in how many tokens.
+    fn insert(&mut self, token: u32) -> (usize, usize) {
         self.tokens.push(token);
         let new = self.nodes.len() as u32;
-        self.found = (0, 0);
+        let mut found = (0, 0);
         // Down to the first node that it is to be the parent of.
         let (mut parent, mut side) = (NONE, 0);
         let mut node = self.nodes[parent as usize][side];
         while node != NONE && priority(node) > priority(new) {
-            (parent, side) = (node, usize::from(self.is_after(node)));
+            (parent, side) = (node, usize::from(self.is_after(node, &mut found)));
             node = self.nodes[parent as usize][side];
         }
         self.nodes.push([NONE; 2]);
@@ -78,7 +117,7 @@ impl NgramDrafter {
         // What was there is cut in two: nodes before the new one, and those after it. The next of each goes here.
         let mut ends = [(new, 0), (new, 1)];
         while node != NONE {
-            let part = usize::from(!self.is_after(node));
+            let part = usize::from(!self.is_after(node, &mut found));
             let (parent, side) = ends[part];
             self.nodes[parent as usize][side] = node;
             ends[part] = (node, 1 - part);
@@ -87,6 +126,20 @@ impl NgramDrafter {
         for (parent, side) in ends {
             self.nodes[parent as usize][side] = NONE;
         }
+        found
+    }
+
+    /// The beginning, not the whole, whose end agrees best with that of another text, and in how many tokens.
+    fn find(&self, other: &[u32]) -> (usize, usize) {
+        let (mut node, mut found) = (self.nodes[NONE as usize][0], (0, 0));
+        while node != NONE {
+            let (len, order) = compare(other, &self.tokens[..node as usize]);
+            if len > found.1 && (node as usize) < self.tokens.len() {
+                found = (node as usize, len);
+            }
+            node = self.nodes[node as usize][usize::from(order == Ordering::Greater)];
+        }
+        found
     }
 }
 
@@ -96,15 +149,29 @@ impl Drafter for NgramDrafter {
     }
 
     fn push(&mut self, tokens: &[u32]) {
-        tokens.iter().for_each(|&token| self.insert(token));
+        tokens.iter().for_each(|&token| self.found = self.text.insert(token));
+    }
+
+    fn remember(&mut self, recent: &RecentTexts) {
+        (self.others, self.recent) = (recent.all(), Some(recent.clone()));
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
-        let (at, len) = self.found;
+        let own = &self.text.tokens;
+        let ((mut at, mut len), mut known) = (self.found, own);
+        for other in self.others.iter().rev().filter(|_| self.found.1 < MAX_MATCH) {
+            let found = other.find(own);
+            if found.1 > len {
+                ((at, len), known) = (found, &other.tokens);
+            }
+        }
         for i in 0..if len > 0 { n } else { 0 } {
-            // Behind the end of the text it goes on with itself.
-            let own = (at + i).checked_sub(self.tokens.len()).map(|j| draft[j].token);
-            let token = own.unwrap_or_else(|| self.tokens[at + i]);
+            let token = match (known.get(at + i), draft.get((at + i).wrapping_sub(known.len()))) {
+                (Some(&token), _) => token,
+                // Behind the end of the text it goes on with itself.
+                (None, Some(guess)) if std::ptr::eq(known, own) => guess.token,
+                _ => break,
+            };
             let grade = GRADES.iter().rposition(|&least| len + i >= least).unwrap_or(0) as u8;
             draft.push(Guess { token, grade });
         }
@@ -112,6 +179,21 @@ impl Drafter for NgramDrafter {
 
     fn boxed_clone(&self) -> Box<dyn Drafter> {
         Box::new(self.clone())
+    }
+}
+
+/// Leaves its own text to nobody.
+impl Clone for NgramDrafter {
+    fn clone(&self) -> Self {
+        NgramDrafter { text: self.text.clone(), found: self.found, others: self.others.clone(), recent: None }
+    }
+}
+
+impl Drop for NgramDrafter {
+    fn drop(&mut self) {
+        if let Some(recent) = self.recent.take().filter(|_| !self.text.tokens.is_empty()) {
+            recent.add(std::mem::take(&mut self.text));
+        }
     }
 }
 
@@ -182,6 +264,57 @@ mod tests {
         assert!(draft.is_empty(), "a token that was never there");
     }
 
+    /// What others wrote goes on only where it agrees in more tokens than the text itself, and not behind its end.
+    #[test]
+    fn texts_that_ended_are_remembered() {
+        let recent = RecentTexts::default();
+        let drafter = |tokens: &[u32]| {
+            let mut drafter = NgramDrafter::default();
+            drafter.remember(&recent);
+            drafter.push(tokens);
+            drafter
+        };
+        let drafts = |drafter: &mut NgramDrafter| {
+            let mut draft = Vec::new();
+            drafter.draft(4, &mut draft);
+            draft.into_iter().map(|guess| (guess.token, guess.grade)).collect::<Vec<_>>()
+        };
+        let mut first = drafter(&[5, 1, 2, 3, 4]);
+        let mut beside = drafter(&[1, 2]);
+        assert!(drafts(&mut first).is_empty());
+        drop(first.boxed_clone());
+        assert!(recent.all().is_empty(), "a copy leaves nothing");
+        drop(first);
+        assert!(drafts(&mut beside).is_empty(), "what ended later is for later ones");
+        drop(beside);
+        assert_eq!(drafts(&mut drafter(&[9, 1, 2])), [(3, 1), (4, 2)]);
+        // Of its own, it agrees in more.
+        assert_eq!(drafts(&mut drafter(&[9, 1, 2, 8, 9, 1, 2])), [(8, 2), (9, 3), (1, 3), (2, 4)]);
+        assert_eq!(drafts(&mut drafter(&[1, 2, 8, 5, 1, 2])), [(3, 2), (4, 3)]);
+        // The last few are kept, and no long ones.
+        drop(drafter(&[7; MAX_RECENT_TOKENS + 1]));
+        assert!(recent.all().is_empty());
+        (0..9).for_each(|i| drop(drafter(&[i, i + 1, i + 2])));
+        assert_eq!(recent.all().iter().map(|text| text.tokens[0]).collect::<Vec<_>>(), [5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn finds_the_longest_end_in_another_text() {
+        for (i, text) in texts(300).into_iter().enumerate() {
+            let mut tree = Text::default();
+            for &token in &text {
+                tree.insert(token);
+            }
+            for other in texts(40) {
+                for n in 0..other.len() {
+                    let best = (1..text.len()).map(|node| compare(&other[..n], &text[..node]).0).max().unwrap();
+                    let (at, len) = tree.find(&other[..n]);
+                    assert_eq!((len, compare(&other[..n], &text[..at]).0), (best, best), "text {i}, {:?}", &other[..n]);
+                }
+            }
+        }
+    }
+
     /// At most 32 bytes per token, growth of vectors included, and a depth that no text makes large: at 100,000 tokens a
     /// node is compared with at most some fifty others, each in [`MAX_MATCH`] tokens at most.
     #[test]
@@ -191,12 +324,13 @@ mod tests {
             let start = std::time::Instant::now();
             drafter.push(text);
             let time = start.elapsed().as_secs_f64() * 1e6 / text.len() as f64;
-            let bytes = 4 * drafter.tokens.capacity() + 8 * drafter.nodes.capacity();
+            let Text { tokens, nodes } = &drafter.text;
+            let bytes = 4 * tokens.capacity() + 8 * nodes.capacity();
             assert!(bytes <= 32 * text.len(), "{bytes}");
-            let mut depths = vec![0u32; drafter.nodes.len()];
-            let mut to_do = vec![drafter.nodes[0][0]];
+            let mut depths = vec![0u32; nodes.len()];
+            let mut to_do = vec![nodes[0][0]];
             while let Some(node) = to_do.pop() {
-                for child in drafter.nodes[node as usize].into_iter().filter(|&child| child != NONE) {
+                for child in nodes[node as usize].into_iter().filter(|&child| child != NONE) {
                     depths[child as usize] = depths[node as usize] + 1;
                     to_do.push(child);
                 }

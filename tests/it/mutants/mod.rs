@@ -3,7 +3,7 @@
 
 use crate::run::open;
 use crate::tiny::Parts;
-use ruvllm::exec::{Drafter, MtpDrafter, Session, SessionOptions};
+use ruvllm::exec::{CancelToken, Drafter, MtpDrafter, Outputs, Session, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, StringArray, Value};
 use ruvllm::quant::DType;
 use serde_json::Value as Json;
@@ -202,9 +202,13 @@ pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
     let options = SessionOptions { n_ctx: Some(48), ..SessionOptions::default() };
     let mut session = model.session_with(&options).map_err(|e| words(&e))?;
     if let Ok(mut block) = MtpDrafter::new(session.engine(), &options) {
-        let mut draft = Vec::new();
+        let (mut outputs, mut draft) = (Outputs::default(), Vec::new());
+        let states = vec![0.5; (tokens.len() - 1) * model.hparams().n_embd];
         block.push(&tokens);
-        block.read_states(&vec![0.5; (tokens.len() - 1) * model.hparams().n_embd]);
+        while let Some(slot) = block.next_pass(3, &states) {
+            let is_ok = session.engine().step(&mut [slot], &mut outputs, &CancelToken::default()).is_ok();
+            block.end_pass(is_ok.then(|| (outputs.logits(0), outputs.states(0))));
+        }
         block.draft(3, &mut draft);
         assert!(draft.len() <= 3);
     }
