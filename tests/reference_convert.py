@@ -237,6 +237,10 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sl
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 GEMMA4 = {"vocab_size": 272, "head_dim": 16, "global_head_dim": 32, "sliding_window": 32, "num_hidden_layers": 4,
           "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+HYBRID = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4,
+          "mamba_expand": 2, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625, "residual_multiplier": 0.25, "logits_scaling": 8.0,
+          "position_embedding_type": "nope"}
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
 XLM_ROBERTA = {"num_key_value_heads": None, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 # Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
 MODELS = [
@@ -296,13 +300,77 @@ MODELS = [
     ("bert", "Bert", {"num_key_value_heads": None}, "wordpiece", "float32", "f16"),
     ("xlm-roberta", "XLMRoberta", {**XLM_ROBERTA, "layer_norm_eps": 1e-5}, "unigram", "float16", "auto"),
     ("xlm-roberta-reranker", "XLMRobertaReranker", {**XLM_ROBERTA, "num_labels": 1}, "unigram", "float32", "f32"),
+    ("gemma", "Gemma", {"head_dim": 32}, "spm", "bfloat16", "auto"),
+    ("gemma3n", "Gemma3n", {"vocab_size": 280, "head_dim": 32, "sliding_window": 32, "num_hidden_layers": 4, "vocab_size_per_layer_input": 280,
+                            "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
+                            "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]}, "spm", "bfloat16", "auto"),
+    ("qwen2vl", "Qwen2_5_VL", {"bos_token_id": 1, "eos_token_id": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 3, 3]}}, "qwen", "bfloat16", "auto"),
+    ("qwen3vl", "Qwen3VL", {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+     "qwen", "bfloat16", "auto"),
+    ("qwen3vlmoe", "Qwen3VLMoe", {**MOE, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 2, 2]}},
+     "qwen", "bfloat16", "auto"),
+    ("ministral3", "Ministral3", {"head_dim": 32, "tie_word_embeddings": True,
+                                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 64,
+                                                      "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+     "llama3", "bfloat16", "auto"),
+    ("llama4", "Llama4", {"head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1,
+                          "interleave_moe_layer_step": 2, "pad_token_id": 0, "rope_parameters": LLAMA3_ROPE, "num_hidden_layers": 4}, "llama3", "bfloat16", "auto"),
+    ("ernie4_5", "Ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}, "spm", "bfloat16", "auto"),
+    ("ernie4_5-moe", "Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
+                                      "moe_layer_interval": 1, "tie_word_embeddings": True}, "spm", "bfloat16", "auto"),
+    ("dots1", "Dots1", {**GLM_MOE, "num_nextn_predict_layers": 0, "head_dim": 16, "num_key_value_heads": 4}, "dbrx", "bfloat16", "auto"),
+    ("minimax-m2", "MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16, "intermediate_size": 32}, "dbrx", "bfloat16", "auto"),
+    ("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 32, "tie_word_embeddings": True}, "dbrx", "bfloat16", "auto"),
+    ("granitehybrid", "GraniteMoeHybrid", {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "digits", "bfloat16", "auto"),
+    ("granitehybrid-dense", "GraniteMoeHybrid", {**HYBRID, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
+                                                 "tie_word_embeddings": True}, "digits", "bfloat16", "auto"),
+    ("granite4", "GraniteMoeHybrid", {**HYBRID, "layer_types": ["attention", "attention"], "num_local_experts": 0, "num_experts_per_tok": 0,
+                                      "shared_intermediate_size": 96, "position_embedding_type": "rope"}, "digits", "bfloat16", "auto"),
+    ("lfm2moe", "Lfm2Moe", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+     "llama3", "bfloat16", "auto"),
+    ("afmoe", "Afmoe", {**MOE, "head_dim": 16, "num_dense_layers": 1, "num_shared_experts": 1, "sliding_window": 32, "route_scale": 2.0, "mup_enabled": True,
+                        "global_attn_every_n_layers": 4, "num_hidden_layers": 4}, "llama3", "bfloat16", "auto"),
+    ("exaone-moe", "ExaoneMoe", {**MOE, "head_dim": 16, "num_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 32, "routed_scaling_factor": 2.5,
+                                 "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, "dbrx", "bfloat16", "auto"),
+    ("hy_v3", "HYV3", {**MOE, "head_dim": 16, "num_shared_experts": 1, "first_k_dense_replace": 1, "router_scaling_factor": 2.5}, "dbrx", "bfloat16", "auto"),
+    ("nemotron_h_moe", "NemotronH", {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4, "head_dim": 32,
+                                     "layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 4, "num_experts_per_tok": 2,
+                                     "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                                     "num_hidden_layers": 4}, "dbrx", "bfloat16", "auto"),
+    ("nemotron", "Nemotron", {"partial_rotary_factor": 0.5, "norm_eps": 1e-5, "head_dim": 16}, "spm", "bfloat16", "auto"),
+    ("jamba", "Jamba", {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+                        "expert_layer_period": 2, "expert_layer_offset": 1, "use_mamba_kernels": False}, "spm", "bfloat16", "auto"),
+    ("modern-bert", "ModernBert", {"num_key_value_heads": None, "local_attention": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                                  "cls_token_id": 1, "sep_token_id": 2, "num_hidden_layers": 4}, "dbrx", "bfloat16", "auto"),
+    ("nomic-bert", "", {}, "wordpiece", "float32", "auto"),
+    ("nomic-bert-moe", "", {}, "unigram", "float32", "auto"),
     ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
 CLASSES = {"EmbeddingGemma": ("Gemma3Text", "Gemma3TextModel"), "Qwen3_5Text": ("Qwen3_5Text", "Qwen3_5ForCausalLM"), "Qwen3_5MoeText": ("Qwen3_5MoeText", "Qwen3_5MoeForCausalLM"),
            "Gemma3Text": ("Gemma3Text", "Gemma3ForCausalLM"), "Qwen3Embedding": ("Qwen3", "Qwen3Model"),
-           "Gemma4": ("Gemma4Text", "Gemma4ForCausalLM"), "Bert": ("Bert", "BertModel"), "XLMRoberta": ("XLMRoberta", "XLMRobertaModel"),
+           "Gemma4": ("Gemma4Text", "Gemma4ForCausalLM"), "Bert": ("Bert", "BertModel"), "ModernBert": ("ModernBert", "ModernBertModel"),
+           "Gemma3n": ("Gemma3nText", "Gemma3nForCausalLM"), "Llama4": ("Llama4Text", "Llama4ForCausalLM"),
+           "Qwen2_5_VL": ("Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration"), "Qwen3VL": ("Qwen3VL", "Qwen3VLForConditionalGeneration"),
+           "Qwen3VLMoe": ("Qwen3VLMoe", "Qwen3VLMoeForConditionalGeneration"), "XLMRoberta": ("XLMRoberta", "XLMRobertaModel"),
            "XLMRobertaReranker": ("XLMRoberta", "XLMRobertaForSequenceClassification")}
+# What the published config.json says otherwise.
+EDITS = {"granitehybrid": {"layer_types": ["mamba", "attention"]}, "granitehybrid-dense": {"layer_types": ["mamba", "attention"]},
+         "granite4": {"layer_types": ["attention", "attention"]}}
+NOMIC = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "vocab_size": 288,
+         "max_trained_positions": 2048, "layer_norm_epsilon": 1e-12, "type_vocab_size": 2, "causal": False, "prenorm": False, "rotary_emb_base": 1000,
+         "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None}
+# Models whose code is not transformers': their config.json, and names and shapes of a layer and around it.
+PUBLISHED = {
+    "nomic-bert": ({**NOMIC, "n_positions": 8192, "activation_function": "swiglu", "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False},
+                   {"attn.Wqkv.weight": [192, 64], "attn.out_proj.weight": [64, 64], "mlp.fc11.weight": [96, 64], "mlp.fc12.weight": [96, 64],
+                    "mlp.fc2.weight": [64, 96]}, {}),
+    "nomic-bert-moe": ({**NOMIC, "n_positions": 2048, "rotary_emb_base": 10000, "type_vocab_size": 1, "pad_token_id": 1, "activation_function": "gelu",
+                        "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_every_n_layers": 2, "num_experts": 4, "moe_top_k": 2},
+                       {"attn.Wqkv.weight": [192, 64], "attn.Wqkv.bias": [192], "attn.out_proj.weight": [64, 64], "attn.out_proj.bias": [64]},
+                       {0: {"mlp.fc1.weight": [96, 64], "mlp.fc1.bias": [96], "mlp.fc2.weight": [64, 96], "mlp.fc2.bias": [64]},
+                        1: {"mlp.router.layer.weight": [4, 64], "mlp.experts.mlp.w1": [384, 64], "mlp.experts.mlp.w2": [384, 64], "mlp.experts.bias": [64]}}),
+}
 # Files of sentence-transformers.
 FILES = {
     "qwen3-embedding": {
@@ -337,10 +405,37 @@ def packed(tensors):
         tensors[f"{name}_scales"] = (118 + (values(f"{name}_scales", shape) + 1) * 64 % 8).to(torch.uint8)
 
 
+def write_published(folder, name, dtype):
+    """As `write_folder`, of a model of `PUBLISHED`."""
+    config, all_layers, of_layer = PUBLISHED[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    n_embd = config["n_embd"]
+    shapes = {"embeddings.word_embeddings.weight": [config["vocab_size"], n_embd], "embeddings.token_type_embeddings.weight": [config["type_vocab_size"], n_embd],
+              "emb_ln.weight": [n_embd], "emb_ln.bias": [n_embd]}
+    norms = {f"norm{i}.{part}": [n_embd] for i in (1, 2) for part in ("weight", "bias")}
+    for i in range(config["n_layer"]):
+        shapes |= {f"encoder.layers.{i}.{part}": shape for part, shape in {**all_layers, **of_layer.get(i, {}), **norms}.items()}
+    return {key: values(key, shape).to(getattr(torch, dtype)) for key, shape in shapes.items()}
+
+
 def write_folder(folder, name, cls, options, kind, dtype):
     """The files of a model; the names, shapes and types of its tensors."""
+    tensors = write_published(folder, name, dtype) if name in PUBLISHED else write_random(folder, name, cls, options, dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for file, content in TOKENIZERS[kind].items():
+        if file != "pre":
+            (folder / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True}))
+    return [[key, list(tensor.shape)] for key, tensor in tensors.items()]
+
+
+def write_random(folder, name, cls, options, dtype):
+    """config.json of a model of transformers; its tensors."""
     config_class, model_class = CLASSES.get(cls, (cls, cls + "ForCausalLM"))
-    config = getattr(transformers, config_class + "Config")(**{**BASE, **options})
+    options = {**BASE, **options}
+    if "VL" in cls:
+        options = {"text_config": options, "vision_config": VISION, "tie_word_embeddings": False}
+    config = getattr(transformers, config_class + "Config")(**options)
     model_class = getattr(transformers, model_class)
     config.architectures = [model_class.__name__]
     torch.manual_seed(0)
@@ -353,7 +448,11 @@ def write_folder(folder, name, cls, options, kind, dtype):
     tensors = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
         for key in file.keys():
-            tensors[key] = values(key, file.get_slice(key).get_shape()).to(getattr(torch, dtype))
+            shape = file.get_slice(key).get_shape()
+            if name == "qwen3vlmoe" and "mlp.experts" in key:
+                # Published checkpoints have them input by output.
+                shape = [shape[0], shape[2], shape[1]]
+            tensors[key] = values(key, shape).to(getattr(torch, dtype))
     if options.get("num_nextn_predict_layers"):
         # A head for one more token, which is left out.
         for part, shape in [("eh_proj", [64, 128]), ("enorm", [64])]:
@@ -364,16 +463,18 @@ def write_folder(folder, name, cls, options, kind, dtype):
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"] = {"quant_method": "mxfp4"}
         (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    for file, content in TOKENIZERS[kind].items():
-        if file != "pre":
-            (folder / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True}))
-    return [[key, list(tensor.shape)] for key, tensor in tensors.items()]
+    if name in EDITS:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **EDITS[name]}))
+    return tensors
 
 
-def convert(folder, kind, outtype, dense):
+def convert(folder, name, kind, outtype, dense):
+    load_hparams = ModelBase.load_hparams
     types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "auto": "GUESSED"}
+    if name in PUBLISHED:
+        # transformers would read such a configuration by names of its own.
+        ModelBase.load_hparams = staticmethod(lambda folder, _: json.loads((folder / "config.json").read_text()))
     hparams = ModelBase.load_hparams(folder, False)
     cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZERS[kind]["pre"]
@@ -381,6 +482,7 @@ def convert(folder, kind, outtype, dense):
     out = folder / "out.gguf"
     with torch.inference_mode():
         cls(folder, gguf.LlamaFileType[types[outtype]], out, sentence_transformers_dense_modules=dense).write()
+    ModelBase.load_hparams = staticmethod(load_hparams)
     return out
 
 
@@ -395,6 +497,9 @@ def describe(path):
         if isinstance(value, list) and len(value) > 16:
             text = "\n".join(v if isinstance(v, str) else repr(float(v)) if "FLOAT" in types[1] else str(v) for v in value)
             value = {"len": len(value), "hash": fnv(text.encode())}
+        elif isinstance(value, list) and "FLOAT" in types[-1]:
+            # JSON has no infinities.
+            value = [x if np.isfinite(x) else None for x in value]
         metadata[key] = [types[-1] if len(types) == 1 else "ARRAY " + types[-1], value]
     tensors = {}
     for t in reader.tensors:
@@ -428,7 +533,7 @@ def main():
                     save_file({key: values(key, shape) for key, shape in content}, folder / file, metadata={"format": "pt"})
                 else:
                     (folder / file).write_text(json.dumps(content))
-            metadata, converted = describe(convert(folder, kind, outtype, name == "embeddinggemma"))
+            metadata, converted = describe(convert(folder, name, kind, outtype, name == "embeddinggemma"))
             config = json.loads((folder / "config.json").read_text())
             models.append({"name": name, "files": FILES.get(name, {}), "tokenizer": kind, "dtype": dtype, "outtype": outtype, "config": config, "checkpoint": tensors,
                            "metadata": metadata, "tensors": converted})

@@ -134,6 +134,31 @@ def openelm():
     return f.layers(BOTH, layer)
 
 
+def plamo3(f, blk, _):
+    """Gate and up in one, and norms without an end."""
+    f.linear(blk + "ffn_up", N_EMBD, 2 * N_FF).linear(blk + "ffn_down", N_FF, N_EMBD)
+    f.add(blk + "post_attention_norm", N_EMBD).add(blk + "post_ffw_norm", N_EMBD)
+
+
+def deci():
+    """Layers without attention, and without a feed-forward layer either. (Where that alone is missing, llama.cpp drops attention.)"""
+    heads, kv, widths = [4, 0, 4, 0, 2], [2, 0, 4, 0, 1], [96, 64, 48, 0, 32]
+    f = Family("deci", n_layer=5, n_head=heads, n_kv=kv)
+    f.keys({"feed_forward_length": widths, "attention.key_length": HEAD, "attention.value_length": HEAD, **ROPE})
+
+    def layer(f, blk, i):
+        if heads[i]:
+            f.norm(blk + "attn_norm")
+            for name, n in [("q", heads[i]), ("k", kv[i]), ("v", kv[i])]:
+                f.linear(f"{blk}attn_{name}", N_EMBD, n * HEAD)
+            f.linear(blk + "attn_output", heads[i] * HEAD, N_EMBD)
+        if widths[i]:
+            f.norm(blk + "ffn_norm")
+            dense(n_ff=widths[i])(f, blk, i)
+
+    return f.layers(layer)
+
+
 def plm():
     """Latent attention with its matrices whole."""
     rank, plain, rot, v = 32, 16, 8, 24
@@ -276,6 +301,11 @@ FAMILIES = {
     "paddleocr": Family("paddleocr").keys(ROPE).keys({"rope.dimension_sections": [4, 2, 2, 0]}).layers(BOTH, attention(), dense()),
     "openelm": openelm(),
     "maincoder": Family("maincoder").keys(ROPE).layers(BOTH, attention(qk_norm=HEAD), dense()),
+    "plamo3": Family("plamo3", n_layer=9, own_head=False)
+    .keys({**ROPE, "attention.key_length": HEAD, "attention.value_length": HEAD, "attention.sliding_window": 8, "attention.sliding_window_pattern": 8})
+    .keys({"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4})
+    .layers(BOTH, attention(qk_norm=HEAD, fused=True), plamo3),
+    "deci": deci(),
     "jais": Family("jais", n_kv=N_HEAD, rms=False)
     .keys({"attention.max_alibi_bias": 8.0})
     .layers(BOTH, attention("qo", fused=True), dense(bias=True)),

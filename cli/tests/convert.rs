@@ -230,7 +230,9 @@ fn equals_llama_cpp() {
             assert!(model.reranker().unwrap().rank("the", &["thin"]).unwrap()[0].is_finite());
             continue;
         }
-        if matches!(name, "qwen3-embedding" | "embeddinggemma" | "bert" | "xlm-roberta") {
+        if matches!(name, "qwen3-embedding" | "embeddinggemma" | "bert" | "xlm-roberta" | "modern-bert")
+            || name.starts_with("nomic-bert")
+        {
             let embedder = model.embedder().unwrap();
             assert!(embedder.embed(&["the thin the"]).unwrap()[0].iter().all(|x| x.is_finite()));
             continue;
@@ -398,9 +400,11 @@ fn what_files_cannot_say_is_refused() {
         match name {
             // They have no function of their own choice.
             "gpt-oss" | "gpt-oss-mxfp4" => continue,
-            _ if name.starts_with("gemma") || name == "embeddinggemma" => {
+            _ if name.starts_with("gemma") || matches!(name, "embeddinggemma" | "modern-bert") => {
                 refused(name, "hidden_activation", json!("relu"));
             }
+            "nemotron_h_moe" => refused(name, "mlp_hidden_act", json!("relu")),
+            "nomic-bert" | "nomic-bert-moe" => refused(name, "activation_function", json!("relu")),
             _ => refused(name, "hidden_act", json!("relu")),
         }
     }
@@ -438,6 +442,17 @@ fn what_files_cannot_say_is_refused() {
     refused("deepseek2-lite", "topk_method", json!("random"));
     refused("deepseek2-lite", "norm_topk_prob", json!(true));
     refused("glm4moe-lite", "mlp_layer_types", json!(["sparse", "dense"]));
+    refused("afmoe", "mup_enabled", json!(false));
+    refused("ernie4_5-moe", "moe_layer_interval", json!(2));
+    refused("gemma3n", "altup_correct_scale", json!(false));
+    refused("granitehybrid", "position_embedding_type", json!("rope"));
+    refused("jamba", "rms_norm_eps", json!("x"));
+    refused("lfm2moe", "norm_topk_prob", json!(false));
+    refused("llama4", "attention_chunk_size", json!(32));
+    refused("llama4", "use_qk_norm", json!(false));
+    refused("modern-bert", "global_attn_every_n_layers", json!(4));
+    refused("nomic-bert", "prenorm", json!(true));
+    refused("nomic-bert-moe", "n_positions", json!(4096));
     refused(
         "qwen2",
         "rope_parameters",

@@ -317,6 +317,8 @@ struct MoeBuffers<'a> {
     rows: &'a mut [u32],
     x: &'a mut [f32],
     y: &'a mut [f32],
+    /// What experts read, and the sum of what they write, if those are shorter vectors.
+    latent: &'a mut [f32],
 }
 
 /// Tokens per attention task, and the padded number of tokens, which is never 0.
@@ -356,6 +358,8 @@ impl<'a> Buffers<'a> {
         let (m, n_slots): (usize, usize) = (slots.clone().map(|slot| slot.n_tokens).sum(), slots.clone().count());
         let most = |size: fn(&MoeSpec) -> usize| h.mixtures().map(size).max().unwrap_or(0);
         let (n_expert, n_used) = (most(|x| x.n_expert), most(|x| x.n_used));
+        let n_latent = most(|x| x.latent.unwrap_or(0));
+        let n_expert_io = h.n_embd.max(n_latent);
         let (m_moe, m_single) = (if n_expert > 0 { m } else { 0 }, single_rows(h));
         // Where a prompt's last row alone is left, it is taken like the row of a slot with one.
         let attention = h.attention().flat_map(|spec| [Rows::All, Rows::Outputs].map(|rows| (spec, rows)));
@@ -412,8 +416,9 @@ impl<'a> Buffers<'a> {
                 chosen: frame.take(m_moe * n_used),
                 weights: frame.take(m_moe * n_used),
                 rows: frame.take(m_moe.max(n_used)),
-                x: frame.take(m_moe * h.n_embd),
-                y: frame.take(m_moe.max(m_single) * h.n_embd),
+                x: frame.take(m_moe * n_expert_io),
+                y: frame.take(m_moe.max(m_single) * n_expert_io),
+                latent: frame.take(2 * m_moe * n_latent),
             },
             scratch: Scratch::take(frame, sizes, n_rows, rank),
         }
@@ -1365,13 +1370,13 @@ fn experts(
     rows: Rows,
     b: &mut Buffers<'_>,
 ) {
-    let (n, n_expert, n_used) = (h.n_embd, moe.spec.n_expert, moe.spec.n_used);
+    let (n_expert, n_used) = (moe.spec.n_expert, moe.spec.n_used);
     let crew = base.crew.when(m > 1);
     let ends = if rows == Rows::All { b.ends } else { b.output_ends };
     let ctx = base.with(row_adapters(slots, ends), n_generated);
     if let Some(of_router) = &moe.router_norm {
         // Nobody reads this buffer yet.
-        let normed = &mut b.branch[..m * n];
+        let normed = &mut b.branch[..m * h.n_embd];
         norm(ctx, h, Some(of_router), b.x, normed);
         route(base, moe, (n_generated, m), slots, ends, normed, (&mut b.moe, &mut b.scratch));
     } else if !moe.spec.routes_early {
@@ -1380,12 +1385,24 @@ fn experts(
     let router = &mut b.moe.router[..m * n_expert];
     let (chosen, weights) = (&mut b.moe.chosen[..m * n_used], &mut b.moe.weights[..m * n_used]);
     choose_experts(ctx, moe, router, chosen, weights);
-    b.branch.fill(0.0);
+    // What experts read, and where their outputs are added up.
+    let latent = std::mem::take(&mut b.moe.latent);
+    let (n, input, sum) = match &moe.latent {
+        None => (h.n_embd, &*b.normed, &mut *b.branch),
+        Some((down, _)) => {
+            let n = down.w.n_out;
+            let (input, sum) = latent[..2 * m * n].split_at_mut(m * n);
+            linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of(down, input, m)]);
+            (n, &*input, sum)
+        }
+    };
+    sum.fill(0.0);
     let weighs_inputs = moe.spec.weighs_inputs;
     if m == 1 && n_generated == 1 && !weighs_inputs {
         let slot = slots.0.iter().find(|slot| rows.of(slot).2 == 1);
         let adapters = slot.map_or(&[][..], |slot| &slot.seq.adapters.attached);
-        experts_of_one(base.with(RowAdapters::All(adapters), 1), n, moe, b);
+        let ctx = base.with(RowAdapters::All(adapters), 1);
+        experts_of_one(ctx, moe, (&input[..n], &mut sum[..n]), (&mut b.moe, b.inner, &mut b.scratch));
     } else {
         let (chosen, weights) = (&*chosen, &*weights);
         for e in 0..n_expert as u32 {
@@ -1399,7 +1416,7 @@ fn experts(
             if n_rows == 0 {
                 continue;
             }
-            let (rows, normed) = (&b.moe.rows[..n_rows], &*b.normed);
+            let rows = &b.moe.rows[..n_rows];
             for (of_expert, &end) in b.expert_ends.iter_mut().zip(ends) {
                 *of_expert = rows.partition_point(|&row| row < end) as u32;
             }
@@ -1413,7 +1430,7 @@ fn experts(
                 slots.filter(|&slot| chosen[slot] == e).map(|slot| weights[slot]).sum::<f32>()
             };
             workers.for_chunks(x, n, |i, x| {
-                x.copy_from_slice(&normed[rows[i] as usize * n..][..n]);
+                x.copy_from_slice(&input[rows[i] as usize * n..][..n]);
                 if weighs_inputs {
                     let weight = weight(rows[i] as usize);
                     x.iter_mut().for_each(|x| *x *= weight);
@@ -1423,21 +1440,26 @@ fn experts(
             let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
             feed_forward(ctx, &mut b.scratch, &expert, x, n_rows, inner, y, |_, _| ());
             let y = &*y;
-            workers.for_chunks(b.branch, SUM_ROWS * n, |i, branch| {
-                let tokens = i * SUM_ROWS..i * SUM_ROWS + branch.len() / n;
+            workers.for_chunks(sum, SUM_ROWS * n, |i, sum| {
+                let tokens = i * SUM_ROWS..i * SUM_ROWS + sum.len() / n;
                 let first = rows.partition_point(|&token| (token as usize) < tokens.start);
                 for (&token, y) in rows[first..].iter().zip(y[first * n..].chunks_exact(n)) {
                     let token = token as usize;
                     if token >= tokens.end {
                         break;
                     }
-                    let branch = &mut branch[(token - tokens.start) * n..][..n];
-                    ctx.arch.add_scaled(branch, y, if weighs_inputs { 1.0 } else { weight(token) });
+                    let sum = &mut sum[(token - tokens.start) * n..][..n];
+                    ctx.arch.add_scaled(sum, y, if weighs_inputs { 1.0 } else { weight(token) });
                 }
             });
         }
     }
+    if let Some((_, up)) = &moe.latent {
+        linear(ctx, &mut b.scratch, &latent[m * n..2 * m * n], m, &mut [Product::of(up, b.branch, m)]);
+    }
+    b.moe.latent = latent;
     let Some(shared) = &moe.shared else { return };
+    let n = h.n_embd;
     let strength = moe.shared_gate.as_ref().map(|gate| {
         let strength = &mut b.moe.router[..m];
         linear(ctx, &mut b.scratch, b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
@@ -1481,8 +1503,14 @@ fn both(
 
 /// The experts of a single generated token, [`MAX_EXPERTS`] at a time: their gates and ups are one parallel region,
 /// their downs another.
-fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
-    let MoeBuffers { chosen, weights, rows, y, .. } = &mut b.moe;
+fn experts_of_one(
+    ctx: Ctx<'_>,
+    moe: &Moe,
+    (input, sum): (&[f32], &mut [f32]),
+    (buffers, inner, scratch): (&mut MoeBuffers<'_>, &mut [u8], &mut Scratch<'_>),
+) {
+    let MoeBuffers { chosen, weights, rows, y, .. } = buffers;
+    let n = input.len();
     let slots = &mut rows[..moe.spec.n_used];
     slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = i);
     slots.sort_unstable_by_key(|&slot| (chosen[slot as usize], slot));
@@ -1491,7 +1519,7 @@ fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
         let experts: [Ffn; MAX_EXPERTS] =
             std::array::from_fn(|i| moe.expert(chosen[slots[i.min(m - 1)] as usize] as usize));
         let n_ff = moe.spec.n_ff;
-        let FfnBuffers { gate, up } = FfnBuffers::take(&mut Frame::of(b.inner), m, n_ff);
+        let FfnBuffers { gate, up } = FfnBuffers::take(&mut Frame::of(inner), m, n_ff);
         let mut n_products = 0;
         let mut products: [Product<'_>; 2 * MAX_EXPERTS] = {
             let outputs = experts.iter().zip(gate.chunks_exact_mut(n_ff).zip(up.chunks_exact_mut(n_ff)));
@@ -1505,15 +1533,15 @@ fn experts_of_one(ctx: Ctx<'_>, n: usize, moe: &Moe, b: &mut Buffers<'_>) {
                 product.unwrap_or_else(|| Product::of(&experts[0].up, &mut [], 0))
             })
         };
-        linear(ctx, &mut b.scratch, b.normed, 1, &mut products[..n_products]);
+        linear(ctx, scratch, input, 1, &mut products[..n_products]);
         let inner = activate(Ctx { crew: &ctx.crew.when(false), ..ctx }, &experts[0], m, gate, up);
         let y = &mut y[..m * n];
         let mut outputs = y.chunks_exact_mut(n);
         let mut products: [Product<'_>; MAX_EXPERTS] =
             std::array::from_fn(|i| Product::of_row(&experts[i].down, outputs.next().unwrap_or_default(), i));
-        linear(Ctx { n_generated: m, ..ctx }, &mut b.scratch, inner, m, &mut products[..m]);
+        linear(Ctx { n_generated: m, ..ctx }, scratch, inner, m, &mut products[..m]);
         for (&slot, y) in slots.iter().zip(y.chunks_exact(n)) {
-            ctx.arch.add_scaled(b.branch, y, weights[slot as usize]);
+            ctx.arch.add_scaled(sum, y, weights[slot as usize]);
         }
     }
 }
@@ -1643,6 +1671,7 @@ mod tests {
             output_scales: false,
             weighs_inputs: false,
             fused: false,
+            latent: None,
             shared: None,
         }
     }

@@ -157,7 +157,8 @@ fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     }));
     let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
-    let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd + x.n_expert));
+    let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd.max(x.latent.unwrap_or(0)) + x.n_expert));
+    let moe = moe + 2 * most(&mut h.mixtures().filter_map(|x| x.latent));
     // Inputs of products are kept in a second form, of at most 32 bits.
     let widest = most(&mut h.attention().map(|a| a.n_out())).max(n_ff).max(h.n_embd);
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;

@@ -909,12 +909,14 @@ impl<'m, 'b> Planner<'m, 'b> {
             output_scales: _,
             weighs_inputs: _,
             fused: _,
+            latent: _,
             shared: _,
         } = moe.spec;
         if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
             return Err(refused(format!("a mixture of {n_expert} experts in groups")));
         }
-        let Moe { spec: _, router, router_norm: _, output_scales: _, bias, stacked, shared, shared_gate } = moe;
+        let Moe { spec: _, router, router_norm: _, latent: _, output_scales: _, bias, stacked, shared, shared_gate } =
+            moe;
         let Ffn { gate, up, down, activation: _, sparsity: _ } = stacked;
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);

@@ -654,6 +654,7 @@ impl<'a> Keys<'a> {
             output_scales: false,
             weighs_inputs: false,
             fused: self.has_part("ffn_gate_up_exps.weight"),
+            latent: None,
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
         };
         let n_dense = self.opt_u64("leading_dense_block_count")?.map_or(n_dense, |n| n as usize).min(self.n_layer);
@@ -987,6 +988,7 @@ impl Hparams {
             (moe(|x| x.routes_early), "a router that reads the layer's input"),
             (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
             (moe(|x| x.fused), "experts whose gate and up are one matrix"),
+            (moe(|x| x.latent.is_some()), "experts of a latent vector"),
             (moe(|x| x.gating == Gating::SparseMixer), "the SparseMixer router"),
             (activations, "the activation ReGLU, xIELU, or GELU by the error function"),
         ];

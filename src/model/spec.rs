@@ -523,6 +523,9 @@ pub struct MoeSpec {
     pub weighs_inputs: bool,
     /// Whether gate and up of an expert are one matrix, gate rows first.
     pub fused: bool,
+    /// Width of the vectors that experts read and write, if a matrix before and one behind all of them make shorter ones;
+    /// router and shared expert read whole ones.
+    pub latent: Option<usize>,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }

@@ -182,6 +182,8 @@ pub(crate) struct Moe {
     pub(crate) router: Linear,
     /// Norm of the router's input, if it has one of its own.
     pub(crate) router_norm: Option<Norm>,
+    /// Makes the vectors that experts read, and those of the residual stream of what they write.
+    pub(crate) latent: Option<(Linear, Linear)>,
     /// Factors on the outputs of experts.
     pub(crate) output_scales: Option<Vec<f32>>,
     /// Bias added to the experts' scores for the selection only.
@@ -1003,14 +1005,19 @@ fn mixture(
     let bias = name("exp_probs_b.bias");
     let bias = if b.has(&bias) { bias } else { name("exp_probs_b") };
     let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
+    let width = x.latent.unwrap_or(n_embd);
     let (gate, up) = if x.fused {
-        (None, stack("ffn_gate_up_exps", n_embd, 2 * x.n_ff)?)
+        (None, stack("ffn_gate_up_exps", width, 2 * x.n_ff)?)
     } else {
-        let gate = activation.is_gated().then(|| stack("ffn_gate_exps", n_embd, x.n_ff));
-        (gate.transpose()?, stack("ffn_up_exps", n_embd, x.n_ff)?)
+        let gate = activation.is_gated().then(|| stack("ffn_gate_exps", width, x.n_ff));
+        (gate.transpose()?, stack("ffn_up_exps", width, x.n_ff)?)
     };
-    let stacked = Ffn { activation, sparsity: None, gate, up, down: stack("ffn_down_exps", x.n_ff, n_embd)? };
+    let stacked = Ffn { activation, sparsity: None, gate, up, down: stack("ffn_down_exps", x.n_ff, width)? };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let latent = match x.latent {
+        None => None,
+        Some(n) => Some((linear("ffn_latent_down", n_embd, n)?, linear("ffn_latent_up", n, n_embd)?)),
+    };
     let (shared, shared_gate) = match x.shared {
         None => (None, None),
         Some(shared) => {
@@ -1034,5 +1041,5 @@ fn mixture(
     // Those of NVFP4 experts are factors of the matrices already.
     let output_scales = x.output_scales && stacked.down.w.scales.is_none();
     let output_scales = output_scales.then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert)).transpose()?;
-    Ok(Moe { spec: x.clone(), router, router_norm, output_scales, bias, stacked, shared, shared_gate })
+    Ok(Moe { spec: x.clone(), router, router_norm, latent, output_scales, bias, stacked, shared, shared_gate })
 }

@@ -84,6 +84,17 @@ impl Config {
         }
         let nulls = keys.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
         keys.retain(|_, value| !value.is_null());
+        // Older code has names of its own for what everything is read by.
+        for (old, name) in
+            [("n_layer", "num_hidden_layers"), ("n_embd", "hidden_size"), ("n_head", "num_attention_heads")]
+        {
+            if let Some(value) = keys.get(old).cloned() {
+                keys.entry(name).or_insert(value);
+            }
+        }
+        if let Some(layers) = keys.get("layers_block_type").and_then(Value::as_array).map(Vec::len) {
+            keys.entry("num_hidden_layers").or_insert(layers.into());
+        }
         let mut config = Config { path, keys, nulls, rope: Map::new(), rope_swa: Map::new() };
         config.read_rope();
         Ok(config)
@@ -162,6 +173,20 @@ impl Config {
 
     pub(super) fn u32(&self, name: &str) -> Result<u32, Failure> {
         self.opt_u32(&[name])?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A list of counts.
+    pub(super) fn opt_counts(&self, name: &str) -> Result<Option<Vec<i32>>, Failure> {
+        let Some(value) = self.keys.get(name) else { return Ok(None) };
+        let counts = value.as_array().and_then(|list| list.iter().map(|n| i32::try_from(n.as_u64()?).ok()).collect());
+        counts.ok_or_else(|| self.wrong(name, value, "a list of whole numbers below 2^31")).map(Some)
+    }
+
+    /// A list of numbers.
+    pub(super) fn opt_numbers(&self, name: &str) -> Result<Option<Vec<f64>>, Failure> {
+        let Some(value) = self.keys.get(name) else { return Ok(None) };
+        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+        numbers.ok_or_else(|| self.wrong(name, value, "a list of numbers")).map(Some)
     }
 
     pub(super) fn opt_f32(&self, names: &[&str]) -> Result<Option<f32>, Failure> {

@@ -12,6 +12,8 @@ use ruvllm::gguf::{Array, Value};
 pub(super) struct Family {
     /// What `architectures` of `config.json` says.
     pub(super) hf: &'static [&'static str],
+    /// Whether it is this one of several families that Hugging Face calls the same.
+    fits: fn(&Config) -> bool,
     /// What `general.architecture` says.
     pub(super) arch: &'static str,
     /// Keys that `config.json` may leave out, as JSON: what transformers' configuration class takes instead.
@@ -159,6 +161,18 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.b_layernorm", "ssm_b_norm"),
+    ("mamba.c_layernorm", "ssm_c_norm"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mamba.dt_layernorm", "ssm_dt_norm"),
+    ("mamba.dt_proj", "ssm_dt"),
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("mamba.x_proj", "ssm_x"),
 ];
 
 /// Norms before and after each part.
@@ -177,6 +191,7 @@ const SILU: &str = r#"{"hidden_act": ["silu", "swish"]}"#;
 /// A family whose tensors and keys are the usual ones.
 const PLAIN: Family = Family {
     hf: &[],
+    fits: |_| true,
     arch: "",
     defaults: "{}",
     only: SILU,
@@ -370,6 +385,171 @@ const DEEPSEEK2: Family = Family {
     more: deepseek2_keys,
     ..PLAIN
 };
+
+/// ERNIE 4.5.
+const ERNIE: Family = Family {
+    defaults: r#"{"rope_theta": 500000.0, "rms_norm_eps": 1e-5}"#,
+    only: r#"{"hidden_act": ["silu", "swish"], "moe_layer_interval": [1]}"#,
+    spaces: Spaces::Setting,
+    ..PLAIN
+};
+
+/// Gemma 3n.
+const GEMMA3N_NAMES: &[(&str, &str)] = &[
+    SANDWICH[0],
+    SANDWICH[1],
+    SANDWICH[2],
+    ("embed_tokens_per_layer", "per_layer_token_embd"),
+    ("per_layer_model_projection", "per_layer_model_proj"),
+    ("per_layer_projection_norm", "per_layer_proj_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("altup_projections.*", "altup_proj"),
+    ("altup_unembed_projections.*", "altup_unembd_proj"),
+    ("altup.correct_output_scale", "altup_correct_scale.weight"),
+    ("altup.correction_coefs", "altup_correct_coef"),
+    ("altup.prediction_coefs", "altup_predict_coef"),
+    ("altup.modality_router", "altup_router"),
+    ("altup.router_norm", "altup_router_norm"),
+    ("laurel.linear_left", "laurel_l"),
+    ("laurel.linear_right", "laurel_r"),
+    ("laurel.post_laurel_norm", "laurel_post_norm"),
+];
+
+/// Mixtures of Granite.
+const GRANITE_MOE_NAMES: &[(&str, &str)] = &[
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.input_linear", "ffn_gate_exps + ffn_up_exps"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+    ("shared_mlp.input_linear", "ffn_gate_shexp + ffn_up_shexp"),
+    ("shared_mlp.output_linear", "ffn_down_shexp"),
+];
+
+/// Granite 4 without a mixture.
+const GRANITE_HYBRID: Family = Family {
+    hf: &["GraniteMoeHybridForCausalLM"],
+    arch: "granitehybrid",
+    only: r#"{"hidden_act": ["silu", "swish"], "position_embedding_type": ["nope"]}"#,
+    names: &[("shared_mlp.input_linear", "ffn_gate + ffn_up"), ("shared_mlp.output_linear", "ffn_down")],
+    map: decays,
+    reshape: mamba2_shapes,
+    more: |config, key| {
+        granite_hybrid_keys(config, key)?;
+        key("context_length", (1u32 << 20).into());
+        key("rope.scaling.finetuned", false.into());
+        Ok(())
+    },
+    ..GRANITE
+};
+
+/// NVIDIA's Nemotron-H.
+const NEMOTRON_H: Family = Family {
+    hf: &["NemotronHForCausalLM"],
+    arch: "nemotron_h",
+    defaults: r#"{"layer_norm_epsilon": 1e-5, "conv_kernel": 4, "n_groups": 8, "ssm_state_size": 128}"#,
+    only: r#"{"mlp_hidden_act": ["relu2"], "mamba_hidden_act": ["silu"]}"#,
+    names: &[
+        ("embeddings", "token_embd"),
+        ("norm_f", "output_norm"),
+        ("norm", "attn_norm"),
+        ("mixer.A_log", "ssm_a"),
+        ("mixer.D", "ssm_d"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.dt_bias", "ssm_dt.bias"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.norm", "ssm_norm"),
+        ("mixer.out_proj", "ssm_out"),
+        ("mixer.q_proj", "attn_q"),
+        ("mixer.k_proj", "attn_k"),
+        ("mixer.v_proj", "attn_v"),
+        ("mixer.o_proj", "attn_output"),
+        ("mixer.up_proj", "ffn_up"),
+        ("mixer.down_proj", "ffn_down"),
+        ("mixer.gate", "ffn_gate_inp"),
+        ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
+        ("mixer.experts.*.up_proj", "ffn_up_exps"),
+        ("mixer.experts.*.down_proj", "ffn_down_exps"),
+        ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+        ("mixer.fc1_latent_proj", "ffn_latent_down"),
+        ("mixer.fc2_latent_proj", "ffn_latent_up"),
+    ],
+    keys: &[
+        (&["vocab_size"], "vocab_size", Kind::Count),
+        (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
+        (&["ssm_state_size"], "ssm.state_size", Kind::Count),
+        (&["n_groups"], "ssm.group_count", Kind::Count),
+    ],
+    no_keys: &["rope.freq_base"],
+    // As those of Granite, though it rotates nothing.
+    pairs: true,
+    map: decays,
+    reshape: mamba2_shapes,
+    more: nemotron_h_keys,
+    ..PLAIN
+};
+
+/// Nomic's encoders, by their own names.
+const NOMIC_BERT: Family = Family {
+    only: r#"{"activation_function": ["gelu"], "prenorm": [false], "causal": [false], "rotary_emb_fraction": [1.0],
+        "rotary_emb_interleaved": [false], "rotary_emb_scale_base": []}"#,
+    names: &[
+        ("embeddings.word_embeddings", "token_embd"),
+        ("embeddings.token_type_embeddings", "token_types"),
+        ("emb_ln", "token_embd_norm"),
+        ("attn.Wqkv", "attn_qkv"),
+        ("attn.out_proj", "attn_output"),
+        ("norm1", "attn_output_norm"),
+        ("norm2", "layer_output_norm"),
+        ("mlp.fc11", "ffn_up"),
+        ("mlp.fc12", "ffn_gate"),
+        ("mlp.fc1", "ffn_up"),
+        ("mlp.fc2", "ffn_down"),
+        ("mlp.router.layer", "ffn_gate_inp"),
+        ("mlp.experts.mlp.w1", "ffn_up_exps.weight"),
+        ("mlp.experts.mlp.w2", "ffn_down_exps.weight"),
+    ],
+    // The last is added to no expert's output in the published code.
+    skips: &["cls.", "pooler.", "mlp.experts.bias"],
+    more: |config, key| {
+        // Of these positions the models have seen so many.
+        let n = match (config.u32("n_positions")?, config.opt_u32(&["max_trained_positions"])?.unwrap_or(2048)) {
+            (8192, 2048) => 2048u32,
+            (2048, 2048) => 512,
+            (n, trained) => {
+                return Err(config.refuse(format_args!("n_positions {n} with max_trained_positions {trained}")));
+            }
+        };
+        key("context_length", n.into());
+        bert_keys(config, key)
+    },
+    ..PLAIN
+};
+
+/// LFM2.
+const LFM2_NAMES: &[(&str, &str)] = &[
+    ("embedding_norm", "token_embd_norm"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w2", "ffn_down"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("feed_forward.experts.*.w1", "ffn_gate_exps"),
+    ("feed_forward.experts.*.w2", "ffn_down_exps"),
+    ("feed_forward.experts.*.w3", "ffn_up_exps"),
+];
+
+const LFM2_KEYS: &[Key] =
+    &[(&["vocab_size"], "vocab_size", Kind::Count), (&["conv_L_cache"], "shortconv.l_cache", Kind::Count)];
 
 /// Every family that can be converted.
 pub(super) static FAMILIES: &[Family] = &[
@@ -635,13 +815,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         hf: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
         arch: "granitemoe",
-        names: &[
-            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-            ("block_sparse_moe.input_linear", "ffn_gate_exps + ffn_up_exps"),
-            ("block_sparse_moe.output_linear", "ffn_down_exps"),
-            ("shared_mlp.input_linear", "ffn_gate_shexp + ffn_up_shexp"),
-            ("shared_mlp.output_linear", "ffn_down_shexp"),
-        ],
+        names: GRANITE_MOE_NAMES,
         ..GRANITE
     },
     Family {
@@ -649,21 +823,8 @@ pub(super) static FAMILIES: &[Family] = &[
         arch: "lfm2",
         defaults: r#"{"block_auto_adjust_ff_dim": true, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
             "conv_L_cache": 3, "norm_eps": 1e-5}"#,
-        names: &[
-            ("embedding_norm", "token_embd_norm"),
-            ("operator_norm", "attn_norm"),
-            ("ffn_norm", "ffn_norm"),
-            ("self_attn.out_proj", "attn_output"),
-            ("self_attn.q_layernorm", "attn_q_norm"),
-            ("self_attn.k_layernorm", "attn_k_norm"),
-            ("conv.conv", "shortconv.conv"),
-            ("conv.in_proj", "shortconv.in_proj"),
-            ("conv.out_proj", "shortconv.out_proj"),
-            ("feed_forward.w1", "ffn_gate"),
-            ("feed_forward.w2", "ffn_down"),
-            ("feed_forward.w3", "ffn_up"),
-        ],
-        keys: &[(&["vocab_size"], "vocab_size", Kind::Count), (&["conv_L_cache"], "shortconv.l_cache", Kind::Count)],
+        names: LFM2_NAMES,
+        keys: LFM2_KEYS,
         more: lfm2_keys,
         ..PLAIN
     },
@@ -847,12 +1008,462 @@ pub(super) static FAMILIES: &[Family] = &[
         },
         ..PLAIN
     },
+    Family {
+        hf: &["GemmaForCausalLM"],
+        arch: "gemma",
+        defaults: r#"{"rms_norm_eps": 1e-6, "head_dim": 256}"#,
+        only: r#"{"hidden_act": ["gelu", "gelu_pytorch_tanh"], "hidden_activation": ["gelu_pytorch_tanh"],
+            "tie_word_embeddings": [true], "use_bidirectional_attention": [false]}"#,
+        skips: &["lm_head"],
+        no_keys: &["rope.freq_base"],
+        map: norms_plus_one,
+        spaces: Spaces::Never,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
+        arch: "gemma3n",
+        defaults: r#"{"vocab_size": 262400, "max_position_embeddings": 32768, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 512, "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0, "hidden_size_per_layer_input": 256, "altup_active_idx": 0,
+            "altup_num_inputs": 4, "num_kv_shared_layers": 15, "final_logit_softcapping": 30.0}"#,
+        only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "tie_word_embeddings": [true], "altup_correct_scale": [true],
+            "altup_active_idx": [0]}"#,
+        names: GEMMA3N_NAMES,
+        keys: &[
+            WINDOW,
+            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+            (&["num_kv_shared_layers"], "attention.shared_kv_layers", Kind::Count),
+            (&["hidden_size_per_layer_input"], "embedding_length_per_layer_input", Kind::Count),
+            (&["altup_active_idx"], "altup.active_idx", Kind::Count),
+            (&["altup_num_inputs"], "altup.num_inputs", Kind::Count),
+            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+        ],
+        spaces: Spaces::Never,
+        more: |config, key| {
+            // Standard deviations above the mean below which so large a share of gates is.
+            if let Some(shares) = config.opt_numbers("activation_sparsity_pattern")? {
+                let scales = shares.iter().map(|&share| normal_quantile(share));
+                key("activation_sparsity_scale", Value::Array(Array::F32(scales.collect())));
+            }
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"],
+        arch: "qwen2vl",
+        defaults: r#"{"rope_theta": 1000000.0, "rms_norm_eps": 1e-6}"#,
+        more: |config, key| {
+            sections(config, key)?;
+            qwen_windows(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3VLForConditionalGeneration"],
+        arch: "qwen3vl",
+        defaults: r#"{"rope_theta": 5000000.0, "rms_norm_eps": 1e-6, "head_dim": 128}"#,
+        more: qwen3vl_keys,
+        ..PLAIN
+    },
+    Family {
+        hf: &["Qwen3VLMoeForConditionalGeneration"],
+        arch: "qwen3vlmoe",
+        defaults: r#"{"rope_theta": 5000000.0, "rms_norm_eps": 1e-6, "head_dim": 128}"#,
+        only: ALL_SPARSE,
+        keys: EXPERT_KEYS,
+        transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
+        more: |config, key| {
+            normalised(config, key, true)?;
+            qwen3vl_keys(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
+        fits: |config| config.get(&["model_type"]).is_none_or(|(_, kind)| kind != "mistral4"),
+        arch: "mistral3",
+        only: r#"{"hidden_act": ["silu", "swish"], "sliding_window": []}"#,
+        head_dim: true,
+        more: |config, key| {
+            rope_dimensions(config, key)?;
+            if let Some(scale) = config.rope_f32("mscale_all_dim")? {
+                key("rope.scaling.yarn_log_multiplier", scale.into());
+            }
+            if let Some(scale) = config.rope_f32("llama_4_scaling_beta")? {
+                key("attention.temperature_scale", scale.into());
+            }
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        hf: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
+        arch: "llama4",
+        defaults: r#"{"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "interleave_moe_layer_step": 1}"#,
+        only: r#"{"hidden_act": ["silu", "swish"], "attention_chunk_size": [8192], "floor_scale": [8192], "attn_scale": [0.1],
+            "attn_temperature_tuning": [true, 4]}"#,
+        names: &[
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight + ffn_up_exps.weight"),
+            ("feed_forward.experts.down_proj", "ffn_down_exps.weight"),
+            ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+            ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+        ],
+        keys: &[
+            // Not the width of experts, as it is in `KEYS`.
+            (&["intermediate_size_mlp"], "feed_forward_length", Kind::Count),
+            (&["intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (&["interleave_moe_layer_step"], "interleave_moe_layer_step", Kind::Count),
+            (&["vocab_size"], "vocab_size", Kind::Count),
+        ],
+        transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
+        more: |config, key| {
+            smollm3_keys(config, key)?;
+            // Readers know the models with norms by their number of experts.
+            let (norms, many) = (config.opt_bool(&["use_qk_norm"])?, config.u32("num_local_experts")? == 128);
+            match norms.is_some_and(|norms| norms == many) {
+                true => Err(config.refuse("use_qk_norm is not that of models with so many experts")),
+                false => Ok(()),
+            }
+        },
+        ..PLAIN
+    },
+    Family { hf: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"], arch: "ernie4_5", ..ERNIE },
+    Family {
+        hf: &["Ernie4_5_MoeForCausalLM"],
+        arch: "ernie4_5-moe",
+        names: &[
+            SHARED_EXPERTS[0],
+            SHARED_EXPERTS[1],
+            SHARED_EXPERTS[2],
+            ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+        ],
+        keys: &[
+            (&["moe_num_experts"], "expert_count", Kind::Count),
+            (&["moe_k"], "expert_used_count", Kind::Count),
+            (&["moe_layer_interval"], "interleave_moe_layer_step", Kind::Count),
+            (&["moe_layer_start_index"], "leading_dense_block_count", Kind::Count),
+            (&["moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (&["moe_num_shared_experts"], "expert_shared_count", Kind::Count),
+        ],
+        // Its blocks for multi-token prediction.
+        skips: &["mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.", "mtp_linear_proj."],
+        more: |config, key| {
+            if let Some(n) = config.opt_u32(&["moe_num_shared_experts"])?.filter(|n| *n > 0) {
+                shared_width(config, key, n)?;
+            }
+            Ok(())
+        },
+        ..ERNIE
+    },
+    Family {
+        hf: &["Dots1ForCausalLM"],
+        arch: "dots1",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,
+        names: &SHARED_EXPERTS,
+        keys: &[
+            EXPERT_KEYS[0],
+            (&["n_shared_experts"], "expert_shared_count", Kind::Count),
+            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
+        ],
+        ..PLAIN
+    },
+    Family {
+        hf: &["MiniMaxM2ForCausalLM"],
+        arch: "minimax-m2",
+        defaults: r#"{"rope_theta": 5000000.0, "rms_norm_eps": 1e-6, "head_dim": 128}"#,
+        names: &[
+            ("block_sparse_moe.gate", "ffn_gate_inp"),
+            ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
+            ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
+            ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
+            ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+        ],
+        keys: &[
+            (&["intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (&["rotary_dim"], "rope.dimension_count", Kind::Count),
+        ],
+        ..PLAIN
+    },
+    Family {
+        hf: &["HunYuanDenseV1ForCausalLM"],
+        arch: "hunyuan-dense",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-5}"#,
+        names: &[("self_attn.query_layernorm", "attn_q_norm"), ("self_attn.key_layernorm", "attn_k_norm")],
+        more: |config, key| {
+            // A longer context by a larger base, and of how long a context nothing is said that is true.
+            if let Some(alpha) = config.rope_f32("alpha")?.filter(|_| config.rope_type() == Some("dynamic")) {
+                let (n, base) = (f64::from(config.head_dim()?), config.rope_f32("rope_theta")?.unwrap_or(10000.0));
+                let base = f64::from(base) * f64::from(alpha).powf(n / (n - 2.0));
+                key("rope.freq_base", (base as f32).into());
+                key("rope.scaling.type", "none".into());
+                key("rope.scaling.factor", 1.0f32.into());
+                key("rope.scaling.original_context_length", (256u32 << 10).into());
+                key("context_length", (256u32 << 10).into());
+            }
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family { fits: |config| has_recurrent(config) && !has_experts(config), ..GRANITE_HYBRID },
+    Family { fits: |config| has_recurrent(config), names: GRANITE_MOE_NAMES, ..GRANITE_HYBRID },
+    // Granite 4 without state spaces.
+    Family {
+        hf: GRANITE_HYBRID.hf,
+        fits: |config| !has_experts(config),
+        arch: "granite",
+        names: GRANITE_HYBRID.names,
+        more: granite4_keys,
+        ..GRANITE
+    },
+    Family { hf: GRANITE_HYBRID.hf, arch: "granitemoe", names: GRANITE_MOE_NAMES, more: granite4_keys, ..GRANITE },
+    Family {
+        hf: &["Lfm2MoeForCausalLM"],
+        arch: "lfm2moe",
+        defaults: r#"{"conv_L_cache": 3, "norm_eps": 1e-5}"#,
+        only: r#"{"hidden_act": ["silu", "swish"], "use_expert_bias": [true], "norm_topk_prob": [true], "routed_scaling_factor": [1.0], "conv_bias": [false]}"#,
+        names: LFM2_NAMES,
+        keys: &[
+            LFM2_KEYS[0],
+            LFM2_KEYS[1],
+            EXPERT_KEYS[0],
+            (&["num_dense_layers"], "leading_dense_block_count", Kind::Count),
+        ],
+        more: |config, key| {
+            heads_by_layer(config, key)?;
+            key("expert_gating_func", 2u32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["AfmoeForCausalLM"],
+        arch: "afmoe",
+        defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "num_dense_layers": 1, "mup_enabled": false}"#,
+        only: r#"{"hidden_act": ["silu", "swish"], "mup_enabled": [true], "global_attn_every_n_layers": [4], "n_group": [1]}"#,
+        names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("pre_mlp_layernorm", "ffn_norm"),
+            ("post_mlp_layernorm", "post_ffw_norm"),
+            ("self_attn.gate_proj", "attn_gate"),
+            ("mlp.router.gate", "ffn_gate_inp"),
+            ("mlp.expert_bias", "exp_probs_b.bias"),
+            SHARED_EXPERTS[0],
+            SHARED_EXPERTS[1],
+            SHARED_EXPERTS[2],
+        ],
+        keys: &[
+            (&["vocab_size"], "vocab_size", Kind::Count),
+            (&["num_shared_experts"], "expert_shared_count", Kind::Count),
+            EXPERT_KEYS[0],
+            (&["num_dense_layers"], "leading_dense_block_count", Kind::Count),
+            (&["route_norm"], "expert_weights_norm", Kind::Flag),
+            (&["route_scale"], "expert_weights_scale", Kind::Number),
+            WINDOW,
+        ],
+        head_dim: true,
+        more: rope_dimensions,
+        ..PLAIN
+    },
+    Family {
+        hf: &["ExaoneMoeForCausalLM"],
+        arch: "exaone-moe",
+        defaults: r#"{"rope_theta": 1000000.0, "rms_norm_eps": 1e-5}"#,
+        names: &[
+            SHARED_EXPERTS[0],
+            SHARED_EXPERTS[1],
+            SHARED_EXPERTS[2],
+            ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+        ],
+        keys: &[
+            (&["vocab_size"], "vocab_size", Kind::Count),
+            WINDOW,
+            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+            EXPERT_KEYS[0],
+            (&["num_shared_experts"], "expert_shared_count", Kind::Count),
+            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
+            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+        ],
+        more: |config, key| {
+            key("nextn_predict_layers", 0u32.into());
+            shared_width(config, key, config.u32("num_shared_experts")?)?;
+            no_scaling(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["HYV3ForCausalLM"],
+        arch: "hy_v3",
+        defaults: r#"{"rms_norm_eps": 1e-5, "num_shared_experts": 1, "route_norm": true, "router_scaling_factor": 1.0}"#,
+        only: r#"{"hidden_act": ["silu", "swish"], "first_k_dense_replace": [1]}"#,
+        names: &[
+            ("mlp.router.gate", "ffn_gate_inp"),
+            ("mlp.expert_bias", "exp_probs_b"),
+            ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+        ],
+        keys: &[
+            EXPERT_KEYS[0],
+            (&["route_norm"], "expert_weights_norm", Kind::Flag),
+            (&["router_scaling_factor"], "expert_weights_scale", Kind::Number),
+        ],
+        more: |config, key| {
+            shared_width(config, key, config.u32("num_shared_experts")?)?;
+            key("expert_gating_func", 2u32.into());
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["NemotronHForCausalLM"],
+        fits: has_experts,
+        arch: "nemotron_h_moe",
+        keys: &[
+            NEMOTRON_H.keys[0],
+            NEMOTRON_H.keys[1],
+            NEMOTRON_H.keys[2],
+            NEMOTRON_H.keys[3],
+            EXPERT_KEYS[0],
+            (&["moe_shared_expert_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+            (&["n_shared_experts"], "expert_shared_count", Kind::Count),
+            (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
+            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (&["moe_latent_size"], "moe_latent_size", Kind::Count),
+        ],
+        ..NEMOTRON_H
+    },
+    NEMOTRON_H,
+    Family {
+        hf: &["NemotronForCausalLM"],
+        arch: "nemotron",
+        defaults: r#"{"rope_theta": 10000.0, "norm_eps": 1e-5, "partial_rotary_factor": 0.5}"#,
+        only: r#"{"hidden_act": ["relu2"]}"#,
+        keys: &[
+            (&["vocab_size"], "vocab_size", Kind::Count),
+            (&["norm_eps"], "attention.layer_norm_epsilon", Kind::Number),
+        ],
+        map: norms_plus_one,
+        special: &[],
+        more: |config, key| {
+            partial_rope(config, key)?;
+            no_scaling(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["JambaForCausalLM"],
+        arch: "jamba",
+        defaults: r#"{"rms_norm_eps": 1e-6, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}"#,
+        names: &[
+            ("final_layernorm", "output_norm"),
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("feed_forward.experts.*.gate_proj", "ffn_gate_exps"),
+            ("feed_forward.experts.*.up_proj", "ffn_up_exps"),
+            ("feed_forward.experts.*.down_proj", "ffn_down_exps"),
+        ],
+        keys: &[
+            (&["mamba_d_conv"], "ssm.conv_kernel", Kind::Count),
+            (&["mamba_d_state"], "ssm.state_size", Kind::Count),
+        ],
+        map: decays,
+        more: |config, key| {
+            let (width, expand) = (config.u32("hidden_size")?, config.u32("mamba_expand")?);
+            let inner = width.checked_mul(expand).ok_or_else(|| config.refuse("hidden_size is too large"))?;
+            key("ssm.inner_size", inner.into());
+            key("ssm.time_step_rank", config.opt_u32(&["mamba_dt_rank"])?.unwrap_or(width.div_ceil(16)).into());
+            let n_head_kv = config.u32("num_key_value_heads")? as i32;
+            let (period, offset) = (config.u32("attn_layer_period")?.max(1), config.u32("attn_layer_offset")?);
+            let layers = 0..config.u32("num_hidden_layers")?.min(MAX_HEAD);
+            let heads = layers.map(|i| if i % period == offset { n_head_kv } else { 0 }).collect();
+            key("attention.head_count_kv", Value::Array(Array::I32(heads)));
+            Ok(())
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["ModernBertModel", "ModernBertForMaskedLM"],
+        arch: "modern-bert",
+        defaults: r#"{"norm_eps": 1e-5, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "local_attention": 128}"#,
+        only: r#"{"hidden_activation": ["gelu"], "global_attn_every_n_layers": [3]}"#,
+        names: &[
+            ("embeddings.tok_embeddings", "token_embd"),
+            ("embeddings.norm", "token_embd_norm"),
+            ("final_norm", "output_norm"),
+            ("attn_norm", "attn_norm"),
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.Wo", "attn_output"),
+            ("mlp_norm", "ffn_norm"),
+            ("mlp.Wi", "ffn_up"),
+            ("mlp.Wo", "ffn_down"),
+        ],
+        keys: &[
+            (&["local_attention"], "attention.sliding_window", Kind::Count),
+            (&["vocab_size"], "vocab_size", Kind::Count),
+        ],
+        // What only pre-training needs.
+        skips: &["head.", "decoder."],
+        more: |config, key| {
+            bert_keys(config, key)?;
+            match config.get(&["classifier_pooling"]).map(|(_, pooling)| pooling.as_str()) {
+                Some(Some("mean")) => key("classifier.pooling_type", 1u32.into()),
+                Some(Some("cls")) => key("classifier.pooling_type", 2u32.into()),
+                Some(_) => return Err(config.refuse("classifier_pooling is neither mean nor cls")),
+                None => {}
+            }
+            if let Some((_, kind)) = config.get(&["hidden_activation"]).filter(|(_, kind)| kind.is_string()) {
+                key("hidden_activation", kind.as_str().unwrap_or_default().into());
+            }
+            no_scaling(config, key)
+        },
+        ..PLAIN
+    },
+    Family {
+        hf: &["NomicBertModel"],
+        fits: |config| !has_experts(config),
+        arch: "nomic-bert",
+        only: r#"{"activation_function": ["swiglu"], "prenorm": [false], "causal": [false], "rotary_emb_fraction": [1.0],
+            "rotary_emb_interleaved": [false], "rotary_emb_scale_base": []}"#,
+        ..NOMIC_BERT
+    },
+    Family {
+        hf: &["NomicBertModel"],
+        fits: has_experts,
+        arch: "nomic-bert-moe",
+        keys: &[
+            (&["moe_every_n_layers"], "moe_every_n_layers", Kind::Count),
+            (&["moe_top_k"], "expert_used_count", Kind::Count),
+        ],
+        reshape: |config, part, shape| {
+            if let ("ffn_up_exps" | "ffn_down_exps", [rows, width]) = (part, &shape[..]) {
+                let n_expert = config.u32("num_experts")?.max(1) as usize;
+                *shape = vec![n_expert, rows / n_expert, *width];
+            }
+            Ok(())
+        },
+        transpose: |part| (part == "ffn_down_exps").then_some(Transpose::BeforeCut),
+        ..NOMIC_BERT
+    },
 ];
 
 /// The first of `hf` that is known.
 pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
     let names = config.opt_strs("architectures")?.unwrap_or_default();
-    let family = names.iter().find_map(|name| FAMILIES.iter().find(|family| family.hf.contains(name)));
+    let fits = |name: &str, family: &Family| family.hf.contains(&name) && (family.fits)(config);
+    let family = names.iter().find_map(|name| FAMILIES.iter().find(|family| fits(name, family)));
     family.ok_or_else(|| {
         let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.hf).copied().collect();
         config.refuse(format_args!("architectures is {names:?}, and there are {}", known.join(", ")))
@@ -898,6 +1509,136 @@ fn smollm3_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         return Err(config.refuse("no_rope_layers is not every fourth layer"));
     }
     rope_dimensions(config, key)
+}
+
+/// What Hugging Face calls layers with attention, and recurrent ones.
+const ATTENTION: &[&str] = &["attention", "full_attention"];
+const RECURRENT: &[&str] = &["mamba", "linear_attention"];
+
+/// Whether some layer is recurrent.
+fn has_recurrent(config: &Config) -> bool {
+    let layers = config.opt_strs("layer_types").ok().flatten();
+    layers.is_some_and(|layers| layers.iter().any(|kind| RECURRENT.contains(kind)))
+}
+
+/// Whether there are mixtures.
+fn has_experts(config: &Config) -> bool {
+    let n = config.opt_u32(&["num_local_experts", "moe_every_n_layers", "num_experts_per_tok"]);
+    n.is_ok_and(|n| n.is_some_and(|n| n > 0))
+}
+
+/// Heads of keys by layer: none where there is no attention.
+fn heads_by_layer(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let n_head_kv = config.u32("num_key_value_heads")? as i32;
+    let heads = layers.iter().map(|kind| if ATTENTION.contains(kind) { n_head_kv } else { 0 }).collect();
+    key("attention.head_count_kv", Value::Array(Array::I32(heads)));
+    Ok(())
+}
+
+/// Width of the experts that every token uses, `n` in one.
+fn shared_width(config: &Config, key: Put<'_>, n: u32) -> Result<(), Failure> {
+    let n_ff = config.u32("moe_intermediate_size")?.checked_mul(n);
+    key(
+        "expert_shared_feed_forward_length",
+        n_ff.ok_or_else(|| config.refuse("moe_intermediate_size is too large"))?.into(),
+    );
+    Ok(())
+}
+
+/// Granite 4's sizes of state spaces, which files say even of models that have none, and its heads by layer.
+fn granite_hybrid_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    rope_dimensions(config, key)?;
+    heads_by_layer(config, key)?;
+    for (from, to) in
+        [("mamba_d_conv", "conv_kernel"), ("mamba_d_state", "state_size"), ("mamba_n_groups", "group_count")]
+    {
+        key(&format!("ssm.{to}"), config.u32(from)?.into());
+    }
+    key("ssm.inner_size", mamba2_inner(config)?.into());
+    key("ssm.time_step_rank", config.u32("mamba_n_heads")?.into());
+    Ok(())
+}
+
+/// Granite 4 without state spaces, which rotates.
+fn granite4_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    key("rope.scaling.finetuned", true.into());
+    granite_hybrid_keys(config, key)
+}
+
+/// Which layers are what: a letter each (`M`, `*`, `-`, `E`), or a list of texts.
+fn nemotron_h_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let letters = config.get(&["hybrid_override_pattern"]).and_then(|(_, pattern)| pattern.as_str());
+    let layers: Vec<char> = match (config.opt_strs("layers_block_type")?, letters) {
+        (Some(layers), _) => {
+            let letter = |kind: &&str| match *kind {
+                kind if RECURRENT.contains(&kind) => 'M',
+                kind if ATTENTION.contains(&kind) => '*',
+                "moe" => 'E',
+                _ => '-',
+            };
+            layers.iter().map(letter).collect()
+        }
+        (None, Some(letters)) => letters.chars().collect(),
+        (None, None) => return Err(config.missing("hybrid_override_pattern")),
+    };
+    let by_layer = |letters: &[char], n: u32| {
+        let values = layers.iter().map(|layer| if letters.contains(layer) { n as i32 } else { 0 });
+        Value::Array(Array::I32(values.collect()))
+    };
+    let n_ff = match config.opt_u32(&["moe_intermediate_size"])?.filter(|_| layers.contains(&'E')) {
+        Some(n_ff) if layers.contains(&'-') => {
+            return Err(config.refuse(format_args!("dense layers beside mixtures of {n_ff}")));
+        }
+        n_ff => n_ff,
+    };
+    key("feed_forward_length", by_layer(&['E', '-'], n_ff.map_or_else(|| config.u32("intermediate_size"), Ok)?));
+    key("attention.head_count_kv", by_layer(&['*'], config.u32("num_key_value_heads")?));
+    let n = config.u32("hidden_size")?.checked_div(config.u32("num_attention_heads")?);
+    key("rope.dimension_count", n.ok_or_else(|| config.refuse("num_attention_heads is 0"))?.into());
+    key("context_length", (1u32 << 20).into());
+    key("rope.scaling.finetuned", false.into());
+    key("ssm.inner_size", mamba2_inner(config)?.into());
+    key("ssm.time_step_rank", config.u32("mamba_num_heads")?.into());
+    Ok(())
+}
+
+/// How a head's pairs are divided among the three parts of a position in a picture.
+fn sections(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let sections = config.rope_counts("mrope_section")?;
+    let mut sections = sections.ok_or_else(|| config.missing("mrope_section"))?;
+    sections.resize(4, 0);
+    key("rope.dimension_sections", Value::Array(Array::I32(sections)));
+    Ok(())
+}
+
+/// Layers that also get features of pictures.
+fn qwen3vl_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
+    let indices = config
+        .get(&["vision_config"])
+        .and_then(|(_, vision)| vision.get("deepstack_visual_indexes")?.as_array().map(Vec::len));
+    key("n_deepstack_layers", (indices.unwrap_or(0) as u32).into());
+    sections(config, key)
+}
+
+/// The number below which a share `p` of a normal distribution lies; −∞ for 0. Newton's method, with the distribution as the
+/// series `1/2 + density·(x + x³/3 + x⁵/(3·5) + …)`.
+fn normal_quantile(p: f64) -> f32 {
+    if !(p > 0.0 && p < 1.0) {
+        return if p > 0.0 { f32::INFINITY } else { f32::NEG_INFINITY };
+    }
+    let mut x = 0.0f64;
+    for _ in 0..100 {
+        let (mut sum, mut term, mut n) = (x, x, 3.0);
+        while term.abs() > 1e-17 * sum.abs() {
+            term *= x * x / n;
+            sum += term;
+            n += 2.0;
+        }
+        let density = (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
+        x += ((p - 0.5 - density * sum) / density).clamp(-1.0, 1.0);
+    }
+    x as f32
 }
 
 /// Whether the weights of experts are divided by their sum, where it is not what files of the architecture mean without.
@@ -961,12 +1702,9 @@ fn no_scaling(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Heads of keys by layer, none in convolutions, and the width that the feed-forward layers are rounded to.
+/// Heads of keys by layer, and the width that the feed-forward layers are rounded to.
 fn lfm2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
-    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
-    let n_head_kv = config.u32("num_key_value_heads")? as i32;
-    let heads = layers.iter().map(|kind| if *kind == "conv" { 0 } else { n_head_kv }).collect();
-    key("attention.head_count_kv", Value::Array(Array::I32(heads)));
+    heads_by_layer(config, key)?;
     let n_ff =
         config.opt_u32(&["block_ff_dim", "intermediate_size"])?.ok_or_else(|| config.missing("intermediate_size"))?;
     let n_ff = match config.opt_bool(&["block_auto_adjust_ff_dim"])? {
@@ -1152,10 +1890,13 @@ fn deepseek2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 
 /// Width of Mamba 2's inner vectors.
 fn mamba2_inner(config: &Config) -> Result<u32, Failure> {
-    if let Some(n) = config.opt_u32(&["intermediate_size"])? {
-        return Ok(n);
-    }
-    let n = config.u32("expand")?.checked_mul(config.u32("hidden_size")?);
+    let heads = config.opt_u32(&["mamba_num_heads", "mamba_n_heads"])?;
+    let n = match (heads, config.opt_u32(&["mamba_head_dim", "mamba_d_head"])?, config.opt_u32(&["intermediate_size"])?)
+    {
+        (Some(n_head), Some(head_dim), _) => n_head.checked_mul(head_dim),
+        (.., Some(n)) => Some(n),
+        _ => config.u32("expand")?.checked_mul(config.u32("hidden_size")?),
+    };
     n.ok_or_else(|| config.refuse("hidden_size is too large"))
 }
 
@@ -1175,7 +1916,7 @@ fn mamba2_shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<
     match part {
         "ssm_a" | "ssm_d" => shape.push(1),
         "ssm_norm" => {
-            let n_group = config.u32("n_groups")?.max(1) as usize;
+            let n_group = config.opt_u32(&["n_groups", "mamba_n_groups"])?.unwrap_or(1).max(1) as usize;
             *shape = vec![n_group, mamba2_inner(config)? as usize / n_group];
         }
         _ => {}
@@ -1271,7 +2012,7 @@ fn yarn_keys(family: &Family, config: &Config, key: Put<'_>) -> Result<(), Failu
     let (of_rope, of_scores) = (number("mscale")?, number("mscale_all_dim")?);
     let known = match (of_rope, of_scores) {
         (_, None) => true,
-        (of_rope, Some(of_scores)) if family.arch == "deepseek2" => of_rope == Some(of_scores),
+        (of_rope, Some(of_scores)) if matches!(family.arch, "deepseek2" | "mistral3") => of_rope == Some(of_scores),
         (of_rope, _) => of_rope.is_none() || config.rope_f32("attention_factor")?.is_some(),
     };
     if !known {
@@ -1334,7 +2075,13 @@ pub(super) fn write_keys(
     }
     for (names, name, kind) in KEYS.iter().chain(family.keys) {
         let value = match kind {
-            Kind::Count => config.opt_u32(names)?.map(Value::from),
+            Kind::Count => match config.get(names) {
+                // A number for each layer.
+                Some((name, value)) if value.is_array() => {
+                    config.opt_counts(&name)?.map(|counts| Value::Array(Array::I32(counts)))
+                }
+                _ => config.opt_u32(names)?.map(Value::from),
+            },
             Kind::Number => config.opt_f32(names)?.map(Value::from),
             Kind::Flag => config.opt_bool(names)?.map(Value::from),
             Kind::Gating => match config.get(names).map(|(name, value)| (name, value.as_str())) {

@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     writer.metadata("general.type", "model");
     write_sampling(&args.folder, &mut writer)?;
     writer.metadata("general.name", title(&name));
-    let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts"])?;
+    let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"])?;
     let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
     writer.metadata("general.size_label", size_label(total + n_extra, &tensors, n_expert));
     family::write_keys(family, &config, blocks, &mut |key, value| {

@@ -40,6 +40,8 @@ enum Order {
     Pairs(usize),
     /// Columns, from one on, every so many, of `n` rows beginning with `row`.
     Columns { row: usize, n: usize, first: usize, step: usize },
+    /// Rows that the checkpoint lacks.
+    Zeros,
 }
 
 impl<'a> Tensor<'a> {
@@ -70,6 +72,7 @@ impl<'a> Piece<'a> {
                 let at = |j: usize| (row + j) * self.row_bytes + (first + i * step) * size;
                 return Cow::Owned((0..n).flat_map(|j| &self.source.data[at(j)..at(j) + size]).copied().collect());
             }
+            Order::Zeros => return Cow::Owned(vec![0; self.row_bytes]),
         };
         let row = &self.source.data[i * self.row_bytes..(i + 1) * self.row_bytes];
         if self.source.dtype != DType::MXFP4 {
@@ -181,7 +184,7 @@ fn parse(name: &str) -> Name<'_> {
                 layer = Some(number);
                 path.clear();
             }
-            Ok(number) if layer.is_some() && expert.is_none() => {
+            Ok(number) if expert.is_none() && !path.is_empty() => {
                 expert = Some(number);
                 path.push("*");
             }
@@ -254,9 +257,9 @@ pub(super) fn plan<'a>(
     order.into_iter().map(tensor).collect()
 }
 
-/// Whether a tensor, named without [`WRAPPERS`], is one of [`Family::skips`].
+/// Whether a tensor, named without [`WRAPPERS`], or a part of a layer, is one of [`Family::skips`].
 fn is_left_out(family: &Family, name: &str) -> bool {
-    family.skips.iter().any(|start| name.starts_with(start))
+    family.skips.iter().any(|start| name.starts_with(start) || name.ends_with(&format!(".{start}")))
 }
 
 /// What part of a tensor's rows.
@@ -286,7 +289,7 @@ fn stack<'a>(
     outtype: DType,
 ) -> Result<Tensor<'a>, Failure> {
     let refuse = |what: String| Err(config.refuse(format_args!("{name}: {what}")));
-    let stacked = name.contains("_exps");
+    let stacked = name.contains("_exps") || name.starts_with("altup_");
     let Some((&last, &(first, half))) = pieces.last_key_value() else { unreachable!("a name has a piece") };
     let n_pieces = pieces.len();
     if last as usize + 1 != n_pieces {
@@ -400,6 +403,15 @@ fn stack<'a>(
             }
         }
     }
+    // Tokens of pictures and sounds that have no row.
+    let n_missing = match (family.arch, &name[..]) {
+        ("gemma3n", "token_embd.weight" | "per_layer_token_embd.weight") => n_vocab.saturating_sub(n_rows),
+        _ => 0,
+    };
+    if n_missing > 0 {
+        laid.push(Piece { start: n_rows, source: first, row_bytes, order: Order::Zeros });
+        n_rows += n_missing;
+    }
     let n = match transpose {
         None => width,
         Some(Transpose::BeforeCut) => height,
@@ -409,7 +421,7 @@ fn stack<'a>(
         _ if is_vector => shape.push(n),
         _ if by_value => shape.push(n_lines_out),
         Some(Transpose::AfterCut) => shape.extend([width, n]),
-        _ => shape.extend([n_lines_out, n]),
+        _ => shape.extend([n_lines_out + n_missing, n]),
     }
     if stacked && shape.len() == 2 && name.ends_with(".weight") {
         shape.insert(0, n_pieces);
@@ -449,6 +461,8 @@ fn is_small(name: &str) -> bool {
         ".ffn_gate_inp_shexp.",
         ".ssm_conv1d.",
         ".shortconv.conv.",
+        ".altup_correct_coef.",
+        ".altup_predict_coef.",
         "position_embd.",
         "token_types.",
     ];

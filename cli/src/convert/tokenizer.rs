@@ -39,6 +39,10 @@ const SPECIAL: [(&str, &str); 7] = [
 const GEMMA4_SHOWN: [&str; 7] =
     ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", r#"<|"|>"#];
 
+/// Special tokens that all files of an architecture name by number.
+const BY_NUMBER: [(&str, &str, u32); 3] =
+    [("gemma", "eot", 107), ("nemotron", "padding", 0), ("nemotron", "unknown", 1)];
+
 const DIGITS: &str = "individual digits";
 const GPT2: &str = "byte level";
 
@@ -355,6 +359,23 @@ impl Tokenizer {
             let id = self.added_id(text).filter(|id| (*id as usize) < self.len());
             let id = id.ok_or_else(|| self.refuse("tokenizer.json", format_args!("there is no token {text}")))?;
             put(&format!("ggml.{name}_token_id"), id.into());
+        }
+        for (_, name, id) in BY_NUMBER.into_iter().filter(|(arch, ..)| *arch == family.arch) {
+            put(&format!("ggml.{name}_token_id"), id.into());
+        }
+        if family.arch == "hunyuan-dense" {
+            // Of Hunyuan's files only these are right.
+            if let Some(id) = config.opt_u32(&["eod_token_id"])? {
+                put("ggml.eos_token_id", id.into());
+            }
+            let generation = read_json(&self.folder.join("generation_config.json"))?.unwrap_or_default();
+            let ends = generation.get("eos_token_id").and_then(Json::as_array).filter(|ends| ends.len() > 1);
+            if let Some(id) = ends.and_then(|ends| u32::try_from(ends[0].as_u64()?).ok()) {
+                put("ggml.eot_token_id", id.into());
+            }
+        }
+        if family.arch == "modern-bert" {
+            put("ggml.add_sep_token", true.into());
         }
         for (name, _) in SPECIAL {
             let add = ends.adds.iter().find(|(special, _)| *special == name).map(|(_, add)| *add);

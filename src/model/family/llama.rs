@@ -2,8 +2,8 @@
 //! Maincoder, ERNIE 4.5, …
 
 use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::{Activation, FfnSpec, Gating, QkNorm, SharedSpec};
+use crate::model::hparams::{Has, Hparams, Keys, NormKind, RopeOrder};
+use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = match keys.opt_u64("expert_count")? {
@@ -56,6 +56,29 @@ pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     if h.n_layer == 40 {
         h.set_alibi(8.0)?;
+    }
+    Ok(h)
+}
+
+/// Llamas that NVIDIA pruned (Nemotron Super and Ultra), DeciLM: layers differ in heads and widths, and may lack attention, the
+/// feed-forward layer, or both.
+pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let counts = |key: &str, max| keys.opt_counts(key, 0..=max)?.ok_or_else(|| keys.missing(key));
+    let (n_head, n_head_kv) = (counts("attention.head_count", 1024)?, counts("attention.head_count_kv", 1024)?);
+    if n_head.iter().zip(&n_head_kv).any(|(&n, &n_kv)| n > 0 && n_kv == 0) {
+        return Err(ModelError::Inconsistent { what: "attention replaced by a matrix is not supported".into() });
+    }
+    let mixers = n_head.iter().map(|&n| if n > 0 { Has::Attention } else { Has::Nothing }).collect();
+    let dense = |n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation: Activation::SwiGlu, fused: false, sparsity: None });
+    let n_ff = counts("feed_forward_length", 1 << 20)?.into_iter();
+    let ffn = n_ff.map(|n| if n > 0 { dense(n) } else { FfnSpec::None }).collect();
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
+    h.ropes.iter_mut().for_each(|rope| rope.order = RopeOrder::Norm);
+    for layer in h.layers.iter_mut().filter(|layer| layer.mixer == Mixer::None) {
+        layer.norms = Norms::BeforeFfn;
+    }
+    if let Some(scale) = keys.positive("attention.scale")? {
+        h.attention_mut().for_each(|attn| attn.scale = scale);
     }
     Ok(h)
 }

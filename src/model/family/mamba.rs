@@ -51,8 +51,9 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let activation = Activation::SquaredRelu;
     let ffn = if keys.has_part("ffn_gate_inp.weight") {
         let mut layers = keys.mixture(0, true)?;
+        let latent = keys.opt_count("moe_latent_size", 1 << 20)?;
         for moe in layers.iter_mut().filter_map(FfnSpec::moe_mut) {
-            (moe.activation, moe.gating) = (activation, Gating::Sigmoid);
+            (moe.activation, moe.gating, moe.latent) = (activation, Gating::Sigmoid, latent);
         }
         layers
     } else {

@@ -65,6 +65,8 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "paddleocr", hparams: neox::paddleocr },
     Family { arch: "openelm", hparams: neox::openelm },
     Family { arch: "plamo", hparams: neox::plamo },
+    Family { arch: "plamo3", hparams: neox::plamo3 },
+    Family { arch: "deci", hparams: llama::deci },
     Family { arch: "qwen", hparams: qwen::qwen1 },
     Family { arch: "qwen2", hparams: qwen::qwen2 },
     Family { arch: "qwen2moe", hparams: qwen::qwen2moe },

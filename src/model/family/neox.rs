@@ -1,4 +1,4 @@
-//! Llamas whose rotated pairs are halves of a head: EXAONE 3, Pangu Embedded, PaddleOCR, OpenELM, PLaMo.
+//! Llamas whose rotated pairs are halves of a head: EXAONE 3, Pangu Embedded, PaddleOCR, OpenELM, PLaMo 1 and 3.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -25,5 +25,15 @@ pub(super) fn openelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn plamo(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     h.set_norms(Norms::Shared);
+    Ok(h)
+}
+
+/// PLaMo 3: windows in all but every eighth layer, norms on both sides.
+pub(super) fn plamo3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense_fused(Activation::SwiGlu)?)?;
+    h.set_norms(Norms::Both);
+    h.set_windows(keys, None, 8)?;
+    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
+    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }
