@@ -49,4 +49,10 @@ if grep -rnE "use crate::\{|crate::(Model|Session|Sampler|Gguf|Tokenizer|Adapter
     echo "name the module: crate::exec::Session"
     fail=1
 fi
+# Kernels are compiled once more for unit tests that reach them, a minute of a build: what opens models lies in `tests/it`.
+if awk 'FNR == 1 { test = 0 } /#\[cfg\(test\)\]/ { test = 1 } test && /model::Model|Model::(open|from_gguf)|Arch::(detect|available|named)/ \
+    { print FILENAME ":" FNR ": " $0 }' $(find src -name '*.rs') | grep .; then
+    echo "unit tests take Arch::scalar(), and no models: move these to tests/it"
+    fail=1
+fi
 exit $fail

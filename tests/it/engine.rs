@@ -5,11 +5,11 @@ use crate::common::emulated;
 use crate::run::{OnLevel, Pass, engine, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::bench;
+use ruvllm::bench::{self, Shape, synthetic};
 use ruvllm::exec::{CancelToken, KvType, Session, SessionOptions, Tap};
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
 use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported_architectures};
-use ruvllm::quant::DType;
+use ruvllm::quant::{DType, FileType};
 use ruvllm::{ModelError, SessionError};
 
 fn options(n_batch: usize) -> SessionOptions {
@@ -673,4 +673,17 @@ fn slopes_of_heads_that_are_no_power_of_two() {
     assert_eq!(slopes, [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
     attn.alibi = None;
     assert_eq!(attn.slope(3), 0.0);
+}
+
+/// A layer of each kind of every made-up shape: all can be opened, and every tensor is read.
+#[test]
+fn synthetic_shapes_are_models() {
+    for &shape in Shape::ALL {
+        let model = Model::from_gguf(synthetic(shape.reduced(), FileType::Q4_K_M).unwrap()).unwrap();
+        assert!(model.unknown().is_empty(), "{}: {:?}", shape.name, model.unknown());
+        let mut session = model.session().unwrap();
+        session.prefill(&[1, 2, 3]).unwrap();
+        session.decode(4).unwrap();
+        assert!(session.logits().iter().all(|x| x.is_finite()), "{}", shape.name);
+    }
 }

@@ -210,6 +210,7 @@ fn a_generation_that_owns_its_session_gives_it_back() {
 #[cfg(feature = "grammar")]
 mod forced {
     use super::*;
+    use crate::common::few_or_many;
     use ruvllm::exec::{Cut, OutputHook, OutputRows};
     use ruvllm::grammar::{Grammar, TokenTrie};
 
@@ -300,7 +301,7 @@ mod forced {
         let (tokens, ..) = one_by_one(&model, &prompt);
         let text = decoded(&model, &tokens);
         let held = |n: usize| [&prompt[..], &tokens[..n]].concat();
-        for n in 0..tokens.len() {
+        for n in (0..tokens.len()).step_by(few_or_many(4, 2, 1)) {
             // A limit.
             let (mut limited, mut sampler) = (session(&model, 256), masked(&model, &[]));
             let mut generation = limited.generate(PROMPT, &mut sampler).unwrap().max_tokens(n);

@@ -2,7 +2,7 @@
 //! whoever wants logits, a token's logits, keys and values are the same bits. All levels, formats, dense, windowed and
 //! mixture models.
 
-use crate::common::emulated;
+use crate::common::{emulated, long};
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
@@ -483,7 +483,7 @@ fn assert_same(expected: &[f32], got: &[f32], what: &str) {
 
 /// Threads, sizes of batches, and which rows' logits are wanted.
 fn batches_and_threads(model: &Model, kv_type: KvType, text: &Text, exact: bool, what: &str) {
-    let sizes: &[usize] = if few() { &[33, 512] } else { &[1, 7, 32, 64, 512] };
+    let sizes: &[usize] = if short(model.arch()) { &[33, 512] } else { &[1, 7, 32, 64, 512] };
     for (i, &n_batch) in sizes.iter().enumerate() {
         let n_threads = 1 + (i + text.prompt.len()) % 3;
         let what = format!("{what}, {n_threads} threads, batches of {n_batch}");
@@ -507,7 +507,7 @@ fn neighbours(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, 
     let engine = engine(model, 1 + random.below(3));
     let new = || engine.sequence(&options(kv_type, 512, false)).unwrap();
     let (mut outputs, cancel) = (Outputs::default(), CancelToken::default());
-    let n_others = [1, 3, 8, 15, 63][random.below(if few() { 2 } else { 5 })];
+    let n_others = [1, 3, 8, 15, 63][random.below(if short(model.arch()) { 2 } else { 5 })];
     let mut others: Vec<Sequence> = (0..n_others).map(|_| new()).collect();
     let mut adapter = Adapter::zeros(model, 2, 1, |_| true).unwrap();
     adapter.terms_mut().for_each(|(i, term)| {
@@ -602,7 +602,7 @@ fn keys_and_values(model: &Model, kv_type: KvType, text: &Text, what: &str) {
 fn exact(model: &Model, kv_type: KvType, random: &mut Random, what: &str) {
     let what = format!("{what}, exact");
     let options = options(kv_type, 512, true);
-    let all = Text::new(model, &options, if few() { 70 } else { 90 }, 2, random);
+    let all = Text::new(model, &options, if short(model.arch()) { 70 } else { 90 }, 2, random);
     batches_and_threads(model, kv_type, &all, true, &what);
     let one = engine(model, 1);
     let mut session = one.session_with(&options).unwrap();
@@ -619,10 +619,10 @@ fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
     let what = format!("{shape:?} {dtype:?} {arch:?} {kv_type:?}");
     let model = model(shape, dtype).on(arch);
     let mut random = Random(dtype as u64 * 31 + shape as u64);
-    let n_prompt = random.below(60) + if few() { 70 } else { 140 };
+    let n_prompt = random.below(60) + if short(arch) { 70 } else { 140 };
     let text = Text::new(&model, &options(kv_type, 512, false), n_prompt, 9, &mut random);
     batches_and_threads(&model, kv_type, &text, false, &what);
-    for _ in 0..if few() { 1 } else { 2 } {
+    for _ in 0..if short(arch) { 1 } else { 2 } {
         neighbours(&model, kv_type, &text, &mut random, &what);
     }
     forks_and_rewinds(&model, kv_type, &text, &mut random, &what);
@@ -633,6 +633,12 @@ fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
 /// Whether instructions are emulated, those of a CPU or tiles alone: then a part of all this has to do.
 fn few() -> bool {
     emulated() || cfg!(ruvllm_emulate_amx)
+}
+
+/// Whether shorter texts and fewer batches have to do on this level, too: the portable one, which is slow and has one code for
+/// all shapes, unless time does not matter.
+fn short(arch: Arch) -> bool {
+    few() || arch.name() == "scalar" && !long()
 }
 
 /// Levels this CPU has; under emulation the one that is tested.
