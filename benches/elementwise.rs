@@ -171,6 +171,12 @@ fn activations(c: &mut Criterion) {
     x.copy_from_slice(&up);
     group.bench_function("gelu_mul", |b| b.iter(|| arch.gelu_mul(&mut x, &up)));
     x.copy_from_slice(&up);
+    group.bench_function("gelu_erf_mul", |b| b.iter(|| arch.gelu_erf_mul(&mut x, &up)));
+    x.copy_from_slice(&up);
+    group.bench_function("swiglu_oai", |b| b.iter(|| arch.swiglu_oai(&mut x, &up)));
+    x.copy_from_slice(&up);
+    group.bench_function("sigmoid_mul", |b| b.iter(|| arch.sigmoid_mul(&mut x, &up)));
+    x.copy_from_slice(&up);
     group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
     let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
     group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
@@ -196,6 +202,12 @@ fn recurrences(c: &mut Criterion) {
     });
     let mut state = noise(n * n);
     group.bench_function("ssm_step", |b| b.iter(|| arch.ssm_step(&mut state, &q, &k, 0.9, 0.5, &v, &mut out)));
+    // As many states of a channel as Mamba 1 has, and as many channels as fill the same state.
+    let (n_state, n) = (16, n * n / 16);
+    let (a, dt, x, mut out) = (noise(n * n_state), noise(n), noise(n), vec![0.0; n]);
+    group.bench_function("ssm_step_by_state", |b| {
+        b.iter(|| arch.ssm_step_by_state(&mut state, &a, &q[..n_state], &k[..n_state], &dt, &x, &mut out));
+    });
 }
 
 criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations, recurrences);

@@ -159,6 +159,32 @@ def deci():
     return f.layers(layer)
 
 
+def nemotron_latent():
+    """Nemotron 3 Super's mixtures, whose experts read and write shorter vectors, behind Mamba 2 and attention."""
+    latent, kv = 32, [0, 0, 2, 0]
+    f = Family("nemotron_h_moe", n_layer=4, n_kv=kv)
+    f.keys({"feed_forward_length": [0, 32, 0, 32], "rope.dimension_count": HEAD, "attention.key_length": HEAD, "attention.value_length": HEAD})
+    f.keys({"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1, "ssm.inner_size": 128, "ssm.time_step_rank": 8})
+    f.keys({**EXPERTS, "expert_shared_feed_forward_length": 48, "expert_weights_norm": True, "expert_weights_scale": 2.0, "moe_latent_size": latent})
+    f.keys({"attention.layer_norm_epsilon": 1e-5})
+
+    def layer(f, blk, i):
+        f.norm(blk + "attn_norm")
+        if kv[i]:
+            return attention()(f, blk, i)
+        if i == 0:
+            f.linear(blk + "ssm_in", N_EMBD, 296).linear(blk + "ssm_conv1d", 4, 160, bias=True).add(blk + "ssm_dt.bias", 8)
+            f.add(blk + "ssm_a", 1, 8).add(blk + "ssm_d", 1, 8).add(blk + "ssm_norm.weight", 128, 1)
+            return f.linear(blk + "ssm_out", 128, N_EMBD)
+        f.add(blk + "ffn_gate_inp.weight", N_EMBD, 6).add(blk + "exp_probs_b.bias", 6)
+        f.linear(blk + "ffn_latent_down", N_EMBD, latent).linear(blk + "ffn_latent_up", latent, N_EMBD)
+        f.add(blk + "ffn_up_exps.weight", latent, 32, 6).add(blk + "ffn_down_exps.weight", 32, latent, 6)
+        f.linear(blk + "ffn_up_shexp", N_EMBD, 48).linear(blk + "ffn_down_shexp", 48, N_EMBD)
+
+    f.n_kv = 2
+    return f.layers(layer)
+
+
 def plm():
     """Latent attention with its matrices whole."""
     rank, plain, rot, v = 32, 16, 8, 24
@@ -324,6 +350,7 @@ FAMILIES = {
     .keys({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64})
     .layers(BOTH, attention(qk_norm=HEAD), mixture(6, 32)),
     "plm": plm(),
+    "nemotron-latent": nemotron_latent(),
     "baichuan-13b": Family("baichuan", n_layer=40, n_kv=N_HEAD).keys(ROPE).layers(BOTH, attention(), dense(n_ff=32)).keys({"feed_forward_length": 32}),
     "falcon-mamba": falcon_mamba(),
     "eurobert": encoder("eurobert").keys({"pooling_type": 1}).layers(BOTH, attention(), dense()),

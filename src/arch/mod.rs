@@ -14,7 +14,22 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 3;
+pub const ARITHMETIC_VERSION: u32 = 4;
+
+/// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀ + c₁t + … + c₉t⁹ − x²)`, with
+/// a relative error below 1.2e-7, except for rounding to `f32` (W. J. Press et al., Numerical Recipes in C, 2nd edition, §6.2).
+const ERFC: [f32; 10] = [
+    -1.265_512_2,
+    1.000_023_7,
+    0.374_091_96,
+    0.096_784_18,
+    -0.186_288_06,
+    0.278_868_07,
+    -1.135_204,
+    1.488_515_9,
+    -0.822_152_23,
+    0.170_872_77,
+];
 
 /// Builds a table of kernels; its element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {
@@ -36,6 +51,10 @@ macro_rules! kernels {
             silu_mul: elementwise::silu_mul,
             gelu_mul: elementwise::gelu_mul,
             gelu: elementwise::gelu,
+            gelu_erf_mul: elementwise::gelu_erf_mul,
+            gelu_erf: elementwise::gelu_erf,
+            swiglu_oai: elementwise::swiglu_oai,
+            sigmoid_mul: elementwise::sigmoid_mul,
             silu_mul_backward: elementwise::silu_mul_backward,
             gelu_mul_backward: elementwise::gelu_mul_backward,
             gelu_backward: elementwise::gelu_backward,
@@ -43,6 +62,7 @@ macro_rules! kernels {
             f16_to_f32: elementwise::f16_to_f32,
             delta_rule: elementwise::delta_rule,
             ssm_step: elementwise::ssm_step,
+            ssm_step_by_state: elementwise::ssm_step_by_state,
         }
     };
 }
@@ -289,6 +309,10 @@ pub(crate) struct Kernels {
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
     pub(crate) gelu: unsafe fn(x: &mut [f32]),
+    pub(crate) gelu_erf_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
+    pub(crate) gelu_erf: unsafe fn(x: &mut [f32]),
+    pub(crate) swiglu_oai: unsafe fn(gate: &mut [f32], up: &[f32]),
+    pub(crate) sigmoid_mul: unsafe fn(gate: &mut [f32], x: &[f32]),
     pub(crate) silu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
     pub(crate) gelu_mul_backward: unsafe fn(gate: &mut [f32], up: &mut [f32], dy: &[f32]),
     pub(crate) gelu_backward: unsafe fn(x: &mut [f32], dy: &[f32]),
@@ -298,6 +322,8 @@ pub(crate) struct Kernels {
         unsafe fn(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]),
     pub(crate) ssm_step:
         unsafe fn(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]),
+    pub(crate) ssm_step_by_state:
+        unsafe fn(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
@@ -654,6 +680,25 @@ impl Arch {
         unsafe { (self.0.ssm_step)(state, b, c, decay, dt, x, out) }
     }
 
+    /// A step of a selective state space whose states have decays of their own (Mamba 1, arXiv 2312.00752) for the channels of
+    /// `x`, with `state` and `a` `(x.len(), b.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
+    pub fn ssm_step_by_state(
+        self,
+        state: &mut [f32],
+        a: &[f32],
+        b: &[f32],
+        c: &[f32],
+        dt: &[f32],
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        assert!(b.len() == c.len() && out.len() == x.len() && dt.len() == x.len(), "ssm_step_by_state");
+        let fits = |n: usize| Some(n) == x.len().checked_mul(b.len()) && !b.is_empty();
+        assert!(fits(state.len()) && fits(a.len()), "ssm_step_by_state: the state");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.ssm_step_by_state)(state, a, b, c, dt, x, out) }
+    }
+
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).
     pub fn rms_norm(self, y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
         assert!(y.len() == x.len() && w.len() == x.len(), "rms_norm");
@@ -722,6 +767,33 @@ impl Arch {
         assert_eq!(gate.len(), up.len(), "gelu_mul");
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.gelu_mul)(gate, up) }
+    }
+
+    /// `gate = gelu(gate)·up`, by the error function.
+    pub fn gelu_erf_mul(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gelu_erf_mul");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.gelu_erf_mul)(gate, up) }
+    }
+
+    /// `x = gelu(x) = x/2·(1 + erf(x/√2))`.
+    pub fn gelu_erf(self, x: &mut [f32]) {
+        // SAFETY: `self` proves the CPU features.
+        unsafe { (self.0.gelu_erf)(x) }
+    }
+
+    /// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7 (gpt-oss).
+    pub fn swiglu_oai(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "swiglu_oai");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.swiglu_oai)(gate, up) }
+    }
+
+    /// `gate = σ(gate)·x`.
+    pub fn sigmoid_mul(self, gate: &mut [f32], x: &[f32]) {
+        assert_eq!(gate.len(), x.len(), "sigmoid_mul");
+        // SAFETY: `self` proves the CPU features; lengths are equal.
+        unsafe { (self.0.sigmoid_mul)(gate, x) }
     }
 
     /// `x = gelu(x)`, tanh form.

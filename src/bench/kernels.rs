@@ -148,6 +148,9 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     near_row("silu_mul", 12 * n, &mut || arch.silu_mul(y, x));
     near_row("gelu_mul", 12 * n, &mut || arch.gelu_mul(y, x));
     near_row("gelu", 8 * n, &mut || arch.gelu(y));
+    near_row("gelu_erf", 8 * n, &mut || arch.gelu_erf(y));
+    near_row("swiglu_oai", 12 * n, &mut || arch.swiglu_oai(y, x));
+    near_row("sigmoid_mul", 12 * n, &mut || arch.sigmoid_mul(y, x));
     near_row("f32_to_f16", 6 * n, &mut || arch.f32_to_f16(x, &mut half));
     near_row("f16_to_f32", 6 * n, &mut || arch.f16_to_f32(&half, y));
     near_row("quantize_q16", 6 * n, &mut || arch.quantize_q16(x, &mut blocks));

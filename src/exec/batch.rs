@@ -22,6 +22,8 @@ pub struct Slot<'a> {
     pub(super) first_output: usize,
     /// First token whose hidden state is requested besides those.
     pub(super) first_state: usize,
+    /// See [`Slot::keeping_kind`].
+    pub(super) keeps_kind: bool,
     /// Hidden states that come with the tokens of a block for multi-token prediction, `(tokens, n_embd)`.
     pub(super) states: &'a [f32],
     /// Index among the caller's slots; a pass computes those of generated tokens first.
@@ -35,7 +37,8 @@ impl<'a> Slot<'a> {
     /// Appends `tokens` to `seq`; requests the logits after the last of them.
     pub fn new(seq: &'a mut Sequence, tokens: &'a [u32], kind: TokenKind) -> Slot<'a> {
         let (first_output, first_state) = (tokens.len().saturating_sub(1), tokens.len());
-        Slot { seq, tokens, kind, first_output, first_state, states: &[], index: 0, row: 0, output: 0 }
+        let (keeps_kind, states) = (false, &[][..]);
+        Slot { seq, tokens, kind, first_output, first_state, keeps_kind, states, index: 0, row: 0, output: 0 }
     }
 
     /// Requests the logits after each of `tokens[first..]`; none if there are fewer tokens.
@@ -48,6 +51,12 @@ impl<'a> Slot<'a> {
     /// Requests the hidden states of `tokens[first..]`, too.
     pub(super) fn states_from(mut self, first: usize) -> Slot<'a> {
         self.first_state = first.min(self.tokens.len());
+        self
+    }
+
+    /// Lets the last layer compute all rows as what they are, prompt or generated. Logits are not wanted.
+    pub(super) fn keeping_kind(mut self) -> Slot<'a> {
+        self.keeps_kind = true;
         self
     }
 

@@ -2,7 +2,7 @@
 //! arXiv 2510.26692) each of a head's key dimensions at its own.
 
 use super::arena::Frame;
-use super::conv::{CausalConv, silu};
+use super::conv::CausalConv;
 use super::forward::sigmoid;
 use super::linear::Product;
 use super::mamba2::softplus;
@@ -164,15 +164,12 @@ pub(super) fn mix<'a>(
         }
     });
     pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
-    let gate = &*gate;
-    pass.base.crew.when(m > 1).for_chunks(out, n_out, |row, out| {
-        let gate = gate[row * n_out..].chunks_exact(d_v);
-        for (out, gate) in out.chunks_exact_mut(d_v).zip(gate) {
-            let factor = 1.0 / (arch.dot(out, out) / d_v as f32 + eps).sqrt();
-            for ((out, norm), gate) in out.iter_mut().zip(&w.norm).zip(gate) {
-                *out = *out * factor * norm * if by_channel { sigmoid(*gate) } else { silu(*gate) };
-            }
+    pass.base.crew.when(m > 1).for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
+        for head in out.chunks_exact_mut(d_v) {
+            let factor = 1.0 / (arch.dot(head, head) / d_v as f32 + eps).sqrt();
+            head.iter_mut().zip(&w.norm).for_each(|(x, norm)| *x = *x * factor * norm);
         }
+        if by_channel { arch.sigmoid_mul(gate, out) } else { arch.silu_mul(gate, out) }
     });
-    out
+    gate
 }

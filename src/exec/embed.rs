@@ -149,8 +149,9 @@ impl Embedder {
             let sequences = texts.iter().map(|text| self.engine.sequence(&options(text)));
             let mut sequences = sequences.collect::<Result<Vec<_>, _>>()?;
             let slots = sequences.iter_mut().zip(texts);
-            let mut slots: Vec<_> =
-                slots.map(|(seq, text)| Slot::new(seq, text.as_ref(), TokenKind::Prompt).outputs_from(0)).collect();
+            let mut slots: Vec<_> = slots
+                .map(|(seq, text)| Slot::new(seq, text.as_ref(), TokenKind::Prompt).outputs_from(0).keeping_kind())
+                .collect();
             self.engine.states(&mut slots, &mut outputs, &self.cancel)?;
             let mut states = &outputs.states[..];
             for text in texts {

@@ -4,7 +4,7 @@
 //! row-major with one row per token, slot by slot. Products and norms process all rows together; everything that
 //! depends on a sequence (positions, keys and values, adapters) is processed slot by slot.
 
-use super::activation::{gaussian_top_k, gelu_erf, gelu_erf_mul, relu_mul, squared_relu, swiglu_oai, xielu};
+use super::activation::{gaussian_top_k, relu_mul, squared_relu, xielu};
 use super::alt_up::Streams;
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot, SlotSize, Wanted};
@@ -660,9 +660,9 @@ fn pool(arch: Arch, slots: &mut [Slot<'_>], i: usize, x: &[f32], n: usize) {
 
 /// Number of rows computed as generated tokens, which come first. In the last layer, except for its keys and values,
 /// and in the head these are all rows, as usually one row of a prompt is left; unless there are no outputs and only a
-/// probe sees the rows, as before a backward pass.
+/// probe sees the rows, as before a backward pass, or only hidden states of whole texts are wanted.
 fn n_generated(is_last: bool, rows: Rows, slots: &[Slot<'_>]) -> usize {
-    let has_outputs = slots.iter().any(|slot| slot.n_outputs() > 0);
+    let has_outputs = slots.iter().any(|slot| slot.n_outputs() > 0 && !slot.keeps_kind);
     if is_last && has_outputs { slots.iter().map(|slot| rows.of(slot).2).sum() } else { rows.n_generated(slots) }
 }
 
@@ -1067,7 +1067,9 @@ fn attention(
     }
     let attn = match spec.gated {
         true => {
-            gate.iter_mut().zip(attn).for_each(|(gate, attn)| *gate = sigmoid(*gate) * attn);
+            let n = spec.n_out();
+            let workers = base.crew.when(m > 1);
+            workers.for_chunks(gate, n, |row, gate| base.arch.sigmoid_mul(gate, &attn[row * n..][..n]));
             &*gate
         }
         false => attn,
@@ -1334,9 +1336,13 @@ fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a 
         Activation::Gelu => workers.for_chunks(up, n_ff, |_, up| arch.gelu(up)),
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
         Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| relu_mul(gate, &up[i * n_ff..][..n_ff])),
-        Activation::SwiGluOai => workers.for_chunks(gate, n_ff, |i, gate| swiglu_oai(gate, &up[i * n_ff..][..n_ff])),
-        Activation::GeGluErf => workers.for_chunks(gate, n_ff, |i, gate| gelu_erf_mul(gate, &up[i * n_ff..][..n_ff])),
-        Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| gelu_erf(up)),
+        Activation::SwiGluOai => {
+            workers.for_chunks(gate, n_ff, |i, gate| arch.swiglu_oai(gate, &up[i * n_ff..][..n_ff]));
+        }
+        Activation::GeGluErf => {
+            workers.for_chunks(gate, n_ff, |i, gate| arch.gelu_erf_mul(gate, &up[i * n_ff..][..n_ff]));
+        }
+        Activation::GeluErf => workers.for_chunks(up, n_ff, |_, up| arch.gelu_erf(up)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
             workers.for_chunks(up, n_ff, |_, up| xielu(up, (alpha_p, alpha_n, beta, eps)));
         }

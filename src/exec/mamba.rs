@@ -2,7 +2,7 @@
 //! each of its values, that depends on the token; the output is gated.
 
 use super::arena::Frame;
-use super::conv::{CausalConv, parts_of, silu};
+use super::conv::{CausalConv, parts_of};
 use super::linear::Product;
 use super::mamba2::softplus;
 use super::recurrent::{Mixing, Recurrence};
@@ -73,14 +73,11 @@ impl Recurrence for Scan<'_> {
         let (dt, rest) = rest.split_at(n_inner);
         let (b, c) = rest.split_at(n_state);
         let first = part * out.len();
-        for (i, (state, out)) in state.chunks_exact_mut(n_state).zip(out).enumerate() {
-            let channel = first + i;
-            let (x, dt) = (x[channel], dt[channel]);
-            for ((s, a), b) in state.iter_mut().zip(&self.w.a[channel * n_state..]).zip(b) {
-                *s = *s * (dt * a).exp() + dt * x * b;
-            }
-            *out = arch.dot(state, c) + self.w.d[channel] * x;
-        }
+        let channels = first..first + out.len();
+        let (x, dt, d) = (&x[channels.clone()], &dt[channels.clone()], &self.w.d[channels.clone()]);
+        let a = &self.w.a[channels.start * n_state..channels.end * n_state];
+        arch.ssm_step_by_state(state, a, b, c, dt, x, out);
+        out.iter_mut().zip(d).zip(x).for_each(|((out, d), x)| *out += d * x);
     }
 }
 
@@ -118,15 +115,20 @@ pub(super) fn mix<'a>(
         to.copy_from_slice(&low[..dt_rank]);
     }
     pass.linear(dt_low, m, &mut [Product::of(&w.dt, dt, m)]);
-    for (row, feed) in feed.chunks_exact_mut(2 * n_inner + 2 * n_state).enumerate() {
+    let (crew, n_feed) = (pass.base.crew.when(m > 1), 2 * n_inner + 2 * n_state);
+    let (convolved, dt, low) = (&*convolved, &*dt, &*low);
+    crew.for_chunks(feed, n_feed, |row, feed| {
         feed[..n_inner].copy_from_slice(&convolved[row * n_inner..][..n_inner]);
         let dt = &dt[row * n_inner..][..n_inner];
         feed[n_inner..].iter_mut().zip(dt).for_each(|(to, dt)| *to = softplus(*dt));
         feed[2 * n_inner..].copy_from_slice(&low[row * n_low..][dt_rank..n_low]);
-    }
+    });
     pass.recur(&Scan { spec, w }, (feed, 2 * n_inner + 2 * n_state), by_part, out);
-    for (out, input) in out.chunks_exact_mut(n_inner).zip(input.chunks_exact(2 * n_inner)) {
-        out.iter_mut().zip(&input[n_inner..]).for_each(|(out, gate)| *out *= silu(*gate));
-    }
+    let crew = pass.base.crew.when(m > 1);
+    crew.for_chunk_pairs(out, n_inner, input, 2 * n_inner, |_, out, input| {
+        let gate = &mut input[n_inner..];
+        arch.silu_mul(gate, out);
+        out.copy_from_slice(gate);
+    });
     out
 }

@@ -2,7 +2,7 @@
 //! token; the output is gated, and normed if the file has a norm.
 
 use super::arena::Frame;
-use super::conv::{CausalConv, silu};
+use super::conv::CausalConv;
 use super::linear::Product;
 use super::recurrent::{Mixing, Recurrence};
 use crate::arch::Arch;
@@ -91,17 +91,18 @@ pub(super) fn mix<'a>(
     let convolved = &mut feed[..m * n_channel];
     pass.recur(&conv, (channels, n_channel), by_part, convolved);
     channels.copy_from_slice(convolved);
-    let rows = input.chunks_exact(n_input).zip(channels.chunks_exact(n_channel));
-    for (feed, (input, channels)) in feed.chunks_exact_mut(n_channel + n_head).zip(rows) {
-        feed[..n_channel].copy_from_slice(channels);
-        let dt = feed[n_channel..].iter_mut().zip(&input[n_inner + n_channel..]);
+    let (given, convolved) = (&*input, &*channels);
+    pass.base.crew.when(m > 1).for_chunks(feed, n_channel + n_head, |row, feed| {
+        feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
+        let dt = feed[n_channel..].iter_mut().zip(&given[row * n_input + n_inner + n_channel..]);
         dt.zip(&w.dt_bias).for_each(|((to, dt), bias)| *to = softplus(dt + bias));
-    }
+    });
     pass.recur(&Scan { spec, w }, (feed, n_channel + n_head), by_part, out);
     let (arch, eps, width) = (pass.base.arch, pass.eps, n_inner / spec.n_group);
-    pass.base.crew.when(m > 1).for_chunks(out, n_inner, |row, out| {
-        let gate = &input[row * n_input..][..n_inner];
-        out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= silu(*gate));
+    pass.base.crew.when(m > 1).for_chunk_pairs(out, n_inner, input, n_input, |_, out, input| {
+        let gate = &mut input[..n_inner];
+        arch.silu_mul(gate, out);
+        out.copy_from_slice(gate);
         if let Some(norm) = &w.norm {
             for (out, norm) in out.chunks_exact_mut(width).zip(norm.chunks_exact(width)) {
                 let factor = 1.0 / (arch.dot(out, out) / width as f32 + eps).sqrt();

@@ -1,6 +1,5 @@
 //! Scores of pairs of texts: how well a document answers a query.
 
-use super::activation::gelu_erf;
 use super::{CancelToken, Embedder, Engine};
 use crate::error::{Error, SessionError};
 use crate::model::{ClassifierActivation, Linear, Model, NormKind};
@@ -122,7 +121,7 @@ impl Reranker {
                 linear(hidden, x);
                 match spec.activation {
                     ClassifierActivation::Tanh => x.iter_mut().for_each(|x| *x = x.tanh()),
-                    ClassifierActivation::GeluErf => gelu_erf(x),
+                    ClassifierActivation::GeluErf => arch.gelu_erf(x),
                 }
             }
             if let Some(norm) = &w.norm {

@@ -186,6 +186,32 @@ proptest! {
     }
 
     #[test]
+    fn ssm_steps_by_state(n in 1usize..40, m in 1usize..20, shift in 0usize..4, seed: u64) {
+        let [b, c, x, dt] = [(n, seed), (n, !seed), (m, seed ^ 3), (m, seed ^ 5)].map(|(n, seed)| noise(n, seed));
+        let dt: Vec<f32> = dt.iter().map(|dt| 2.0 * dt.abs()).collect();
+        let a: Vec<f32> = noise(m * n, seed ^ 11).iter().map(|a| -4.0 * a.abs()).collect();
+        let (before, range) = misaligned(&noise(m * n, seed ^ 7), shift);
+        for arch in Arch::available() {
+            let (mut state, mut out) = (before.clone(), vec![f32::NAN; m]);
+            arch.ssm_step_by_state(&mut state[range.clone()], &a, &b, &c, &dt, &x, &mut out);
+            for r in 0..m {
+                let (mut sum, mut bound) = (0.0, 0.0);
+                for i in 0..n {
+                    let exponent = f64::from(dt[r]) * f64::from(a[r * n + i]);
+                    let kept = exponent.exp() * f64::from(before[range.clone()][r * n + i]);
+                    let added = f64::from(dt[r]) * f64::from(x[r]) * f64::from(b[i]);
+                    // The exponent is rounded once, and the power to one place.
+                    let error = (5.0 + exponent.abs()) * U * kept.abs() + 3.0 * U * added.abs();
+                    assert_close(arch, "ssm_step_by_state", state[range.clone()][r * n + i], kept + added, error);
+                    sum += f64::from(c[i]) * (kept + added);
+                    bound += f64::from(c[i]).abs() * (error + (n + 1) as f64 * U * (kept + added).abs());
+                }
+                assert_close(arch, "ssm_step_by_state, out", out[r], sum, bound);
+            }
+        }
+    }
+
+    #[test]
     fn norms(n in length(), shift in 0usize..4, seed: u64, offset in -10f32..10.0, log_eps in -7i32..-2) {
         let x: Vec<f32> = noise(n, seed).iter().map(|x| x + offset).collect();
         let (x, range) = misaligned(&x, shift);
@@ -295,7 +321,16 @@ proptest! {
     fn gates_do_not_depend_on_place(n in length(), shift in 0usize..4, seed: u64) {
         let (x, up) = (noise(n, seed), noise(n, !seed));
         for arch in Arch::available() {
-            for kernel in [Arch::silu_mul, Arch::gelu_mul, |arch: Arch, x: &mut [f32], _: &[f32]| arch.gelu(x)] {
+            let all = [
+                Arch::silu_mul,
+                Arch::gelu_mul,
+                Arch::gelu_erf_mul,
+                Arch::swiglu_oai,
+                Arch::sigmoid_mul,
+                |arch: Arch, x: &mut [f32], _: &[f32]| arch.gelu(x),
+                |arch: Arch, x: &mut [f32], _: &[f32]| arch.gelu_erf(x),
+            ];
+            for kernel in all {
                 let (mut y, range) = misaligned(&x, shift);
                 let y = &mut y[range];
                 kernel(arch, y, &up);
@@ -416,16 +451,33 @@ fn activations_over_all_floats() {
     let gelu = |x: f64| if x < -20.0 { 0.0 } else { x / (1.0 + (-inner(x)).exp()) };
     for arch in Arch::available() {
         let (mut s, mut g, mut h) = (x.clone(), x.clone(), x.clone());
+        let (mut sigmoid, mut clamped, mut erf) = (x.clone(), x.clone(), x.clone());
+        arch.sigmoid_mul(&mut sigmoid, &ones);
+        arch.swiglu_oai(&mut clamped, &ones);
+        arch.gelu_erf_mul(&mut erf, &ones);
         arch.silu_mul(&mut s, &ones);
         arch.gelu_mul(&mut g, &ones);
         arch.gelu(&mut h);
         for (i, &x) in x.iter().enumerate() {
             assert!(same(g[i], h[i]), "{arch:?}: gelu({x:e}) is {:e} or {:e}", g[i], h[i]);
             if x.is_nan() {
-                assert!(s[i].is_nan() && g[i].is_nan(), "{arch:?}: NaN must pass");
+                let all = [s[i], g[i], sigmoid[i], clamped[i], erf[i]];
+                assert!(all.iter().all(|y| y.is_nan()), "{arch:?}: NaN must pass");
                 continue;
             }
             let wide = f64::from(x);
+            let truth = if x < -800.0 { 0.0 } else { 1.0 / (1.0 + (-wide).exp()) };
+            assert_close(arch, &format!("sigmoid({x:e})"), sigmoid[i], truth, 5.0 * U * truth.abs() + TINY);
+            // The argument is rounded once, and its factor is off by half a place.
+            let least = wide.min(7.0);
+            let truth = 2.0 * if x < -480.0 { 0.0 } else { least / (1.0 + (-1.702 * least).exp()) };
+            let bound = (7.0 + 2.0 * (1.702 * least).abs().min(104.0)) * U * truth.abs() + 208.0 * TINY;
+            assert_close(arch, &format!("swiglu_oai({x:e})"), clamped[i], truth, bound);
+            // Far from zero it is 0 or x.
+            let far = if x < 0.0 { 0.0 } else { wide };
+            if x.abs() > 14.5 {
+                assert_close(arch, &format!("gelu_erf({x:e})"), erf[i], far, TINY);
+            }
             // exp within one place (2U), or half the smallest denormal times x; sum, product, quotient.
             let truth = silu(wide);
             assert_close(arch, &format!("silu({x:e})"), s[i], truth, 5.0 * U * truth.abs() + 104.0 * TINY);
@@ -436,6 +488,33 @@ fn activations_over_all_floats() {
             let bound = (5.0 + 8.0 * argument) * U * truth.abs() + 104.0 * TINY;
             assert_close(arch, &format!("gelu({x:e})"), g[i], truth, bound);
         }
+    }
+}
+
+/// `erf`, by its series.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+/// The largest rounding error is that of the exponent, up to 8 here: 2⁻²⁴ of it.
+#[test]
+fn gelu_by_the_error_function() {
+    for arch in Arch::available() {
+        let x: Vec<f32> = (-400..=400).map(|i| i as f32 / 100.0).collect();
+        let mut y = x.clone();
+        arch.gelu_erf(&mut y);
+        for (x, y) in x.iter().zip(y) {
+            let truth = 0.5 * f64::from(*x) * (1.0 + erf(f64::from(*x) / std::f64::consts::SQRT_2));
+            assert_close(arch, &format!("gelu_erf({x})"), y, truth, (2e-6 * truth.abs()).max(1e-12));
+        }
+        let mut y = [f32::INFINITY, 0.0, -40.0, f32::NEG_INFINITY];
+        arch.gelu_erf(&mut y);
+        assert_eq!(y, [f32::INFINITY, 0.0, 0.0, 0.0]);
     }
 }
 

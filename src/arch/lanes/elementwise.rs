@@ -1,7 +1,7 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
 use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
-use crate::arch::ColumnsMut;
+use crate::arch::{ColumnsMut, ERFC};
 use half::f16;
 
 /// Vectors of independent partial sums: enough to hide the latency of an addition (4 cycles, two a
@@ -323,6 +323,42 @@ pub(in crate::arch) fn gelu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub(in crate::arch) fn gelu<V: Lanes>(z: V, x: &mut [f32]) {
     set!(z, x, |x| gelu_tanh(x));
+}
+
+/// `x/2·(1 + erf(x/√2))`, see [`ERFC`].
+#[inline(always)]
+fn gelu_by_erf<V: Lanes>(x: V) -> V {
+    let (one, half) = (x.splat(1.0), x.splat(0.5));
+    // Farther out the tail is 0, also for infinities.
+    let near = curved(x, 40.0);
+    let z = near.abs() * x.splat(std::f32::consts::FRAC_1_SQRT_2);
+    let t = one / z.mul_add(half, one);
+    let sum = ERFC.iter().rev().fold(x.splat(0.0), |sum, c| sum.mul_add(t, x.splat(*c)));
+    let tail = half * near * (t * super::exp(sum - z * z));
+    x.if_less(x.splat(0.0), tail, x - tail)
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu_erf_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
+    set!(z, gate, |gate, up| gelu_by_erf(gate) * up);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn gelu_erf<V: Lanes>(z: V, x: &mut [f32]) {
+    set!(z, x, |x| gelu_by_erf(x));
+}
+
+#[inline(always)]
+pub(in crate::arch) fn swiglu_oai<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
+    set!(z, gate, |gate, up| {
+        let g = gate.splat(7.0).min(gate);
+        times_sigmoid(g, g * gate.splat(1.702)) * (curved(up, 7.0) + gate.splat(1.0))
+    });
+}
+
+#[inline(always)]
+pub(in crate::arch) fn sigmoid_mul<V: Lanes>(z: V, gate: &mut [f32], x: &[f32]) {
+    set!(z, gate, |gate, x| sigmoid(gate).0 * x);
 }
 
 /// `σ(t)` and its derivative.

@@ -257,6 +257,10 @@ macro_rules! elementwise_kernels {
             silu_mul(gate: &mut [f32], up: &[f32]);
             gelu_mul(gate: &mut [f32], up: &[f32]);
             gelu(x: &mut [f32]);
+            gelu_erf_mul(gate: &mut [f32], up: &[f32]);
+            gelu_erf(x: &mut [f32]);
+            swiglu_oai(gate: &mut [f32], up: &[f32]);
+            sigmoid_mul(gate: &mut [f32], x: &[f32]);
             silu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
             gelu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
             gelu_backward(x: &mut [f32], dy: &[f32]);
@@ -266,6 +270,7 @@ macro_rules! elementwise_kernels {
         $crate::arch::lanes::instantiate! { $features, $zero, recurrence:
             delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]);
             ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]);
+            ssm_step_by_state(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]);
         }
     };
 }

@@ -135,3 +135,31 @@ pub(in crate::arch) fn ssm_step<V: Lanes>(
         *out = ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum();
     }
 }
+
+/// See [`crate::arch::Arch::ssm_step_by_state`].
+#[inline(always)]
+pub(in crate::arch) fn ssm_step_by_state<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    a: &[f32],
+    b: &[f32],
+    c: &[f32],
+    dt: &[f32],
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let n = b.len();
+    assert!(state.len() == n * x.len() && a.len() == state.len() && c.len() == n && dt.len() == x.len());
+    let channels = state.chunks_exact_mut(n).zip(a.chunks_exact(n)).zip(dt.iter().zip(x)).zip(out);
+    for (((state, a), (dt, x)), out) in channels {
+        let (u, dt, mut sum) = (z.splat(dt * x), z.splat(*dt), z);
+        for (i, state) in state.chunks_mut(V::N).enumerate() {
+            let at = i * V::N..i * V::N + state.len();
+            let decay = super::exp(dt * z.load(&a[at.clone()]));
+            let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
+            x.store(state);
+            sum = x.mul_add(z.load(&c[at]), sum);
+        }
+        *out = sum.sum();
+    }
+}

@@ -1,6 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions.
 
-use crate::arch::ColumnsMut;
+use crate::arch::{ColumnsMut, ERFC};
 use half::f16;
 
 /// Independent partial sums: lets the compiler use vectors, and rounds less than one long sum.
@@ -62,6 +62,24 @@ pub(super) fn ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: 
         row.iter_mut().for_each(|s| *s *= decay);
         add_scaled(row, b, dt * x);
         *out = dot(row, c);
+    }
+}
+
+pub(super) fn ssm_step_by_state(
+    state: &mut [f32],
+    a: &[f32],
+    b: &[f32],
+    c: &[f32],
+    dt: &[f32],
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let n = b.len();
+    for (i, (state, out)) in state.chunks_exact_mut(n).zip(out).enumerate() {
+        for ((s, a), b) in state.iter_mut().zip(&a[i * n..]).zip(b) {
+            *s = *s * (dt[i] * a).exp() + dt[i] * x[i] * b;
+        }
+        *out = dot(state, c);
     }
 }
 
@@ -171,6 +189,36 @@ pub(super) fn gelu(x: &mut [f32]) {
     for x in x {
         *x = gelu_tanh(*x);
     }
+}
+
+/// `x/2·(1 + erf(x/√2)) = x/2·erfc(−x/√2)` (arXiv 1606.08415).
+fn gelu_by_erf(x: f32) -> f32 {
+    // Farther out the tail is 0, also for infinities.
+    let near = x.clamp(-40.0, 40.0);
+    let z = near.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.5 * z);
+    let sum = ERFC.iter().rev().fold(0.0, |sum, c| sum * t + c);
+    let tail = 0.5 * near * t * (sum - z * z).exp();
+    if x < 0.0 { tail } else { x - tail }
+}
+
+pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
+    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gelu_by_erf(*gate) * up);
+}
+
+pub(super) fn gelu_erf(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = gelu_by_erf(*x));
+}
+
+pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let g = gate.clamp(f32::NEG_INFINITY, 7.0);
+        *gate = times_sigmoid(g, 1.702 * g) * (up.clamp(-7.0, 7.0) + 1.0);
+    }
+}
+
+pub(super) fn sigmoid_mul(gate: &mut [f32], x: &[f32]) {
+    gate.iter_mut().zip(x).for_each(|(gate, x)| *gate = sigmoid(*gate).0 * x);
 }
 
 /// `σ(t)` and its derivative.

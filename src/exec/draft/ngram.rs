@@ -129,15 +129,16 @@ impl Text {
         found
     }
 
-    /// The beginning, not the whole, whose end agrees best with that of another text, and in how many tokens.
+    /// The beginning whose end agrees best with that of another text, and in how many tokens.
     fn find(&self, other: &[u32]) -> (usize, usize) {
         let (mut node, mut found) = (self.nodes[NONE as usize][0], (0, 0));
         while node != NONE {
             let (len, order) = compare(other, &self.tokens[..node as usize]);
-            if len > found.1 && (node as usize) < self.tokens.len() {
+            if len > found.1 {
                 found = (node as usize, len);
             }
-            node = self.nodes[node as usize][usize::from(order == Ordering::Greater)];
+            // Where all agrees, it comes after those that are here.
+            node = self.nodes[node as usize][usize::from(order != Ordering::Less)];
         }
         found
     }
@@ -161,7 +162,8 @@ impl Drafter for NgramDrafter {
         let ((mut at, mut len), mut known) = (self.found, own);
         for other in self.others.iter().rev().filter(|_| self.found.1 < MAX_MATCH) {
             let found = other.find(own);
-            if found.1 > len {
+            // Behind its own end it does not go on.
+            if found.1 > len && found.0 < other.tokens.len() {
                 ((at, len), known) = (found, &other.tokens);
             }
         }
@@ -307,7 +309,7 @@ mod tests {
             }
             for other in texts(40) {
                 for n in 0..other.len() {
-                    let best = (1..text.len()).map(|node| compare(&other[..n], &text[..node]).0).max().unwrap();
+                    let best = (1..=text.len()).map(|node| compare(&other[..n], &text[..node]).0).max().unwrap();
                     let (at, len) = tree.find(&other[..n]);
                     assert_eq!((len, compare(&other[..n], &text[..at]).0), (best, best), "text {i}, {:?}", &other[..n]);
                 }
