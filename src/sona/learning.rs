@@ -476,7 +476,16 @@ impl Sona {
     /// # Errors
     /// If a pass fails, or the folder cannot be written.
     pub fn work(&self) -> Result<(), Error> {
-        while self.learn(1, &mut |_| true)? {}
+        self.work_in_slices(&mut |_| true)
+    }
+
+    /// The same in slices, for programs that have no thread to spare: after each, `pause` gets the time that it took, and ends the
+    /// work with `false`; then the batch at hand stays pending.
+    ///
+    /// # Errors
+    /// As [`Sona::work`].
+    pub fn work_in_slices(&self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), Error> {
+        while self.learn(1, &mut *pause)? {}
         Ok(self.state().folder.sync()?)
     }
 
@@ -743,54 +752,4 @@ fn working(
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Model;
-
-    /// How long the slices of the background are, with all between them: `cargo test --release -p ruvllm --lib -- --ignored
-    /// --nocapture sona::learning`, on a machine that does nothing else.
-    #[test]
-    #[ignore = "measures"]
-    fn slices() {
-        let root = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-        let text = std::fs::read_to_string(root.join("tests/data/river-station.txt")).unwrap();
-        let tokens = model.tokenizer().unwrap().encode(&text, true, false);
-        let folder = std::env::temp_dir().join(format!("ruvllm-slices-{}", std::process::id()));
-        let sona = Sona::builder().open(&folder, &model.engine().unwrap()).unwrap();
-        sona.calibrate(&tokens[..1024]).unwrap();
-        for piece in tokens.chunks_exact(128).take(100) {
-            let (n_prompt, tokens) = (piece.len(), piece.to_vec());
-            sona.record(Trajectory { session_id: "a".into(), n_prompt, tokens, ..Default::default() }).unwrap();
-        }
-        let mut times = Vec::new();
-        loop {
-            let mut timer = Timer::start();
-            let mut note = |_| {
-                times.push(timer.elapsed());
-                timer = Timer::start();
-                true
-            };
-            if !sona.learn(1, &mut note).unwrap() {
-                break;
-            }
-            times.push(timer.elapsed());
-        }
-        drop(sona);
-        std::fs::remove_dir_all(&folder).unwrap();
-        times.sort();
-        let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e3;
-        let over = times.iter().filter(|time| time.as_millis() > 0).count();
-        println!(
-            "{} slices: median {:.3} ms, p99 {:.3}, p99.9 {:.3}, the longest {:?}; {over} over 1 ms",
-            times.len(),
-            at(0.5),
-            at(0.99),
-            at(0.999),
-            &times[times.len().saturating_sub(8)..]
-        );
-    }
 }

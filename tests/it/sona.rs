@@ -893,6 +893,63 @@ fn layers_of_pooled_states() {
     }
 }
 
+/// Work that a program does slice by slice can end after any, with the batch still to be learnt, and learns what work in one
+/// piece does.
+#[test]
+fn work_in_slices_can_end_after_any() {
+    let engine = engine();
+    let learnt = [None, Some(0), Some(1), Some(5)].map(|ends| {
+        let folder = Folder::new();
+        let sona = builder().open(&folder.0, &engine).unwrap();
+        sona.calibrate(&control()).unwrap();
+        teach(&sona, "s", 20);
+        if let Some(ends) = ends {
+            let mut n = 0;
+            sona.work_in_slices(&mut |_| {
+                n += 1;
+                n <= ends
+            })
+            .unwrap();
+            assert_eq!((n, sona.n_pending().0, sona.generation()), (ends + 1, 20, 0));
+        }
+        sona.work().unwrap();
+        assert_eq!(sona.n_pending(), (0, 0));
+        sona.learner().to_bytes().unwrap()
+    });
+    assert!(learnt.iter().all(|other| *other == learnt[0]));
+}
+
+/// How long the slices of the background are, with all between them, on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn slices() {
+    let (engine, tokens) = shipped();
+    let (folder, text) = (Folder::new(), tokens("tests/data/river-station.txt"));
+    let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+    sona.calibrate(&text[..1024]).unwrap();
+    for piece in text.chunks_exact(128).take(100) {
+        sona.record(request("a", piece.to_vec())).unwrap();
+    }
+    let (mut times, mut began) = (Vec::new(), Instant::now());
+    sona.work_in_slices(&mut |_| {
+        times.push(began.elapsed());
+        began = Instant::now();
+        true
+    })
+    .unwrap();
+    times.sort();
+    let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e3;
+    let over = times.iter().filter(|time| time.as_millis() > 0).count();
+    println!(
+        "{} slices: median {:.3} ms, p99 {:.3}, p99.9 {:.3}, the longest {:?}; {over} over 1 ms",
+        times.len(),
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        &times[times.len().saturating_sub(8)..]
+    );
+}
+
 /// The model that ships, on two threads, and what turns a file of the repository into its tokens.
 fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
