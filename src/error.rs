@@ -985,6 +985,45 @@ pub enum StateError {
     },
 }
 
+/// Why a session that is kept by name could not be opened, renamed or deleted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeptError {
+    /// A file or the folder could not be read or written.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// There is no session of that name.
+    #[error("there is no session {name}")]
+    Missing {
+        /// The name.
+        name: String,
+    },
+    /// There is one of the new name.
+    #[error("there is a session {name} already: delete it first")]
+    Exists {
+        /// The new name.
+        name: String,
+    },
+    /// Somebody else has the session.
+    #[error("{} is in use: wait until it is free, or name another session", folder.display())]
+    InUse {
+        /// Folder of the session.
+        folder: PathBuf,
+    },
+}
+
+impl KeptError {
+    /// Adds the file to what the system says.
+    pub(crate) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> KeptError + '_ {
+        move |error| KeptError::Io { path: path.to_owned(), error }
+    }
+}
+
 /// Why a scheduler refused a request, or lost it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

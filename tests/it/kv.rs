@@ -359,3 +359,34 @@ fn errors_far_back() {
         println!("{name}: {:.2e} in the first layer, at most {worst:.2e} in one of {}", of_layer[0], of_layer.len());
     }
 }
+
+/// What a pass takes longer in which pages come to their next precisions, one to 8 bits and one to 4, than those after it
+/// that convert nothing: of a 1B shape, two threads. `cargo test --release -p ruvllm --test it -- --ignored --nocapture
+/// kv::migrations`.
+#[test]
+#[ignore = "measures"]
+fn migrations() {
+    use ruvllm::bench::{Shape, synthetic};
+    use ruvllm::quant::FileType;
+    let gguf = synthetic(Shape::from_name("llama-1b").unwrap(), FileType::from_name("Q4_K_M").unwrap()).unwrap();
+    let model = Model::from_gguf(gguf).unwrap();
+    let policy = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
+    let mut session = engine(&model, 2).session_with(&options(policy)).unwrap();
+    let (mut border, mut after) = (Vec::new(), Vec::new());
+    session.prefill(&tokens(5 * KV_BLOCK - 1, 1)).unwrap();
+    for _ in 0..24 {
+        // Ends a page; then the first two tokens of the next.
+        session.decode(1).unwrap();
+        for times in [&mut border, &mut after] {
+            let start = std::time::Instant::now();
+            session.decode(1).unwrap();
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        session.prefill(&tokens(KV_BLOCK - 3, 1)).unwrap();
+    }
+    let mut added: Vec<f64> = border.iter().zip(&after).map(|(a, b)| a - b).collect();
+    for times in [&mut border, &mut after, &mut added] {
+        times.sort_by(f64::total_cmp);
+        println!("{:.2} ms, from {:.2} to {:.2}", times[times.len() / 2], times[0], times[times.len() - 1]);
+    }
+}

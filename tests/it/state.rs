@@ -5,12 +5,12 @@ use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CacheMode, KvPolicy, KvTiers, KvType, SessionOptions};
+use ruvllm::exec::{CacheMode, KeptSessions, KvPolicy, KvTiers, KvType, SessionName, SessionOptions};
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::{GgufError, Sampler, Session, SessionError, StateError};
+use ruvllm::{GgufError, KeptError, Sampler, Session, SessionError, StateError};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -322,5 +322,46 @@ proptest! {
         } else {
             prop_assert_eq!(loaded.position(), 0);
         }
+    }
+}
+
+/// Sessions are listed, resumed, renamed and deleted by name; one that somebody has is left alone.
+#[test]
+fn sessions_are_kept_by_name() {
+    let (model, folder) = (Tiny::Llama.model(DType::F32).on(Arch::scalar()), Folder::new("kept"));
+    let kept = KeptSessions::new(folder.0.join("sessions"));
+    let name = |name: &str| name.parse::<SessionName>().unwrap();
+    assert!(kept.names().unwrap().is_empty());
+    let options = options(KvPolicy::default());
+    let mut first = session(&model, &options);
+    let trip = kept.open(&name("trip")).unwrap();
+    assert!(!trip.load(&mut first).unwrap());
+    first.prefill(&tokens(100, 1)).unwrap();
+    trip.save(&first).unwrap();
+    kept.open(&name("a-2_B")).unwrap();
+    std::fs::create_dir(folder.0.join("sessions/not one")).unwrap();
+    assert_eq!(kept.names().unwrap(), [name("a-2_B"), name("trip")]);
+
+    assert!(matches!(kept.open(&name("trip")), Err(KeptError::InUse { .. })));
+    assert!(matches!(kept.rename(&name("trip"), &name("paris")), Err(KeptError::InUse { .. })));
+    assert!(matches!(kept.delete(&name("trip")), Err(KeptError::InUse { .. })));
+    drop(trip);
+    assert!(matches!(kept.rename(&name("trip"), &name("a-2_B")), Err(KeptError::Exists { .. })));
+    assert!(matches!(kept.rename(&name("rome"), &name("paris")), Err(KeptError::Missing { .. })));
+    kept.rename(&name("trip"), &name("paris")).unwrap();
+
+    let paris = kept.open(&name("paris")).unwrap();
+    let mut second = session(&model, &options);
+    assert!(paris.load(&mut second).unwrap());
+    assert_eq!(second.tokens(), first.tokens());
+    assert_eq!(second.decoded(5), first.decoded(5));
+    paris.forget().unwrap();
+    assert!(!paris.load(&mut second).unwrap());
+    drop(paris);
+    kept.delete(&name("paris")).unwrap();
+    assert!(matches!(kept.delete(&name("paris")), Err(KeptError::Missing { .. })));
+    assert_eq!(kept.names().unwrap(), [name("a-2_B")]);
+    for wrong in ["", ".", "..", "a/b", "a b", "\u{e9}", &"x".repeat(65)[..]] {
+        assert!(wrong.parse::<SessionName>().is_err(), "{wrong:?}");
     }
 }
