@@ -201,6 +201,12 @@ const FAMILIES: &[Family] = &[
     Family { arch: "paddleocr", keys: &[], parts: &[Head] },
     Family { arch: "openelm", keys: &[], parts: &[HeadNorms, FusedQkv] },
     Family { arch: "plamo", keys: &[], parts: &[NoFfnNorm, Head] },
+    Family {
+        arch: "plamo3",
+        keys: &[("attention.sliding_window", 3.0), ("rope.freq_base", 5000.0), ("rope.freq_base_swa", 100.0)],
+        parts: &[HeadNorms, PostNorms, FusedQkv, FusedGate, Head],
+    },
+    Family { arch: "deci", keys: &[], parts: &[Head] },
     Family { arch: "qwen", keys: &[("feed_forward_length", 96.0)], parts: &[Biases, FusedQkv, Head] },
     Family { arch: "deepseek", keys: ALL_MOE, parts: &[Experts, Head] },
     Family { arch: "bailingmoe", keys: ALL_MOE, parts: &[Experts, Head] },

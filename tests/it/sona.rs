@@ -904,13 +904,13 @@ fn work_in_slices_can_end_after_any() {
         sona.calibrate(&control()).unwrap();
         teach(&sona, "s", 20);
         if let Some(ends) = ends {
-            let mut n = 0;
+            let (mut n, generation) = (0, sona.generation());
             sona.work_in_slices(&mut |_| {
                 n += 1;
                 n <= ends
             })
             .unwrap();
-            assert_eq!((n, sona.n_pending().0, sona.generation()), (ends + 1, 20, 0));
+            assert_eq!((n, sona.n_pending().0, sona.generation()), (ends + 1, 20, generation));
         }
         sona.work().unwrap();
         assert_eq!(sona.n_pending(), (0, 0));

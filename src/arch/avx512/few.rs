@@ -261,8 +261,8 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                     scales[r + i] = _mm512_castps_si512(weights[i].scale);
                     offsets[r + i] = _mm512_castps_si512(weights[i].offset);
                 }
-                for ((ints, x), start) in ints.iter_mut().zip(x).zip(starts) {
-                    let mut sums = [start; TOGETHER];
+                for ((ints, x), start) in ints.iter_mut().zip(x).zip(&starts) {
+                    let mut sums = [*start; TOGETHER];
                     for j in 0..4 {
                         let x = load_64(bytemuck::cast_ref(&x.bytes()[j]));
                         for i in 0..TOGETHER {
