@@ -174,8 +174,10 @@ fn activations(c: &mut Criterion) {
     group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
     let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
     group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
-    let mut blocks = vec![BlockP16::zeroed(); BlockP16::per_row(n)];
+    let mut blocks = vec![BlockP16::zeroed(); BlockP16::<4>::per_row(n)];
     group.bench_function("quantize_p16", |b| b.iter(|| arch.quantize_p16(&up, &mut blocks)));
+    let mut blocks = vec![BlockP16::zeroed(); BlockP16::<8>::per_row(n)];
+    group.bench_function("quantize_p16_wide", |b| b.iter(|| arch.quantize_p16_wide(&up, &mut blocks)));
 }
 
 /// Steps of recurrent layers with heads of 128, whose state is in the cache.

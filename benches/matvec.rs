@@ -119,18 +119,21 @@ fn read_all(w: &[u8], threads: usize) {
 struct Rows {
     x: Vec<f32>,
     q16: Vec<BlockQ16>,
-    p16: Vec<BlockP16>,
+    p16: Vec<BlockP16<4>>,
+    p16_wide: Vec<BlockP16<8>>,
 }
 
 impl Rows {
     fn new(arch: Arch, m: usize) -> Rows {
         let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
         let mut q16 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
-        let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(N)];
+        let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::<4>::per_row(N)];
+        let mut p16_wide = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::<8>::per_row(N)];
         // A row of whole blocks.
         arch.quantize_q16(&x, &mut q16);
         arch.quantize_p16(&x, &mut p16);
-        Rows { x, q16, p16 }
+        arch.quantize_p16_wide(&x, &mut p16_wide);
+        Rows { x, q16, p16, p16_wide }
     }
 
     fn acts(&self, form: ActForm) -> Acts<'_> {
@@ -138,6 +141,7 @@ impl Rows {
             ActForm::F32 => Acts::F32 { x: &self.x, n: N },
             ActForm::Q16 => Acts::Q16 { x: &self.q16, n: N },
             ActForm::P16 => Acts::P16 { x: &self.p16, n: N },
+            ActForm::P16Wide => Acts::P16Wide { x: &self.p16_wide, n: N },
         }
     }
 }

@@ -89,28 +89,35 @@ fn scale(max_bits: u32, largest: i16) -> (f32, f32) {
     if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(largest) / max) }
 }
 
-/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86 instructions that multiply bytes by bytes:
+/// `64·R` activations rounded to 16-bit integers as in [`BlockQ16`], for x86 instructions that multiply bytes by bytes:
 /// `q = 256·high + low`.
 ///
-/// Each 16 values share a 32-bit lane in four 512-bit registers, so that their products end up in one sum. Value `i` is
-/// byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32 values registers 0 and 1, and 2 and 3,
-/// are swapped, as they are where nibbles are unpacked.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+/// Each `4·R` values that share a scale of weights share a 32-bit lane in `R` 512-bit registers, so that their products
+/// end up in one sum: 256 activations in four registers for weights with a scale per 16, 512 in eight for those with a
+/// scale per 32. Where values lie suits the formats with nibbles: [`BlockP16::lane`], [`BlockP16::register`].
+#[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub struct BlockP16 {
-    /// The high bytes, in four registers.
-    pub high: [[[i8; 4]; 16]; 4],
+pub struct BlockP16<const R: usize> {
+    /// The high bytes: `[register][lane][value % 4]`.
+    pub high: [[[i8; 4]; 16]; R],
     /// The low bytes, signed too.
-    pub low: [[[i8; 4]; 16]; 4],
-    /// As [`BlockQ16::d`].
+    pub low: [[[i8; 4]; 16]; R],
+    /// Scale of each lane; those of the same 32 values are equal.
     pub d: [f32; 16],
-    /// As [`BlockQ16::s`].
+    /// `Σq` of each lane.
+    pub sums: [i32; 16],
+    /// `d·Σq` of each lane: times a constant offset of its weights, it is that offset's share of the product.
     pub s: [f32; 16],
 }
 
-impl BlockP16 {
+// SAFETY: numbers, for which zeros are valid.
+unsafe impl<const R: usize> bytemuck::Zeroable for BlockP16<R> {}
+// SAFETY: numbers without padding: all fields are multiples of 64 bytes.
+unsafe impl<const R: usize> bytemuck::Pod for BlockP16<R> {}
+
+impl<const R: usize> BlockP16<R> {
     /// Values per block.
-    pub const VALUES: usize = 256;
+    pub const VALUES: usize = 64 * R;
 
     /// The largest integer: the next one would need a high byte of 128.
     pub const MAX: i16 = 127 * 256 + 127;
@@ -120,20 +127,27 @@ impl BlockP16 {
         n.div_ceil(Self::VALUES)
     }
 
-    /// Index of the register that holds value `i` of 256.
-    pub const fn register(i: usize) -> usize {
-        (i / 4 % 4) ^ (i / 32 % 2)
+    /// Index of the lane that holds value `i`. With a group of 32 per lane, two neighbouring groups of the first 256
+    /// values come before the same two of the other 256.
+    pub const fn lane(i: usize) -> usize {
+        let group = i / 32;
+        if R == 4 { i / 16 } else { group % 8 / 2 * 4 + group / 8 * 2 + group % 2 }
     }
 
-    /// Integer `i` of 256.
+    /// Index of the register that holds value `i`: for every second 32 values, neighbouring registers are swapped.
+    pub const fn register(i: usize) -> usize {
+        (i / 4 % R) ^ (i / 32 % 2)
+    }
+
+    /// Integer `i`.
     pub fn integer(&self, i: usize) -> i16 {
-        let (r, lane, t) = (Self::register(i), i / 16, i % 4);
+        let (r, lane, t) = (Self::register(i), Self::lane(i), i % 4);
         i16::from(self.high[r][lane][t]) * 256 + i16::from(self.low[r][lane][t])
     }
 
-    /// Sets integer `i` of 256; `|q| ≤ MAX`.
+    /// Sets integer `i`; `|q| ≤ MAX`.
     pub(super) fn set_integer(&mut self, i: usize, q: i16) {
-        let (r, lane, t) = (Self::register(i), i / 16, i % 4);
+        let (r, lane, t) = (Self::register(i), Self::lane(i), i % 4);
         self.low[r][lane][t] = q as i8;
         self.high[r][lane][t] = ((q + 128) >> 8) as i8;
     }
@@ -176,7 +190,14 @@ pub enum Acts<'a> {
     /// Rounded rows, made by [`super::Arch::quantize_p16`].
     P16 {
         /// `m` rows of [`BlockP16::per_row`] blocks.
-        x: &'a [BlockP16],
+        x: &'a [BlockP16<4>],
+        /// Values per row.
+        n: usize,
+    },
+    /// Rounded rows, made by [`super::Arch::quantize_p16_wide`].
+    P16Wide {
+        /// `m` rows of [`BlockP16::per_row`] blocks.
+        x: &'a [BlockP16<8>],
         /// Values per row.
         n: usize,
     },
@@ -186,7 +207,7 @@ impl Acts<'_> {
     /// Values per row.
     pub fn n(&self) -> usize {
         match *self {
-            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::P16 { n, .. } => n,
+            Acts::F32 { n, .. } | Acts::Q16 { n, .. } | Acts::P16 { n, .. } | Acts::P16Wide { n, .. } => n,
         }
     }
 
@@ -195,7 +216,8 @@ impl Acts<'_> {
         match *self {
             Acts::F32 { x, n } => x.len() / n,
             Acts::Q16 { x, n } => x.len() / BlockQ16::per_row(n),
-            Acts::P16 { x, n } => x.len() / BlockP16::per_row(n),
+            Acts::P16 { x, n } => x.len() / BlockP16::<4>::per_row(n),
+            Acts::P16Wide { x, n } => x.len() / BlockP16::<8>::per_row(n),
         }
     }
 
@@ -212,8 +234,12 @@ impl Acts<'_> {
                 Acts::Q16 { x: &x[first * len..][..m * len], n }
             }
             Acts::P16 { x, n } => {
-                let len = BlockP16::per_row(n);
+                let len = BlockP16::<4>::per_row(n);
                 Acts::P16 { x: &x[first * len..][..m * len], n }
+            }
+            Acts::P16Wide { x, n } => {
+                let len = BlockP16::<8>::per_row(n);
+                Acts::P16Wide { x: &x[first * len..][..m * len], n }
             }
         }
     }
@@ -224,6 +250,7 @@ impl Acts<'_> {
             Acts::F32 { .. } => ActForm::F32,
             Acts::Q16 { .. } => ActForm::Q16,
             Acts::P16 { .. } => ActForm::P16,
+            Acts::P16Wide { .. } => ActForm::P16Wide,
         }
     }
 }

@@ -14,7 +14,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 3;
+pub const ARITHMETIC_VERSION: u32 = 4;
 
 /// Builds a table of kernels; its element-wise ones are those of the level's `elementwise.rs`.
 macro_rules! kernels {
@@ -88,8 +88,10 @@ pub enum ActForm {
     F32,
     /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
     Q16,
-    /// The same as two planes of bytes ([`BlockP16`]).
+    /// The same as two planes of bytes ([`BlockP16`]), 16 values per lane.
     P16,
+    /// The same with 32 values per lane.
+    P16Wide,
 }
 
 /// `y[i][r] = Σ_k W[r][k]·x[i][k]` for the weight rows in `w` (row-major blocks, one row per column
@@ -136,6 +138,8 @@ pub(crate) struct Gemm {
 pub(crate) struct Both {
     /// Most generated rows, and most prompt rows.
     pub(crate) most: (usize, usize),
+    /// Least values per row.
+    pub(crate) least_columns: usize,
     /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of [`Gemm::kernel`] with
     /// `packed`.
     pub(crate) kernel:
@@ -269,7 +273,8 @@ pub(crate) struct Kernels {
     /// Expands whole blocks, finite ones to exactly the values of their format's `dequantize`.
     pub(crate) dequantize: unsafe fn(DType, blocks: &[u8], x: &mut [f32]),
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
-    pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
+    pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16<4>]),
+    pub(crate) quantize_p16_wide: unsafe fn(x: &[f32], blocks: &mut [BlockP16<8>]),
 
     /// Runs `rounds` of the level's fastest products of an element without touching memory; returns the number of
     /// operations.
@@ -523,9 +528,9 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
     }
 
-    /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by [`Arch::both`].
-    pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize) -> bool {
-        let fits = |both: Both| n_generated <= both.most.0 && n_prompt <= both.most.1;
+    /// Whether weights of `dtype` are unpacked once for so many rows of `k` values of both kinds by [`Arch::both`].
+    pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize, k: usize) -> bool {
+        let fits = |both: Both| n_generated <= both.most.0 && n_prompt <= both.most.1 && k >= both.least_columns;
         n_generated > 0 && n_prompt > 0 && (self.0.gemm)(dtype).both.is_some_and(fits)
     }
 
@@ -537,7 +542,7 @@ impl Arch {
     pub fn both(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], generated: &Acts<'_>, packed: &[u8], k: usize) {
         let gemm = (self.0.gemm)(dtype);
         let n_prompt = y.rows().checked_sub(generated.m()).expect("both: rows");
-        assert!(self.has_both(dtype, generated.m(), n_prompt), "both: rows");
+        assert!(self.has_both(dtype, generated.m(), n_prompt, k), "both: rows");
         assert_eq!(Some(w.len()), dtype.float_format().bytes_of(y.cols(), k), "both: {dtype:?} weight bytes");
         assert_eq!((generated.form(), generated.n()), (self.act_form(dtype), k), "both: generated rows");
         assert_eq!(packed.len(), (gemm.packed_len)(n_prompt, k), "both: packed activations");
@@ -584,10 +589,20 @@ impl Arch {
     ///
     /// # Panics
     /// If `blocks` has another length than [`BlockP16::per_row`] says.
-    pub fn quantize_p16(self, x: &[f32], blocks: &mut [BlockP16]) {
-        assert_eq!(blocks.len(), BlockP16::per_row(x.len()), "quantize_p16: {} values", x.len());
+    pub fn quantize_p16(self, x: &[f32], blocks: &mut [BlockP16<4>]) {
+        assert_eq!(blocks.len(), BlockP16::<4>::per_row(x.len()), "quantize_p16: {} values", x.len());
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_p16)(x, blocks) }
+    }
+
+    /// [`Arch::quantize_p16`] with 32 values per lane.
+    ///
+    /// # Panics
+    /// If `blocks` has another length than [`BlockP16::per_row`] says.
+    pub fn quantize_p16_wide(self, x: &[f32], blocks: &mut [BlockP16<8>]) {
+        assert_eq!(blocks.len(), BlockP16::<8>::per_row(x.len()), "quantize_p16_wide: {} values", x.len());
+        // SAFETY: `self` proves the CPU features; shapes were checked above.
+        unsafe { (self.0.quantize_p16_wide)(x, blocks) }
     }
 
     /// `Σ a·b`.

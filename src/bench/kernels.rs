@@ -70,12 +70,15 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let row_bytes = N / f.block_elems * f.block_bytes;
         let n_rows = FAR / row_bytes;
         let blocks = quantised(arch, &noise[..N]);
-        let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(N)];
+        let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::<4>::per_row(N)];
         arch.quantize_p16(&noise[..N], &mut planes);
+        let mut wide = vec![bytemuck::Zeroable::zeroed(); BlockP16::<8>::per_row(N)];
+        arch.quantize_p16_wide(&noise[..N], &mut wide);
         let x = match arch.act_form(f.dtype) {
             ActForm::F32 => Acts::F32 { x: &noise[..N], n: N },
             ActForm::Q16 => Acts::Q16 { x: &blocks, n: N },
             ActForm::P16 => Acts::P16 { x: &planes, n: N },
+            ActForm::P16Wide => Acts::P16Wide { x: &wide, n: N },
         };
         let mut out = vec![0.0; n_rows];
         let bytes = n_rows * row_bytes;
@@ -128,7 +131,8 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     let y = &mut y[..n];
     let mut half = vec![f16::ZERO; n];
     let mut blocks = quantised(arch, x);
-    let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(n)];
+    let mut planes = vec![bytemuck::Zeroable::zeroed(); BlockP16::<4>::per_row(n)];
+    let mut wide = vec![bytemuck::Zeroable::zeroed(); BlockP16::<8>::per_row(n)];
     // Of angles: otherwise values that are rotated again and again shrink until they are slow to compute with.
     let (cos, sin): (Vec<f32>, Vec<f32>) = noise[..64].iter().map(|x| (x.cos(), x.sin())).unzip();
     let (cos, sin) = (&*cos, &*sin);
@@ -152,6 +156,7 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     near_row("f16_to_f32", 6 * n, &mut || arch.f16_to_f32(&half, y));
     near_row("quantize_q16", 6 * n, &mut || arch.quantize_q16(x, &mut blocks));
     near_row("quantize_p16", 6 * n, &mut || arch.quantize_p16(x, &mut planes));
+    near_row("quantize_p16_wide", 6 * n, &mut || arch.quantize_p16_wide(x, &mut wide));
     near_row("rope_norm, 32 heads of 128,", 8 * n, &mut || {
         y.chunks_exact_mut(128).for_each(|head| arch.rope_norm(head, cos, sin));
     });

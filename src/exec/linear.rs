@@ -176,11 +176,12 @@ fn prepared_len(arch: Arch, dtype: DType, (n_generated, n_prompt): (usize, usize
 
 /// Bytes of `m` rows of generated tokens, a multiple of a cache line.
 fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    // Both 16-bit forms have the same size.
-    const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>() && size_of::<BlockQ16>().is_multiple_of(64));
-    match arch.act_form(dtype) {
+    const _: () = assert!(size_of::<BlockP16<4>>().is_multiple_of(64) && size_of::<BlockQ16>().is_multiple_of(64));
+    m * match arch.act_form(dtype) {
         ActForm::F32 => 0,
-        ActForm::Q16 | ActForm::P16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
+        ActForm::Q16 => BlockQ16::per_row(n) * size_of::<BlockQ16>(),
+        ActForm::P16 => BlockP16::<4>::per_row(n) * size_of::<BlockP16<4>>(),
+        ActForm::P16Wide => BlockP16::<8>::per_row(n) * size_of::<BlockP16<8>>(),
     }
 }
 
@@ -198,7 +199,7 @@ impl Prepared<'_> {
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
         // Where rows of both kinds are multiplied one after the other, the second reads the weights from the cache.
-        let at_once = ctx.n_generated == 0 || ctx.arch.has_both(w.dtype, ctx.n_generated, self.n_prompt);
+        let at_once = ctx.n_generated == 0 || ctx.arch.has_both(w.dtype, ctx.n_generated, self.n_prompt, self.n);
         let few = if at_once { ctx.arch.gemm_few(w.dtype) } else { 0 };
         if self.n_prompt > few {
             return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
@@ -218,7 +219,7 @@ impl Prepared<'_> {
         workspace: &mut [CacheLine],
     ) {
         let n_generated = y.rows() - self.n_prompt;
-        if arch.has_both(dtype, n_generated, self.n_prompt) {
+        if arch.has_both(dtype, n_generated, self.n_prompt, self.n) {
             let generated = self.generated.rows(row, n_generated);
             return arch.both(dtype, y, w, &generated, self.packed, self.n);
         }
@@ -308,8 +309,14 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
         }
         ActForm::P16 => {
             let blocks = bytemuck::cast_slice_mut(rounded);
-            workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
+            workers.for_chunks(blocks, BlockP16::<4>::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
             Acts::P16 { x: blocks, n }
+        }
+        ActForm::P16Wide => {
+            let blocks = bytemuck::cast_slice_mut(rounded);
+            workers
+                .for_chunks(blocks, BlockP16::<8>::per_row(n), |i, blocks| ctx.arch.quantize_p16_wide(row(i), blocks));
+            Acts::P16Wide { x: blocks, n }
         }
     };
     let packed = &mut room[..ctx.arch.packed_len(dtype, n_prompt, n)];

@@ -30,15 +30,19 @@ fn product() {
         return;
     }
     let mut q16: Vec<BlockQ16> = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(k)];
-    let mut p16: Vec<BlockP16> = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(k)];
+    let (narrow, wide) = (BlockP16::<4>::per_row(k), BlockP16::<8>::per_row(k));
+    let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * narrow];
+    let mut p16_wide = vec![bytemuck::Zeroable::zeroed(); m * wide];
     for (i, x) in x.chunks(k).enumerate() {
-        arch.quantize_p16(x, &mut p16[i * BlockP16::per_row(k)..][..BlockP16::per_row(k)]);
+        arch.quantize_p16(x, &mut p16[i * narrow..][..narrow]);
+        arch.quantize_p16_wide(x, &mut p16_wide[i * wide..][..wide]);
         arch.quantize_q16(x, &mut q16[i * BlockQ16::per_row(k)..][..BlockQ16::per_row(k)]);
     }
     let acts = match arch.act_form(dtype) {
         ActForm::F32 => Acts::F32 { x: &x, n: k },
         ActForm::Q16 => Acts::Q16 { x: &q16, n: k },
         ActForm::P16 => Acts::P16 { x: &p16, n: k },
+        ActForm::P16Wide => Acts::P16Wide { x: &p16_wide, n: k },
     };
     for _ in 0..rounds {
         arch.matvec(dtype, &mut y, &w, &acts);

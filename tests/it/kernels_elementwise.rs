@@ -335,7 +335,8 @@ proptest! {
             };
         }
         check!(BlockQ16, quantize_q16);
-        check!(BlockP16, quantize_p16);
+        check!(BlockP16<4>, quantize_p16);
+        check!(BlockP16<8>, quantize_p16_wide);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::common::emulated;
 use half::bf16;
-use ruvllm::arch::{Acts, Arch, BlockP16, CacheLine, ColumnsMut};
+use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, CacheLine, ColumnsMut};
 use ruvllm::quant::{DType, FORMATS, Format};
 
 /// Knuth's MMIX generator.
@@ -313,21 +313,27 @@ fn both_kinds_at_once() {
     let mut lcg = Lcg(11);
     let mut n_shared = 0;
     for f in FORMATS {
-        let (n, k) = (37, 2 * step(f));
+        let (n, k) = (37, 3 * step(f));
         let w = Weights::random(&mut lcg, f, n, k);
         let x: Vec<f32> = (0..40 * k).map(|_| lcg.signed()).collect();
         for arch in Arch::available() {
             for (n_generated, n_prompt) in [(1, 1), (1, 12), (2, 3), (5, 2), (16, 7), (17, 1), (3, 13)] {
-                if !arch.has_both(f.dtype, n_generated, n_prompt) {
+                if !arch.has_both(f.dtype, n_generated, n_prompt, k) {
                     continue;
                 }
                 n_shared += 1;
                 let (generated, prompt) = x[..(n_generated + n_prompt) * k].split_at(n_generated * k);
-                let mut rounded = vec![<BlockP16 as bytemuck::Zeroable>::zeroed(); n_generated * BlockP16::per_row(k)];
-                for (x, blocks) in generated.chunks(k).zip(rounded.chunks_mut(BlockP16::per_row(k))) {
-                    arch.quantize_p16(x, blocks);
+                let (narrow_blocks, wide_blocks) = (BlockP16::<4>::per_row(k), BlockP16::<8>::per_row(k));
+                let mut narrow = vec![bytemuck::Zeroable::zeroed(); n_generated * narrow_blocks];
+                let mut wide = vec![bytemuck::Zeroable::zeroed(); n_generated * wide_blocks];
+                for (i, x) in generated.chunks(k).enumerate() {
+                    arch.quantize_p16(x, &mut narrow[i * narrow_blocks..][..narrow_blocks]);
+                    arch.quantize_p16_wide(x, &mut wide[i * wide_blocks..][..wide_blocks]);
                 }
-                let generated = Acts::P16 { x: &rounded, n: k };
+                let generated = match arch.act_form(f.dtype) {
+                    ActForm::P16Wide => Acts::P16Wide { x: &wide, n: k },
+                    _ => Acts::P16 { x: &narrow, n: k },
+                };
                 let mut alone = vec![0.0; n_generated * n];
                 arch.matvec(f.dtype, &mut ColumnsMut::new(&mut alone, n_generated, n), w.bytes(), &generated);
                 alone.extend(gemm(arch, f.dtype, w.bytes(), n, prompt, n_prompt));

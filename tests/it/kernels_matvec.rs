@@ -7,7 +7,7 @@ use ruvllm::quant::{DType, FORMATS, Format};
 
 /// The largest integer of an activation rounded to 16 bits.
 fn largest(form: ActForm) -> f32 {
-    f32::from(if form == ActForm::P16 { BlockP16::MAX } else { BlockQ16::MAX })
+    f32::from(if form == ActForm::Q16 { BlockQ16::MAX } else { BlockP16::<4>::MAX })
 }
 
 /// xorshift64*: the tests need variety, not quality.
@@ -87,7 +87,8 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
     odd[1..].copy_from_slice(w);
     let mut y = vec![f32::NAN; m * rows];
     let mut blocks = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(n)];
-    let mut planes = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(n)];
+    let mut planes = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::<4>::per_row(n)];
+    let mut wide = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::<8>::per_row(n)];
     let acts = match arch.act_form(dtype) {
         ActForm::F32 => Acts::F32 { x, n },
         ActForm::Q16 => {
@@ -97,10 +98,16 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
             Acts::Q16 { x: &blocks, n }
         }
         ActForm::P16 => {
-            for (x, planes) in x.chunks_exact(n).zip(planes.chunks_exact_mut(BlockP16::per_row(n))) {
+            for (x, planes) in x.chunks_exact(n).zip(planes.chunks_exact_mut(BlockP16::<4>::per_row(n))) {
                 arch.quantize_p16(x, planes);
             }
             Acts::P16 { x: &planes, n }
+        }
+        ActForm::P16Wide => {
+            for (x, planes) in x.chunks_exact(n).zip(wide.chunks_exact_mut(BlockP16::<8>::per_row(n))) {
+                arch.quantize_p16_wide(x, planes);
+            }
+            Acts::P16Wide { x: &wide, n }
         }
     };
     arch.matvec(dtype, &mut ColumnsMut::new(&mut y, m, rows), &odd[1..], &acts);
@@ -149,7 +156,7 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
     let additions = match (form, arch.name()) {
         (ActForm::F32, "scalar") => n,
         // A register of sums per block.
-        (ActForm::Q16 | ActForm::P16, _) => n.div_ceil(256),
+        (ActForm::Q16 | ActForm::P16 | ActForm::P16Wide, _) => n.div_ceil(256),
         _ => n.div_ceil(8),
     };
     let y = product(arch, format.dtype, rows, w, n, x);
@@ -162,10 +169,8 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
                 let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
                 let rounding = match form {
                     ActForm::F32 => 0.0,
-                    ActForm::Q16 | ActForm::P16 if max / f64::from(largest(form)) < 1.01 * f32::MIN_POSITIVE as f64 => {
-                        max
-                    }
-                    ActForm::Q16 | ActForm::P16 => 0.51 * max / f64::from(largest(form)),
+                    _ if max / f64::from(largest(form)) < 1.01 * f32::MIN_POSITIVE as f64 => max,
+                    _ => 0.51 * max / f64::from(largest(form)),
                 };
                 for (x, size) in x.iter().zip(size) {
                     let x = x.abs() as f64 + rounding;
@@ -238,7 +243,7 @@ fn integers_are_exact() {
     for arch in Arch::available() {
         for format in FORMATS {
             let form = arch.act_form(format.dtype);
-            if !matches!(form, ActForm::Q16 | ActForm::P16) {
+            if form == ActForm::F32 {
                 continue;
             }
             let mut random = Random(13 + format.dtype as u64);
@@ -402,32 +407,41 @@ fn activations_round_to_the_nearest_step() {
 
 #[test]
 fn activations_round_to_the_nearest_step_in_planes() {
+    in_planes::<4>(Arch::quantize_p16);
+    in_planes::<8>(Arch::quantize_p16_wide);
+}
+
+fn in_planes<const R: usize>(quantize: impl Fn(Arch, &[f32], &mut [BlockP16<R>])) {
     let mut random = Random(37);
     for arch in Arch::available() {
-        for n in [1, 31, 32, 100, 256, 257, 800] {
+        for n in [1, 31, 32, 100, 256, 257, 544, 800] {
             for scale in [1.0, 1e30, 1e-30, 1e-34, 1e-40, 0.0] {
                 let mut x: Vec<f32> = (0..n).map(|_| random.value() * scale).collect();
-                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockP16::per_row(n)];
-                bytemuck::cast_slice_mut::<BlockP16, u8>(&mut blocks).fill(99);
-                arch.quantize_p16(&x, &mut blocks);
-                x.resize(256 * blocks.len(), 0.0);
-                for (b, x) in x.chunks_exact(16).enumerate() {
-                    let (block, b): (&BlockP16, _) = (&blocks[b / 16], b % 16);
-                    let (d, s) = (block.d[b], block.s[b]);
-                    let mut sum = 0;
+                let mut blocks = vec![bytemuck::Zeroable::zeroed(); BlockP16::<R>::per_row(n)];
+                bytemuck::cast_slice_mut::<BlockP16<R>, u8>(&mut blocks).fill(99);
+                quantize(arch, &x, &mut blocks);
+                x.resize(64 * R * blocks.len(), 0.0);
+                for (block, x) in blocks.iter().zip(x.chunks_exact(64 * R)) {
+                    let mut sums = [0; 16];
                     for (i, &x) in x.iter().enumerate() {
-                        let q = block.integer(16 * b + i);
-                        sum += i32::from(q);
-                        let step =
-                            if d == 0.0 { BlockP16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let (q, lane) = (block.integer(i), BlockP16::<R>::lane(i));
+                        sums[lane] += i32::from(q);
+                        let d = block.d[lane];
+                        let least = BlockP16::<R>::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5;
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
-                        assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
+                        assert!(
+                            error <= 0.51 * if d == 0.0 { least } else { d as f64 },
+                            "{arch:?}: {x} became {d}·{q}"
+                        );
                     }
-                    assert_eq!(s, d * sum as f32, "{arch:?}");
+                    assert_eq!(block.sums, sums, "{arch:?}");
+                    for lane in 0..16 {
+                        assert_eq!(block.s[lane], block.d[lane] * sums[lane] as f32, "{arch:?}");
+                    }
                 }
                 // One rounding for all levels: their results differ by the sums alone.
                 let mut reference = blocks.clone();
-                Arch::scalar().quantize_p16(&x[..n], &mut reference);
+                quantize(Arch::scalar(), &x[..n], &mut reference);
                 assert_eq!(
                     bytemuck::cast_slice::<_, u8>(&blocks),
                     bytemuck::cast_slice::<_, u8>(&reference),

@@ -267,7 +267,6 @@ macro_rules! each {
         ]
     };
 }
-pub(in crate::arch) use each;
 
 impl UnpackDot<8> for BlockQ4_0 {
     #[inline]

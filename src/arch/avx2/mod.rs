@@ -8,7 +8,7 @@ mod peak;
 pub(super) mod unpack;
 
 use super::{Kernels, PanelElement, scalar, transposed};
-pub(super) use matmul::{each, joined, padded, prefetch};
+pub(super) use matmul::{joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "avx2",
@@ -16,6 +16,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     quantize_p16: scalar::KERNELS.quantize_p16,
+    quantize_p16_wide: scalar::KERNELS.quantize_p16_wide,
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,

@@ -47,12 +47,12 @@ trait CodedPlanes: Coded {
 
 macro_rules! unpack_coded {
     ($($block:ident)*) => {$(
-        impl UnpackPlanes for $block {
+        impl UnpackPlanes<4> for $block {
             const EXCESS: i32 = Self::LARGEST as i32;
 
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-            unsafe fn unpack(&self) -> Unpacked {
+            unsafe fn unpack(&self) -> Unpacked<4> {
                 // SAFETY: this function has the features.
                 unsafe { unpack(self) }
             }
@@ -67,7 +67,7 @@ unpack_coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs B
 /// The CPU must have this level's features.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn unpack<B: CodedPlanes>(block: &B) -> Unpacked {
+unsafe fn unpack<B: CodedPlanes>(block: &B) -> Unpacked<4> {
     // SAFETY: the caller's promise.
     let (mut w, bits, odd) = unsafe { (block.grid_bytes(), block.sign_bits(), block.odd_scales()) };
     let negative = registers_of_bits(bits);
@@ -84,7 +84,7 @@ unsafe fn unpack<B: CodedPlanes>(block: &B) -> Unpacked {
 /// With the scales of a block, given their odd numbers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn scaled<B: Coded>(block: &B, w: [__m512i; 4], odd: __m512i) -> Unpacked {
+fn scaled<B: Coded>(block: &B, w: [__m512i; 4], odd: __m512i) -> Unpacked<4> {
     let d = _mm512_mul_ps(half(block.scales().d), _mm512_set1_ps(B::UNIT));
     let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(odd), d);
     Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
@@ -461,12 +461,12 @@ impl CodedPlanes for BlockIq1M {
     }
 }
 
-impl UnpackPlanes for BlockTq1_0 {
+impl UnpackPlanes<4> for BlockTq1_0 {
     const EXCESS: i32 = Self::LARGEST as i32;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
+    unsafe fn unpack(&self) -> Unpacked<4> {
         // SAFETY: this level includes AVX2.
         let groups = unsafe {
             [

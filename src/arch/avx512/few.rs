@@ -1,14 +1,13 @@
 //! Products of quantised weights with few rows of prompts.
 //!
 //! With few activation rows most time goes into unpacking and transposing weights, which panels do once for many. Here
-//! weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the
-//! 16 integer sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
-//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with the same bits.
+//! weights stay as `planes` unpacks them, a lane for each 16 or 32 values that share a scale, so that `vpdpbusd` gives the
+//! 16 integer sums of 256 or 512 columns. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
+//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with the same bits. (The integers
+//! of half of the lanes of Q4_K are 16 times as large, their scales a 16th: the same products, unless activations
+//! of 10³² and more make them overflow.)
 //!
-//! Of 32 weights of Q4_K a thread reads 18 bytes, in 1.1 ns at 16 GB/s. Instructions for them: 4 to unpack and prefetch,
-//! and for each activation row 0.5 to multiply, 0.4 to transpose sums, 0.3 for `f32` (Zen 4 has three ports for these,
-//! half a register wide); panels take 20 and 0.8. Nanoseconds for 32 weights, one thread of Zen 4, from L2 (in brackets
-//! from memory):
+//! Nanoseconds for 32 weights, one thread of Zen 4, from L2 (in brackets from memory), when lanes of Q4_K had 16 values:
 //!
 //! | activation rows | 1 | 2 | 4 | 8 | 12 | 16 |
 //! |---|---|---|---|---|---|---|
@@ -20,9 +19,9 @@
 //! Formats of 256 without a minimum have a scale per 16 activations, as in their panels. (Blocks of 32, eight at a time,
 //! take longer this way than in panels.)
 
-use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
+use super::gemm::{IntPanels, LANES, transpose};
 use super::matmul::load_64;
-use super::planes::{self, UnpackPlanes, Unpacked};
+use super::planes::{self, ROWS, UnpackPlanes, Unpacked};
 use crate::arch::avx2::gemm::{round, round_halves};
 use crate::arch::gemm::{self, UnpackRows, prefetch_line};
 use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
@@ -30,8 +29,8 @@ use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-/// 256 activations rounded to bytes: the integers and scales of the panels in the order of [`BlockP16`].
-pub(super) trait Rounded: Pod {
+/// `64·R` activations rounded to bytes: the integers and scales of the panels in the order of [`BlockP16`].
+pub(super) trait Rounded<const R: usize>: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
     /// Most activation rows for which this is faster than panels.
@@ -39,19 +38,19 @@ pub(super) trait Rounded: Pod {
 
     /// # Safety
     /// The CPU must have AVX2.
-    unsafe fn round(x: &[f32; VALUES]) -> Self;
+    unsafe fn round(x: &[f32]) -> Self;
 
-    /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
-    fn bytes(&self) -> &[[[u8; 4]; 16]; 4];
+    /// Byte `i % 4` of lane [`BlockP16::lane`]`(i)` of register [`BlockP16::register`]`(i)` is value `i`.
+    fn bytes(&self) -> &[[[u8; 4]; 16]; R];
 
-    /// What the integer sum of each 16 products starts with, for weights whose bytes are `excess` too large.
+    /// What the integer sum of each lane starts with, for weights whose bytes are `excess` too large.
     ///
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn starts(&self, excess: i32) -> __m512i;
 
     /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose integer sums, scales and
-    /// offsets are `[weight row][16 columns]`.
+    /// offsets are `[weight row][lane]`.
     ///
     /// # Safety
     /// As above.
@@ -62,19 +61,41 @@ pub(super) trait Rounded: Pod {
         offsets: [__m512i; LANES],
         x: &[Self],
     );
+
+    /// Generated rows in the form that this level asks for.
+    fn generated<'a>(x: &Acts<'a>) -> &'a [BlockP16<R>];
+
+    /// The function [`multiply`] for `dtype`.
+    ///
+    /// # Safety
+    /// As above; lengths as for [`Both::kernel`].
+    unsafe fn multiply<const BOTH: bool>(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        generated: &[BlockP16<R>],
+        x: &[Self],
+    );
 }
 
-/// For weights with a scale and an offset per `SPAN`, 16 or 32: a scale per 32 activations.
-#[derive(Clone, Copy, bytemuck::Zeroable)]
+/// For weights with a scale and an offset per 32: a scale per 32 activations. Numbers are by lane.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Spans<const SPAN: usize> {
+struct Spans32 {
+    q: [[[u8; 4]; 16]; 8],
+    d: [f32; 16],
+    /// `d·Σq`.
+    sums: [f32; 16],
+}
+
+/// For weights with a scale and an offset per 16: a scale per 32 activations.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Spans16 {
     q: [[[u8; 4]; 16]; 4],
-    /// Scale per 32 values.
     d: [f32; 8],
-    /// `d·Σq` per 32 values.
-    sums: [f32; 8],
     /// `d·Σq` per 16 values.
-    half_sums: [f32; 16],
+    sums: [f32; 16],
 }
 
 /// For weights with a scale per 16 and no offset: a scale per 16 activations.
@@ -87,52 +108,51 @@ struct Halves {
     sums: [i32; 16],
 }
 
-// SAFETY: numbers without padding between them.
-unsafe impl<const SPAN: usize> Pod for Spans<SPAN> {}
-
 /// The largest [`Rounded::MOST`].
 const MOST: usize = 12;
-
-/// Values per block.
-const VALUES: usize = 256;
-/// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
-const TOGETHER: usize = 2;
 
 /// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
 const GENERATED: usize = 16;
 
-/// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
-pub(super) const fn spans<const SPAN: usize>() -> Gemm
-where
-    Spans<SPAN>: Rounded,
-{
-    table::<Spans<SPAN>>()
+/// The [`Gemm`] table entry for a K-quant with a scale per 32 weights.
+pub(super) const fn spans_of_32() -> Gemm {
+    table::<Spans32, 8>()
+}
+
+/// The same with a scale per 16 weights.
+pub(super) const fn spans_of_16() -> Gemm {
+    table::<Spans16, 4>()
 }
 
 /// The [`Gemm`] table entry for a format with blocks of 256 and no minimum.
 pub(super) const fn halves() -> Gemm {
-    table::<Halves>()
+    table::<Halves, 4>()
 }
 
-const fn table<X: Rounded>() -> Gemm {
+const fn table<X: Rounded<R>, const R: usize>() -> Gemm {
     let panels = gemm::table::<X::Panels>();
     let few = if panels.few > X::MOST { panels.few } else { X::MOST };
-    let both = Some(Both { most: (GENERATED, X::MOST), kernel: both::<X> });
-    Gemm { few, pack: pack::<X>, kernel: kernel::<X>, both, ..panels }
+    let both = Some(Both { most: (GENERATED, X::MOST), least_columns: 64 * R, kernel: both::<X, R> });
+    Gemm { few, pack: pack::<X, R>, kernel: kernel::<X, R>, both, ..panels }
+}
+
+/// Whether so many rows have a kernel here. Rows shorter than a block would take more memory than in panels.
+fn is_few<X: Rounded<R>, const R: usize>(m: usize, k: usize) -> bool {
+    m <= X::MOST && k >= 64 * R
 }
 
 /// Implements [`Gemm::pack`]; few rows become `[block][row]`.
 ///
 /// # Safety
 /// As for [`Gemm::pack`].
-unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > X::MOST {
+unsafe fn pack<X: Rounded<R>, const R: usize>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if !is_few::<X, R>(m, k) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
     }
-    let blocks = bytemuck::cast_slice_mut::<_, X>(&mut packed[..m * (k / VALUES) * size_of::<X>()]);
+    let blocks = bytemuck::cast_slice_mut::<_, X>(&mut packed[..m * k.div_ceil(64 * R) * size_of::<X>()]);
     for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, blocks) in x.as_chunks::<VALUES>().0.iter().zip(blocks.chunks_exact_mut(m)) {
+        for (x, blocks) in x.chunks(64 * R).zip(blocks.chunks_exact_mut(m)) {
             // SAFETY: this level includes AVX2.
             blocks[i] = unsafe { X::round(x) };
         }
@@ -143,7 +163,7 @@ unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
 ///
 /// # Safety
 /// As for [`Gemm::kernel`].
-unsafe fn kernel<X: Rounded>(
+unsafe fn kernel<X: Rounded<R>, const R: usize>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -151,19 +171,19 @@ unsafe fn kernel<X: Rounded>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
-    if y.rows() > X::MOST {
+    if !is_few::<X, R>(y.rows(), k) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
     }
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<X, false>(y, dtype, w, &[], packed_blocks(packed, y.rows(), k)) }
+    unsafe { X::multiply::<false>(y, dtype, w, &[], packed_blocks::<X, R>(packed, y.rows(), k)) }
 }
 
 /// Implements [`Both::kernel`].
 ///
 /// # Safety
 /// As for [`Both::kernel`].
-unsafe fn both<X: Rounded>(
+unsafe fn both<X: Rounded<R>, const R: usize>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -171,118 +191,87 @@ unsafe fn both<X: Rounded>(
     packed: &[u8],
     k: usize,
 ) {
-    let Acts::P16 { x, .. } = *generated else { unreachable!("the form this level asks for") };
-    let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
+    let packed = packed_blocks::<X, R>(packed, y.rows() - generated.m(), k);
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
+    unsafe { X::multiply::<true>(y, dtype, w, X::generated(generated), packed) }
 }
 
 /// What [`pack`] wrote for `m` rows.
-fn packed_blocks<X: Rounded>(packed: &[u8], m: usize, k: usize) -> &[X] {
-    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<X>()])
-}
-
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn few_rows<X: Rounded, const BOTH: bool>(
-    y: &mut ColumnsMut<'_>,
-    dtype: DType,
-    w: &[u8],
-    generated: &[BlockP16],
-    x: &[X],
-) {
-    macro_rules! multiply {
-        ($block:ty) => {
-            multiply::<$block, X, BOTH>(y, bytemuck::cast_slice(w), generated, x)
-        };
-    }
-    match dtype {
-        DType::Q2_K => multiply!(BlockQ2K),
-        DType::Q3_K => multiply!(BlockQ3K),
-        DType::Q4_K => multiply!(BlockQ4K),
-        DType::Q5_K => multiply!(BlockQ5K),
-        DType::Q6_K => multiply!(BlockQ6K),
-        DType::IQ4_XS => multiply!(BlockIq4Xs),
-        DType::IQ1_S => multiply!(BlockIq1S),
-        DType::IQ1_M => multiply!(BlockIq1M),
-        DType::IQ2_XXS => multiply!(BlockIq2Xxs),
-        DType::IQ2_XS => multiply!(BlockIq2Xs),
-        DType::IQ2_S => multiply!(BlockIq2S),
-        DType::IQ3_XXS => multiply!(BlockIq3Xxs),
-        DType::IQ3_S => multiply!(BlockIq3S),
-        DType::TQ1_0 => multiply!(BlockTq1_0),
-        DType::TQ2_0 => multiply!(BlockTq2_0),
-        _ => unreachable!("{dtype} has no kernel for few rows"),
-    }
+fn packed_blocks<X: Rounded<R>, const R: usize>(packed: &[u8], m: usize, k: usize) -> &[X] {
+    bytemuck::cast_slice(&packed[..m * k.div_ceil(64 * R) * size_of::<X>()])
 }
 
 /// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of each. If `BOTH`, the
 /// first rows of `y` are those of `generated`, which has all blocks of a row, then those of the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
+fn multiply<B: UnpackPlanes<R>, X: Rounded<R>, const R: usize, const BOTH: bool>(
     y: &mut ColumnsMut<'_>,
-    w: &[B],
-    generated: &[BlockP16],
+    w: &[u8],
+    generated: &[BlockP16<R>],
     x: &[X],
 ) {
+    let row_bytes = w.len() / y.cols();
     let row_blocks = (generated.len() + x.len()) / y.rows();
     let (n_generated, m) = (generated.len() / row_blocks, x.len() / row_blocks);
-    // Integer sums of blocks: `[activation row][weight row][16 columns]`.
+    // Integer sums of blocks: `[activation row][weight row][lane]`.
     let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
     let ints = &mut ints[..m];
     let mut starts = [_mm512_setzero_si512(); MOST];
-    // Of blocks of 16 weight rows, `[weight row][16 columns]`.
+    // Of blocks of 16 weight rows, `[weight row][lane]`.
     let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
-    // Of generated rows, `[activation row][weight row]`.
-    let mut generated_totals = [[_mm512_setzero_ps(); LANES]; GENERATED];
-    let generated_totals = &mut generated_totals[..if BOTH { n_generated } else { 0 }];
-    for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
-        let n_rows = w.len() / row_blocks;
+    let (mut weights, mut padding) = ([Unpacked::zero(); ROWS], B::zeroed());
+    // Of generated rows, for the first eight weight rows and for the others.
+    let mut generated_totals = [[[_mm512_setzero_ps(); ROWS]; GENERATED]; LANES / ROWS];
+    for (t, w) in w.chunks(LANES * row_bytes).enumerate() {
+        let n_rows = w.len() / row_bytes;
         let mut totals = [_mm512_setzero_ps(); MOST];
-        generated_totals.fill([_mm512_setzero_ps(); LANES]);
+        if BOTH {
+            generated_totals.fill([[_mm512_setzero_ps(); ROWS]; GENERATED]);
+        }
         for (k, x) in x.chunks_exact(m).enumerate() {
             for (starts, x) in starts.iter_mut().zip(x) {
                 // SAFETY: this function has the features.
                 *starts = unsafe { x.starts(B::EXCESS) };
             }
-            // The next weight rows, which lie behind these, are read in one stream.
-            let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
-            for line in (0..n_rows * size_of::<B>()).step_by(64) {
-                prefetch_line(ahead.wrapping_add(line));
-            }
-            for r in (0..LANES).step_by(TOGETHER) {
-                let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-                let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; TOGETHER];
-                for i in 0..TOGETHER {
+            for first in (0..LANES).step_by(ROWS) {
+                for r in 0..ROWS {
+                    // The next weight rows, which lie behind these, are read in one stream.
+                    let ahead = w.as_ptr().wrapping_add(w.len() + (k * LANES + first + r) * size_of::<B>());
+                    for line in (0..size_of::<B>()).step_by(64) {
+                        prefetch_line(ahead.wrapping_add(line));
+                    }
                     // Lanes of missing rows hold the last one.
-                    let block = &w[(r + i).min(n_rows - 1) * row_blocks + k];
+                    let row = &w[(first + r).min(n_rows - 1) * row_bytes..][..row_bytes];
                     // SAFETY: this function has the features.
-                    weights[i] = unsafe { block.unpack() };
-                    scales[r + i] = _mm512_castps_si512(weights[i].scale);
-                    offsets[r + i] = _mm512_castps_si512(weights[i].offset);
+                    weights[r] = unsafe { planes::block(row, k, &mut padding).unpack() };
+                    scales[first + r] = _mm512_castps_si512(weights[r].scale);
+                    offsets[first + r] = _mm512_castps_si512(weights[r].offset);
                 }
-                for ((ints, x), start) in ints.iter_mut().zip(x).zip(starts) {
-                    let mut sums = [start; TOGETHER];
-                    for j in 0..4 {
-                        let x = load_64(bytemuck::cast_ref(&x.bytes()[j]));
-                        for i in 0..TOGETHER {
-                            sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i].w[j], x);
+                for ((ints, x), start) in ints.iter_mut().zip(x).zip(&starts) {
+                    let mut sums = [*start; ROWS];
+                    for i in 0..R {
+                        let x = load_64(bytemuck::cast_ref(&x.bytes()[i]));
+                        for r in 0..ROWS {
+                            sums[r] = _mm512_dpbusd_epi32(sums[r], weights[r].w[i], x);
                         }
                     }
-                    ints[r..r + TOGETHER].copy_from_slice(&sums);
+                    ints[first..first + ROWS].copy_from_slice(&sums);
                 }
-                for (totals, x) in generated_totals.iter_mut().zip(generated.chunks_exact(row_blocks)) {
-                    let totals: &mut [_; TOGETHER] = totals[r..].first_chunk_mut().expect("a divisor of LANES");
-                    planes::multiply(totals, &weights, &x[k]);
+                if BOTH {
+                    let totals = generated_totals[first / ROWS][..n_generated].as_chunks_mut::<1>().0;
+                    for (totals, x) in totals.iter_mut().zip(generated.chunks_exact(row_blocks)) {
+                        planes::tile(totals, &weights, B::EXCESS, [&x[k]]);
+                    }
                 }
             }
             // SAFETY: this function has the features.
             unsafe { X::add(&mut totals[..m], ints, scales, offsets, x) };
         }
-        for (i, totals) in generated_totals.iter().enumerate() {
+        for i in 0..n_generated {
             let y = &mut y.row(i)[t * LANES..][..n_rows];
-            for r in 0..n_rows {
-                y[r] = _mm512_reduce_add_ps(totals[r]);
+            for (y, totals) in y.chunks_mut(ROWS).zip(&generated_totals) {
+                y.copy_from_slice(&planes::sums(&totals[i])[..y.len()]);
             }
         }
         for (i, total) in totals[..m].iter().enumerate() {
@@ -294,16 +283,37 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
     }
 }
 
-impl Rounded for Spans<32> {
+macro_rules! multiply {
+    ($dtype:expr, $y:expr, $w:expr, $generated:expr, $x:expr, $($format:ident: $blocks:ty),*) => {
+        match $dtype {
+            $(DType::$format => multiply::<$blocks, Self, _, BOTH>($y, $w, $generated, $x),)*
+            dtype => unreachable!("{dtype} has no kernel for few rows"),
+        }
+    };
+}
+
+impl Rounded<8> for Spans32 {
     type Panels = IntPanels<true, 32>;
     const MOST: usize = MOST;
 
-    unsafe fn round(x: &[f32; VALUES]) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe { round_spans(x) }
+    #[target_feature(enable = "avx2")]
+    unsafe fn round(x: &[f32]) -> Self {
+        let mut block: Self = bytemuck::Zeroable::zeroed();
+        for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+            let [words, [d, _, _, sum, ..], _] = round::<true>(x);
+            put_words(&mut block.q, b, words);
+            block.d[BlockP16::<8>::lane(32 * b)] = d;
+            block.sums[BlockP16::<8>::lane(32 * b)] = sum;
+        }
+        block
     }
 
-    fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
+    fn generated<'a>(x: &Acts<'a>) -> &'a [BlockP16<8>] {
+        let Acts::P16Wide { x, .. } = *x else { unreachable!("the form this level asks for") };
+        x
+    }
+
+    fn bytes(&self) -> &[[[u8; 4]; 16]; 8] {
         &self.q
     }
 
@@ -322,29 +332,48 @@ impl Rounded for Spans<32> {
         offsets: [__m512i; LANES],
         x: &[Self],
     ) {
-        // Both halves of 32 weights have the same scale and the same offset.
-        let mut factors = scales;
-        for r in 0..LANES {
-            factors[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
-        }
-        let factors = transpose(factors);
+        let (scales, offsets) = (transpose(scales), transpose(offsets));
         for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
-            let ints = pair_sums(ints);
-            for g in 0..8 {
-                *total = add(*total, ints[g], x.d[g], factors[2 * g], x.sums[g], factors[2 * g + 1]);
+            let ints = transpose(*ints);
+            for g in 0..16 {
+                let lane = BlockP16::<8>::lane(32 * g);
+                *total = add(*total, ints[lane], x.d[lane], scales[lane], x.sums[lane], offsets[lane]);
             }
         }
     }
+
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn multiply<const BOTH: bool>(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        generated: &[BlockP16<8>],
+        x: &[Self],
+    ) {
+        multiply!(dtype, y, w, generated, x, Q4_K: [BlockQ4K; 2], Q5_K: [BlockQ5K; 2]);
+    }
 }
 
-impl Rounded for Spans<16> {
+impl Rounded<4> for Spans16 {
     type Panels = IntPanels<true, 16>;
     /// More sums are transposed.
     const MOST: usize = 3;
 
-    unsafe fn round(x: &[f32; VALUES]) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe { round_spans(x) }
+    #[target_feature(enable = "avx2")]
+    unsafe fn round(x: &[f32]) -> Self {
+        let mut block: Self = bytemuck::Zeroable::zeroed();
+        for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+            let [words, [d, first, second, ..], _] = round::<true>(x);
+            put_words(&mut block.q, b, words);
+            block.d[b] = d;
+            block.sums[2 * b..][..2].copy_from_slice(&[first, second]);
+        }
+        block
+    }
+
+    fn generated<'a>(x: &Acts<'a>) -> &'a [BlockP16<4>] {
+        let Acts::P16 { x, .. } = *x else { unreachable!("the form this level asks for") };
+        x
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
@@ -370,39 +399,37 @@ impl Rounded for Spans<16> {
         for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
             let ints = transpose(*ints);
             for g in 0..16 {
-                *total = add(*total, ints[g], x.d[g / 2], scales[g], x.half_sums[g], offsets[g]);
+                *total = add(*total, ints[g], x.d[g / 2], scales[g], x.sums[g], offsets[g]);
             }
         }
     }
-}
 
-#[target_feature(enable = "avx2")]
-fn round_spans<const SPAN: usize>(x: &[f32; VALUES]) -> Spans<SPAN> {
-    let mut block: Spans<SPAN> = bytemuck::Zeroable::zeroed();
-    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let [words, [d, first, second, both, ..], _] = round::<true>(x);
-        put_words(&mut block.q, b, words);
-        block.d[b] = d;
-        block.sums[b] = both;
-        block.half_sums[2 * b] = first;
-        block.half_sums[2 * b + 1] = second;
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn multiply<const BOTH: bool>(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        generated: &[BlockP16<4>],
+        x: &[Self],
+    ) {
+        multiply!(dtype, y, w, generated, x, Q2_K: BlockQ2K, Q3_K: BlockQ3K, Q6_K: BlockQ6K);
     }
-    block
 }
 
 /// The bytes of 32 values, those from `32·b` on.
-fn put_words(q: &mut [[[u8; 4]; 16]; 4], b: usize, words: [f32; 8]) {
+fn put_words<const R: usize>(q: &mut [[[u8; 4]; 16]; R], b: usize, words: [f32; 8]) {
     for (i, word) in words.into_iter().enumerate() {
-        q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();
+        let at = 32 * b + 4 * i;
+        q[BlockP16::<R>::register(at)][BlockP16::<R>::lane(at)] = word.to_bits().to_le_bytes();
     }
 }
 
-impl Rounded for Halves {
+impl Rounded<4> for Halves {
     type Panels = IntPanels<true, 16, true>;
     const MOST: usize = 4;
 
     #[target_feature(enable = "avx2")]
-    unsafe fn round(x: &[f32; VALUES]) -> Self {
+    unsafe fn round(x: &[f32]) -> Self {
         let mut block: Self = bytemuck::Zeroable::zeroed();
         for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
             let [words, [d, e, starts @ ..], _] = round_halves(x);
@@ -413,6 +440,10 @@ impl Rounded for Halves {
             }
         }
         block
+    }
+
+    fn generated<'a>(x: &Acts<'a>) -> &'a [BlockP16<4>] {
+        Spans16::generated(x)
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
@@ -443,6 +474,21 @@ impl Rounded for Halves {
             }
         }
     }
+
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn multiply<const BOTH: bool>(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        generated: &[BlockP16<4>],
+        x: &[Self],
+    ) {
+        multiply!(
+            dtype, y, w, generated, x,
+            IQ4_XS: BlockIq4Xs, IQ1_S: BlockIq1S, IQ1_M: BlockIq1M, IQ2_XXS: BlockIq2Xxs, IQ2_XS: BlockIq2Xs,
+            IQ2_S: BlockIq2S, IQ3_XXS: BlockIq3Xxs, IQ3_S: BlockIq3S, TQ1_0: BlockTq1_0, TQ2_0: BlockTq2_0
+        );
+    }
 }
 
 /// `total + int·d·scale + sum·offset`, rounded as the panels' tiles do.
@@ -452,30 +498,4 @@ fn add(total: __m512, int: __m512i, d: f32, scale: __m512i, sum: f32, offset: __
     let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int), _mm512_set1_ps(d));
     let total = _mm512_fmadd_ps(product, _mm512_castsi512_ps(scale), total);
     _mm512_fmadd_ps(_mm512_castsi512_ps(offset), _mm512_set1_ps(sum), total)
-}
-
-/// Adds neighbouring words of 16 rows and transposes: lane `r` of register `g` is the sum of words `2g` and `2g + 1` of
-/// row `r`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn pair_sums(rows: &[__m512i; LANES]) -> [__m512i; 8] {
-    let zip = |a: __m512i, b: __m512i| {
-        let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
-        let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
-        let odd = _mm512_shuffle_ps::<0b11_01_11_01>(a, b);
-        [_mm512_castps_si512(even), _mm512_castps_si512(odd)]
-    };
-    // In each 128-bit lane `l` two sums of row `2i`, then those of row `2i + 1`.
-    let mut pairs = [_mm512_setzero_si512(); 8];
-    for i in 0..8 {
-        let [even, odd] = zip(rows[2 * i], rows[2 * i + 1]);
-        pairs[i] = _mm512_add_epi32(even, odd);
-    }
-    // In lane `l` sum `2l` or `2l + 1` of four rows.
-    let (mut first, mut second) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
-    for i in 0..4 {
-        [first[i], second[i]] = zip(pairs[2 * i], pairs[2 * i + 1]);
-    }
-    let (first, second) = (transpose_quarters(first), transpose_quarters(second));
-    [first[0], second[0], first[1], second[1], first[2], second[2], first[3], second[3]]
 }

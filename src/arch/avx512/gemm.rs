@@ -37,8 +37,8 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         };
     }
     match dtype {
-        DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
-        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
+        DType::Q4_K | DType::Q5_K => const { few::spans_of_32() },
+        DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans_of_16() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
         _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
     }
@@ -589,7 +589,7 @@ pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
 /// Transposes 128-bit lanes: lane `i` of register `j` becomes lane `j` of register `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let even_low = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
     let odd_low = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
     let even_high = _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d);

@@ -1,48 +1,36 @@
-//! Products of weights with rows of generated tokens.
-//!
-//! A format of blocks of 32 only says how eight of them become bytes, scales and offsets ([`UnpackDot::unpack`]); the
-//! product is the same for all (that of blocks of 256 is in `planes`). Its integers are 16-bit: `vpdpwssd`
-//! multiplies as many weights per second by 16-bit activations as `vpdpbusd` does in two passes over
-//! byte planes, and takes signed weights without corrections. The four 128-bit lanes hold four blocks
-//! of 32, so that one conversion to `f32` and one multiply-add serve 128 weights. (Planes, two rows at a time as for
-//! blocks of 256, are 6 % slower to 17 % faster from L2, and decode 4 to 10 % slower from memory; two threads, Zen 4.)
-//!
-//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of weights from memory,
-//! in brackets from L2): Q8_0 31 (49), Q4_0 26 (29), F16 29 (75), F32 31 (110). Zen 4, whose registers are half as wide
-//! inside, from L2: Q8_0 35, Q4_0 22, Q5_0 17, IQ4_NL 18, MXFP4 16, and from memory on huge pages as much.
+//! Products of weights with rows of generated tokens, which `planes` multiplies: the formats with blocks of 32, and plain
+//! ones. (Those with blocks of 256 are in `planes` and `coded`.)
 
 use super::elementwise::{F32x16, zero};
-use super::planes;
-use crate::arch::avx2::{self, each, joined, padded, prefetch};
+use super::planes::{self, UnpackPlanes, Unpacked};
+use crate::arch::avx2::{self, joined, padded};
 use crate::arch::lanes::matvec::{Shape, matvec_kernels};
 use crate::arch::{ActForm, Acts, BlockP16, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
-use bytemuck::Pod;
 use half::{bf16, f16};
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    let q16 = |kernel: MatvecFn| Matvec { form: ActForm::Q16, kernel };
+    let wide = |kernel: MatvecFn| Matvec { form: ActForm::P16Wide, kernel };
     let p16 = |kernel: MatvecFn| Matvec { form: ActForm::P16, kernel };
     let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
     match dtype {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        DType::Q4_0 => q16(matvec::<BlockQ4_0>),
-        DType::Q4_1 => q16(matvec::<BlockQ4_1>),
-        DType::Q5_0 => q16(matvec::<BlockQ5_0>),
-        DType::Q5_1 => q16(matvec::<BlockQ5_1>),
-        DType::Q8_0 => q16(matvec::<BlockQ8_0>),
+        DType::Q4_0 => wide(planes::matvec_wide::<[BlockQ4_0; 16]>),
+        DType::Q4_1 => wide(planes::matvec_wide::<[BlockQ4_1; 16]>),
+        DType::Q5_0 => wide(planes::matvec_wide::<[BlockQ5_0; 16]>),
+        DType::Q5_1 => wide(planes::matvec_wide::<[BlockQ5_1; 16]>),
+        DType::Q8_0 => wide(planes::matvec_wide::<[BlockQ8_0; 16]>),
         DType::Q2_K => p16(planes::matvec::<BlockQ2K>),
         DType::Q3_K => p16(planes::matvec::<BlockQ3K>),
-        DType::Q4_K => p16(planes::matvec::<BlockQ4K>),
-        DType::Q5_K => p16(planes::matvec::<BlockQ5K>),
+        DType::Q4_K => wide(planes::matvec_wide::<[BlockQ4K; 2]>),
+        DType::Q5_K => wide(planes::matvec_wide::<[BlockQ5K; 2]>),
         DType::Q6_K => p16(planes::matvec::<BlockQ6K>),
-        DType::IQ4_NL => q16(matvec::<BlockIq4Nl>),
+        DType::IQ4_NL => wide(planes::matvec_wide::<[BlockIq4Nl; 16]>),
         DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
-        DType::MXFP4 => q16(matvec::<BlockMxfp4>),
+        DType::MXFP4 => wide(planes::matvec_wide::<[BlockMxfp4; 16]>),
         // Each 16 weights have a scale, and blocks are smaller than those of planes.
         DType::NVFP4 => (avx2::KERNELS.matvec)(dtype),
         DType::IQ1_S => p16(planes::matvec::<BlockIq1S>),
@@ -58,33 +46,6 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
     }
 }
 
-/// 256 weights: `scale·w + offset`.
-struct Unpacked {
-    /// Byte `j % 16` of lane `b / 2` of register `2·(b % 2) + j / 16` is value `j` of block `b` of 32.
-    w: [__m512i; 4],
-    /// Scale per 16 weights; the two halves of a block share one.
-    scale: __m512,
-    /// Offset per 16 weights, likewise.
-    offset: __m512,
-}
-
-/// Blocks of 32 that hold 256 weights.
-const BLOCKS: usize = BlockQ16::VALUES / 32;
-
-/// A format of blocks of 32.
-trait UnpackDot: Pod {
-    /// Whether the bytes are signed.
-    const SIGNED: bool = false;
-
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked;
-}
-
-/// How far ahead of their use weights are prefetched, in bytes, at least. From memory, rows of 1152 bytes reach
-/// 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5). Decoding on
-/// Zen 4 takes as long with 4 or 16 KiB, and a sixth longer with 2.
-const AHEAD: usize = 8192;
 /// See [`Shape`].
 const SHAPE: Shape = Shape { short: 2048, prefetch: true };
 matvec_kernels!(
@@ -92,239 +53,103 @@ matvec_kernels!(
     sums: 2, rows: 8, activation_rows: 4
 );
 
-/// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
-/// of a task go by.
-const MANY: usize = 32;
-/// Weight rows that are multiplied by many activation rows at a time: as many as there are registers for.
-const TWO: usize = 2;
+/// A field of each of 16 blocks, in the order of lanes: those of [`BlockP16::lane`].
+macro_rules! by_lane {
+    ($blocks:ident.$field:ident) => {{
+        let b = $blocks;
+        [
+            &b[0].$field,
+            &b[1].$field,
+            &b[8].$field,
+            &b[9].$field,
+            &b[2].$field,
+            &b[3].$field,
+            &b[10].$field,
+            &b[11].$field,
+            &b[4].$field,
+            &b[5].$field,
+            &b[12].$field,
+            &b[13].$field,
+            &b[6].$field,
+            &b[7].$field,
+            &b[14].$field,
+            &b[15].$field,
+        ]
+    }};
+}
 
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn matvec<B: UnpackDot>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks, groups) = (bytemuck::cast_slice::<u8, B>(w), n / 32, BlockQ16::per_row(n));
-    if x.len() > groups {
-        let (tiles, last) = w.split_at(w.len() / blocks / TWO * TWO * blocks);
-        for (c, x) in x.chunks(MANY * groups).enumerate() {
-            many_rows::<B, TWO>(y, 0, tiles, c * MANY, x, n);
-            many_rows::<B, 1>(y, tiles.len() / blocks, last, c * MANY, x, n);
+impl UnpackPlanes<8> for [BlockQ4_0; 16] {
+    const EXCESS: i32 = 8;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        Unpacked { w: nibbles(by_lane!(self.qs)), scale: halves(by_lane!(self.d)), offset: _mm512_setzero_ps() }
+    }
+}
+
+impl UnpackPlanes<8> for [BlockQ4_1; 16] {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let w = nibbles(by_lane!(self.qs));
+        Unpacked { w, scale: halves(by_lane!(self.d)), offset: halves(by_lane!(self.m)) }
+    }
+}
+
+impl UnpackPlanes<8> for [BlockQ5_0; 16] {
+    const EXCESS: i32 = 16;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let w = with_fifth_bits(nibbles(by_lane!(self.qs)), by_lane!(self.qh));
+        Unpacked { w, scale: halves(by_lane!(self.d)), offset: _mm512_setzero_ps() }
+    }
+}
+
+impl UnpackPlanes<8> for [BlockQ5_1; 16] {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let w = with_fifth_bits(nibbles(by_lane!(self.qs)), by_lane!(self.qh));
+        Unpacked { w, scale: halves(by_lane!(self.d)), offset: halves(by_lane!(self.m)) }
+    }
+}
+
+impl UnpackPlanes<8> for [BlockQ8_0; 16] {
+    const EXCESS: i32 = 128;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let mut w = bytes(by_lane!(self.qs));
+        for w in &mut w {
+            *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
         }
-        return;
-    }
-    let mut padding = [B::zeroed(); BLOCKS];
-    for (row, y) in w.chunks_exact(blocks).zip(y.row(0)) {
-        let mut total = _mm512_setzero_ps();
-        let mut ahead = row.as_ptr().cast::<i8>().wrapping_add(AHEAD.max(size_of_val(row)));
-        for (k, x) in x.iter().enumerate() {
-            ahead = prefetch(ahead, BLOCKS * size_of::<B>());
-            total = _mm512_add_ps(total, product(&words_of(eight(row, k, &mut padding)), x));
-        }
-        *y = _mm512_reduce_add_ps(total);
+        Unpacked { w, scale: halves(by_lane!(self.d)), offset: _mm512_setzero_ps() }
     }
 }
 
-/// Products of weight rows of `n` values, the first of them row `first` and `R` at a time, with at most [`MANY`]
-/// activation rows from row `i` on: the same sums as [`matvec`] computes for each, added in the same order.
-#[inline(never)]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn many_rows<B: UnpackDot, const R: usize>(
-    y: &mut ColumnsMut<'_>,
-    first: usize,
-    w: &[B],
-    i: usize,
-    x: &[BlockQ16],
-    n: usize,
-) {
-    let (blocks, groups) = (n / 32, BlockQ16::per_row(n));
-    let mut totals = [[_mm512_setzero_ps(); R]; MANY];
-    let totals = &mut totals[..x.len() / groups];
-    let mut padding = [B::zeroed(); BLOCKS];
-    for (t, w) in w.chunks_exact(R * blocks).enumerate() {
-        let w: [_; R] = planes::rows_of(w, blocks);
-        totals.fill([_mm512_setzero_ps(); R]);
-        let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
-        for k in 0..groups {
-            if i == 0 {
-                ahead = prefetch(ahead, R * BLOCKS * size_of::<B>());
-            }
-            let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-            let mut weights = [Words { w: [[zero; 2]; 4], scale: none, offset: none }; R];
-            for r in 0..R {
-                weights[r] = words_of(eight(w[r], k, &mut padding));
-            }
-            for (j, totals) in totals.iter_mut().enumerate() {
-                let x = &x[j * groups + k];
-                for r in 0..R {
-                    totals[r] = _mm512_add_ps(totals[r], product(&weights[r], x));
-                }
-            }
-        }
-        for (j, totals) in totals.iter().enumerate() {
-            let y = &mut y.row(i + j)[first + t * R..][..R];
-            for r in 0..R {
-                y[r] = _mm512_reduce_add_ps(totals[r]);
-            }
-        }
-    }
-}
-
-/// [`Unpacked`] weights, widened to words.
-#[derive(Clone, Copy)]
-struct Words {
-    w: [[__m512i; 2]; 4],
-    scale: __m512,
-    offset: __m512,
-}
-
-/// The blocks from `BLOCKS·k` of a row on; behind its end what `padding` holds: zeros, if it began as zeros and all its
-/// rows have one length.
-#[inline(always)]
-fn eight<'a, B: UnpackDot>(row: &'a [B], k: usize, padding: &'a mut [B; BLOCKS]) -> &'a [B; BLOCKS] {
-    let rest = &row[k * BLOCKS..];
-    rest.first_chunk().unwrap_or_else(|| {
-        padding[..rest.len()].copy_from_slice(rest);
-        padding
-    })
-}
-
-/// The weights of eight blocks. It has to be compiled into its callers, whose registers it fills, so it calls nothing
-/// else.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn words_of<B: UnpackDot>(blocks: &[B; BLOCKS]) -> Words {
-    // SAFETY: this function has the features.
-    let Unpacked { w: [a, b, c, d], scale, offset } = unsafe { B::unpack(blocks) };
-    let w = if B::SIGNED {
-        [signed_words(a), signed_words(b), signed_words(c), signed_words(d)]
-    } else {
-        [words(a), words(b), words(c), words(d)]
-    };
-    Words { w, scale, offset }
-}
-
-/// `Σ (scale·w + offset)·x`, the sum spread over the lanes: one lane of 128 bits for each four blocks of 32 columns, in
-/// which the even blocks are added first; the product of each four sums goes to one of its four lanes.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn product(Words { w, scale, offset }: &Words, x: &BlockQ16) -> __m512 {
-    let zero = _mm512_setzero_si512();
-    // |w| ≤ 128, |x| ≤ 32767, eight products per lane: below 2²⁵.
-    let scale = _mm512_mul_ps(*scale, load_f32(&x.d));
-    let total = _mm512_mul_ps(*offset, load_f32(&x.s));
-    let even = dot_words::<1>(dot_words::<0>(zero, w[0][0], x), w[0][1], x);
-    let odd = dot_words::<5>(dot_words::<4>(zero, w[2][0], x), w[2][1], x);
-    let even = dot_words::<3>(dot_words::<2>(even, w[1][0], x), w[1][1], x);
-    let odd = dot_words::<7>(dot_words::<6>(odd, w[3][0], x), w[3][1], x);
-    let total = scaled::<0b00_00_00_00>(total, even, scale);
-    scaled::<0b10_10_10_10>(total, odd, scale)
-}
-
-/// `sum + Σ w·x` over the two words of each lane, with `x.q[J]`.
-///
-/// In assembly, because LLVM takes the intrinsic apart into a multiplication and an addition.
-#[inline]
-#[target_feature(enable = "avx512vnni")]
-fn dot_words<const J: usize>(mut sum: __m512i, w: __m512i, x: &BlockQ16) -> __m512i {
-    // SAFETY: reads the 64 bytes of `x.q[J]`; the CPU has the instruction.
-    unsafe {
-        asm!("vpdpwssd {}, {}, [{} + {}]", inout(zmm_reg) sum, in(zmm_reg) w, in(reg) x, const J * 64,
-            options(pure, readonly, nostack, preserves_flags));
-    }
-    sum
-}
-
-/// `total + sum·scale`, where `WHICH` is a permutation that broadcasts one scale within each 128-bit lane.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn scaled<const WHICH: i32>(total: __m512, sum: __m512i, scale: __m512) -> __m512 {
-    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permute_ps::<WHICH>(scale), total)
-}
-
-/// Bytes 0, 2, 4… and bytes 1, 3, 5… as words.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn words(bytes: __m512i) -> [__m512i; 2] {
-    [_mm512_and_si512(bytes, _mm512_set1_epi16(0xFF)), _mm512_srli_epi16::<8>(bytes)]
-}
-
-/// As [`words`], signed.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn signed_words(bytes: __m512i) -> [__m512i; 2] {
-    [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
-}
-
-impl UnpackDot for BlockQ4_0 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let scale = halves(each!(blocks.d));
-        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-8.0));
-        Unpacked { w: nibbles(each!(blocks.qs)), scale, offset }
-    }
-}
-
-impl UnpackDot for BlockQ4_1 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let w = nibbles(each!(blocks.qs));
-        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
-    }
-}
-
-impl UnpackDot for BlockQ5_0 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let scale = halves(each!(blocks.d));
-        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-16.0));
-        let w = nibbles(each!(blocks.qs));
-        Unpacked { w: with_fifth_bits(w, each!(blocks.qh)), scale, offset }
-    }
-}
-
-impl UnpackDot for BlockQ5_1 {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
-        Unpacked { w, scale: halves(each!(blocks.d)), offset: halves(each!(blocks.m)) }
-    }
-}
-
-impl UnpackDot for BlockQ8_0 {
-    const SIGNED: bool = true;
+impl UnpackPlanes<8> for [BlockIq4Nl; 16] {
+    const EXCESS: i32 = 128;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        Unpacked {
-            w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
-            scale: halves(each!(blocks.d)),
-            offset: _mm512_setzero_ps(),
-        }
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let w = look_up(&IQ4_VALUES, Self::EXCESS, nibbles(by_lane!(self.qs)));
+        Unpacked { w, scale: halves(by_lane!(self.d)), offset: _mm512_setzero_ps() }
     }
 }
 
-impl UnpackDot for BlockIq4Nl {
-    const SIGNED: bool = true;
+impl UnpackPlanes<8> for [BlockMxfp4; 16] {
+    const EXCESS: i32 = 12;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let w = look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
-        Unpacked { w, scale: halves(each!(blocks.d)), offset: _mm512_setzero_ps() }
-    }
-}
-
-impl UnpackDot for BlockMxfp4 {
-    const SIGNED: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
-        let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
-        let e = _mm512_cvtepu8_epi32(twice(joined(each!(blocks.e))));
+    unsafe fn unpack(&self) -> Unpacked<8> {
+        let w = look_up(&MXFP4_VALUES, Self::EXCESS, nibbles(by_lane!(self.qs)));
+        let e = _mm512_cvtepu8_epi32(exponents(by_lane!(self.e)));
         let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
         let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
         let scale = _mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e);
@@ -332,55 +157,66 @@ impl UnpackDot for BlockMxfp4 {
     }
 }
 
-/// The bytes of eight blocks; two times 16 each.
+/// The bytes of 16 blocks, given in the order of lanes.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn bytes(qs: [&[[u8; 16]; 2]; 8]) -> [__m512i; 4] {
-    [
-        lanes([&qs[0][0], &qs[2][0], &qs[4][0], &qs[6][0]]),
-        lanes([&qs[0][1], &qs[2][1], &qs[4][1], &qs[6][1]]),
-        lanes([&qs[1][0], &qs[3][0], &qs[5][0], &qs[7][0]]),
-        lanes([&qs[1][1], &qs[3][1], &qs[5][1], &qs[7][1]]),
-    ]
+fn bytes(qs: [&[i8; 32]; 16]) -> [__m512i; 8] {
+    let (mut first, mut second) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
+    for q in 0..4 {
+        let block = |l: usize| load_32(bytemuck::cast_ref(qs[4 * l + q]));
+        let (a, b) = (planes::pair(block(0), block(1)), planes::pair(block(2), block(3)));
+        first[q] = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
+        second[q] = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
+    }
+    let ([a, b, c, d], [e, f, g, h]) = (planes::words_by_lane(first), planes::words_by_lane(second));
+    [a, b, c, d, e, f, g, h]
 }
 
-/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
-/// half.
+/// Nibbles of 16 blocks, given in the order of lanes, that hold value `j` in the low half of byte `j` and value `j + 16`
+/// in its high half.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
-    let [a, b] = split_nibbles(lanes([qs[0], qs[2], qs[4], qs[6]]));
-    let [c, d] = split_nibbles(lanes([qs[1], qs[3], qs[5], qs[7]]));
-    [a, b, c, d]
-}
-
-/// Low and high nibbles.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn split_nibbles(x: __m512i) -> [__m512i; 2] {
-    let nibble = _mm512_set1_epi8(15);
-    [_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble)]
+fn nibbles(qs: [&[u8; 16]; 16]) -> [__m512i; 8] {
+    let mut q = [_mm512_setzero_si512(); 4];
+    for i in 0..4 {
+        q[i] = lanes([qs[i], qs[4 + i], qs[8 + i], qs[12 + i]]);
+    }
+    let mut w = [_mm512_setzero_si512(); 8];
+    for (i, words) in planes::words_by_lane(q).into_iter().enumerate() {
+        w[i] = _mm512_and_si512(words, _mm512_set1_epi8(15));
+        w[4 + i] = _mm512_and_si512(_mm512_srli_epi16::<4>(words), _mm512_set1_epi8(15));
+    }
+    w
 }
 
 /// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn with_fifth_bits(low: [__m512i; 4], qh: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    let mut w = low;
+fn with_fifth_bits(low: [__m512i; 8], qh: [&[u8; 4]; 16]) -> [__m512i; 8] {
+    let mut words = [0; 16];
+    for l in 0..16 {
+        words[l] = i32::from_le_bytes(*qh[l]);
+    }
+    let (words, mut w) = (planes::load_i32(&words), low);
     for (r, w) in w.iter_mut().enumerate() {
-        // Half `r % 2` of every second block.
-        let [a, b, c, d] = [qh[r / 2], qh[r / 2 + 2], qh[r / 2 + 4], qh[r / 2 + 6]];
-        let half = |qh: &[u8; 4]| [qh[r % 2 * 2], qh[r % 2 * 2 + 1]];
-        let has = four([half(a), half(b), half(c), half(d)]);
+        // Of each lane the byte with the bits of its eight values in registers `r` and `r ^ 1`; in odd lanes these are
+        // swapped.
+        let byte = |lane: i32| (4 * lane + r as i32 / 2) * 0x0101_0101;
+        let eight = _mm512_shuffle_epi8(words, _mm512_set4_epi32(byte(3), byte(2), byte(1), byte(0)));
+        let (even, odd) =
+            [(0x0804_0201, 0x8040_2010_u32.cast_signed()), (0x8040_2010_u32.cast_signed(), 0x0804_0201)][r % 2];
+        let has = _mm512_test_epi8_mask(eight, _mm512_set4_epi32(odd, even, odd, even));
         *w = _mm512_mask_add_epi8(*w, has, *w, _mm512_set1_epi8(16));
     }
     w
 }
 
+/// The values that nibbles stand for, plus `excess`.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn look_up(values: &[i8; 16], codes: [__m512i; 4]) -> [__m512i; 4] {
+fn look_up(values: &[i8; 16], excess: i32, codes: [__m512i; 8]) -> [__m512i; 8] {
     let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(values)));
+    let values = _mm512_add_epi8(values, _mm512_set1_epi8(excess as i8));
     let mut w = codes;
     for w in &mut w {
         *w = _mm512_shuffle_epi8(values, *w);
@@ -388,30 +224,25 @@ fn look_up(values: &[i8; 16], codes: [__m512i; 4]) -> [__m512i; 4] {
     w
 }
 
-/// Each byte twice.
+/// One byte of each block.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn twice(x: u64) -> __m128i {
-    let x = _mm_cvtsi64_si128(x.cast_signed());
-    _mm_unpacklo_epi8(x, x)
+#[target_feature(enable = "sse2")]
+fn exponents(e: [&u8; 16]) -> __m128i {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = e;
+    let (low, high) = (joined([a, b, c, d, e, f, g, h]), joined([i, j, k, l, m, n, o, p]));
+    _mm_set_epi64x(high.cast_signed(), low.cast_signed())
 }
 
-/// Each f16 twice.
+/// An f16 of each block.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn halves(x: [&[u8; 2]; 8]) -> __m512 {
+fn halves(x: [&[u8; 2]; 16]) -> __m512 {
     // Combined in general registers: there are few ports for vector shuffles.
-    let [a, b, c, d, e, f, g, h] = x;
-    let x = _mm_set_epi64x(four([*e, *f, *g, *h]).cast_signed(), four([*a, *b, *c, *d]).cast_signed());
-    let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
-}
-
-/// Four words of 16 bits, the first one lowest.
-#[inline(always)]
-fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
-    let word = |x| u64::from(u16::from_le_bytes(x));
-    word(a) | word(b) << 16 | word(c) << 32 | word(d) << 48
+    let four = |i: usize| {
+        let word = |j: usize| u64::from(u16::from_le_bytes(*x[4 * i + j])) << (16 * j);
+        (word(0) | word(1) | word(2) | word(3)).cast_signed()
+    };
+    _mm512_cvtph_ps(_mm256_set_epi64x(four(3), four(2), four(1), four(0)))
 }
 
 /// An f16 in all lanes.
@@ -430,9 +261,13 @@ pub(super) fn negated(x: __m512) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn lanes(x: [&[u8; 16]; 4]) -> __m512i {
-    let low = _mm256_set_m128i(load_16(x[1]), load_16(x[0]));
-    let high = _mm256_set_m128i(load_16(x[3]), load_16(x[2]));
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+    joined_lanes([load_16(x[0]), load_16(x[1]), load_16(x[2]), load_16(x[3])])
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn joined_lanes([a, b, c, d]: [__m128i; 4]) -> __m512i {
+    planes::pair(_mm256_set_m128i(b, a), _mm256_set_m128i(d, c))
 }
 
 #[inline]
@@ -532,29 +367,73 @@ fn words_256(x: &[f32; 256], block: &mut BlockQ16) {
 
 /// As [`quantize_q16`], in two planes of bytes.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
-    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
-        match x.first_chunk() {
-            Some(x) => planes_256(x, block),
-            None => planes_256(&padded(x), block),
-        }
+pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16<4>]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(256)) {
+        let (d, [high, low]) = match x.first_chunk() {
+            Some(x) => bytes_256(x),
+            None => bytes_256(&padded(x)),
+        };
+        let in_order = |x: [__m128i; 16]| planes::in_order(fourths(x));
+        put_planes(block, in_order(high), in_order(low), d);
     }
 }
 
+/// As [`quantize_p16`], 512 values at a time.
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn quantize_p16_wide(x: &[f32], blocks: &mut [BlockP16<8>]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(512)) {
+        let (a, b) = x.split_at(x.len().min(256));
+        let (da, [high_a, low_a]) = match a.first_chunk() {
+            Some(a) => bytes_256(a),
+            None => bytes_256(&padded(a)),
+        };
+        let (db, [high_b, low_b]) = match b.first_chunk() {
+            Some(b) => bytes_256(b),
+            None => bytes_256(&padded(b)),
+        };
+        let d = _mm512_permutex2var_ps(da, planes::load_i32(&planes::TWO_BLOCKS), db);
+        put_planes(block, in_wide_order(high_a, high_b), in_wide_order(low_a, low_b), d);
+    }
+}
+
+/// 16 times 16 bytes of each of two blocks, in the order of [`BlockP16`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_wide_order(a: [__m128i; 16], b: [__m128i; 16]) -> [__m512i; 8] {
+    let mut halves = [[_mm512_setzero_si512(); 4]; 2];
+    for half in 0..2 {
+        for q in 0..4 {
+            let x = if q < 2 { &a } else { &b };
+            // Of groups 0, 2, 4 and 6, or of 1, 3, 5 and 7.
+            let group = |l: usize| x[2 * (2 * l + q % 2) + half];
+            halves[half][q] = joined_lanes([group(0), group(1), group(2), group(3)]);
+        }
+    }
+    let ([a, b, c, d], [e, f, g, h]) = (planes::words_by_lane(halves[0]), planes::words_by_lane(halves[1]));
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Scales of each 16 of 256 values, and the high and the low bytes of their integers, 16 at a time.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
+fn bytes_256(x: &[f32; 256]) -> (__m512, [[__m128i; 16]; 2]) {
     let x: &[[f32; 16]; 16] = bytemuck::cast_ref(x);
-    let (d, inverse) = scales(x, BlockP16::MAX);
+    let (d, inverse) = scales(x, BlockP16::<4>::MAX);
     let (mut high, mut low) = ([_mm_setzero_si128(); 16], [_mm_setzero_si128(); 16]);
     for i in 0..16 {
         let q = rounded(load_f32(&x[i]), inverse[i]);
         low[i] = _mm512_cvtepi32_epi8(q);
         high[i] = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
     }
-    let (high, low) = (planes::in_order(fourths(high)), planes::in_order(fourths(low)));
+    (d, [high, low])
+}
+
+/// Stores planes and what follows of them.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn put_planes<const R: usize>(block: &mut BlockP16<R>, high: [__m512i; R], low: [__m512i; R], d: __m512) {
     let (mut high_sum, mut low_sum) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-    for r in 0..4 {
+    for r in 0..R {
         store_64(bytemuck::cast_mut(&mut block.high[r]), high[r]);
         store_64(bytemuck::cast_mut(&mut block.low[r]), low[r]);
         high_sum = _mm512_dpbusd_epi32(high_sum, _mm512_set1_epi8(1), high[r]);
@@ -562,6 +441,7 @@ fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
     }
     let sums = _mm512_add_epi32(_mm512_slli_epi32::<8>(high_sum), low_sum);
     store_f32(&mut block.d, d);
+    store_64(bytemuck::cast_mut(&mut block.sums), sums);
     store_f32(&mut block.s, _mm512_mul_ps(d, _mm512_cvtepi32_ps(sums)));
 }
 
@@ -609,8 +489,7 @@ fn scales(x: &[[f32; 16]; 16], largest_integer: i16) -> (__m512, [f32; 16]) {
 fn fourths(x: [__m128i; 16]) -> [__m512i; 4] {
     let mut fourths = [_mm512_setzero_si512(); 4];
     for q in 0..4 {
-        let (low, high) = (_mm256_set_m128i(x[4 + q], x[q]), _mm256_set_m128i(x[12 + q], x[8 + q]));
-        fourths[q] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+        fourths[q] = joined_lanes([x[q], x[4 + q], x[8 + q], x[12 + q]]);
     }
     fourths
 }

@@ -20,6 +20,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     quantize_p16: matmul::quantize_p16,
+    quantize_p16_wide: matmul::quantize_p16_wide,
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,

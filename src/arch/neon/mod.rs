@@ -16,6 +16,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     matvec: matmul::matvec_for,
     quantize_q16: matmul::quantize_q16,
     quantize_p16: scalar::KERNELS.quantize_p16,
+    quantize_p16_wide: scalar::KERNELS.quantize_p16_wide,
     gemm: gemm::gemm_for,
     transposed: gemm::transposed_for,
     dequantize: transposed::dequantize::<gemm::F32Panels>,

@@ -84,42 +84,37 @@ pub(super) fn transposed(
 
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
-        let Rounded { q, d, s } = round(x, BlockQ16::scale);
-        *block = BlockQ16 { d, s, ..BlockQ16::zeroed() };
-        q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
+        *block = BlockQ16::zeroed();
+        round(x, BlockQ16::scale, |i, d, q| {
+            block.set_integer(i, q);
+            block.d[i / 16] = d;
+            block.s[i / 16] += f32::from(q);
+        });
+        (0..16).for_each(|i| block.s[i] *= block.d[i]);
     }
 }
 
-pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
-    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
-        let Rounded { q, d, s } = round(x, BlockP16::scale);
-        *block = BlockP16 { d, s, ..BlockP16::zeroed() };
-        q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
+pub(super) fn quantize_p16<const R: usize>(x: &[f32], blocks: &mut [BlockP16<R>]) {
+    for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::<R>::VALUES)) {
+        *block = BlockP16::zeroed();
+        round(x, BlockP16::<R>::scale, |i, d, q| {
+            let lane = BlockP16::<R>::lane(i);
+            block.set_integer(i, q);
+            block.d[lane] = d;
+            block.sums[lane] += i32::from(q);
+        });
+        (0..16).for_each(|i| block.s[i] = block.d[i] * block.sums[i] as f32);
     }
 }
 
-/// 256 activations as [`BlockQ16`] describes them, the integers in order.
-struct Rounded {
-    q: [i16; 256],
-    d: [f32; 16],
-    s: [f32; 16],
-}
-
-/// Rounds up to 256 activations, given `(d, 1/d)` from the largest bits of their magnitudes.
-fn round(x: &[f32], scale: fn(u32) -> (f32, f32)) -> Rounded {
-    let mut rounded = Rounded { q: [0; 256], d: [0.0; 16], s: [0.0; 16] };
+/// Rounds activations, given `(d, 1/d)` from the largest bits of the magnitudes of 32, and hands each on with its `d`;
+/// the last 32 are padded with zeros.
+fn round(x: &[f32], scale: fn(u32) -> (f32, f32), mut each: impl FnMut(usize, f32, i16)) {
     for (b, x) in x.chunks(32).enumerate() {
         let (d, inverse) = scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
-        rounded.d[2 * b..][..2].fill(d);
-        for (h, x) in x.chunks(16).enumerate() {
-            let mut sum = 0;
-            for (q, x) in rounded.q[32 * b + 16 * h..].iter_mut().zip(x) {
-                let integer = (x * inverse).round_ties_even() as i32;
-                *q = integer as i16;
-                sum += integer;
-            }
-            rounded.s[2 * b + h] = d * sum as f32;
+        for j in 0..32 {
+            let q = x.get(j).map_or(0, |x| (x * inverse).round_ties_even() as i32 as i16);
+            each(32 * b + j, d, q);
         }
     }
-    rounded
 }

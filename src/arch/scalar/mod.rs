@@ -34,6 +34,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     dequantize: |dtype, blocks, x| (dtype.float_format().dequantize)(blocks, x),
     quantize_q16: matmul::quantize_q16,
     quantize_p16: matmul::quantize_p16,
+    quantize_p16_wide: matmul::quantize_p16,
     peak: peak::peak,
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
