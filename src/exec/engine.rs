@@ -90,6 +90,28 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// A pass that is computed some layers at a time, with other passes in between.
+#[derive(Debug, Default)]
+pub(super) struct LayerPass {
+    /// Its buffers, of which nothing changes in between.
+    arena: Arena,
+    /// The next layer and the next recurrence.
+    next: usize,
+    cell: usize,
+}
+
+impl LayerPass {
+    /// How many layers are computed.
+    pub(super) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Forgets what was computed of a pass; the next one begins with the first layer.
+    pub(super) fn restart(&mut self) {
+        (self.next, self.cell) = (0, 0);
+    }
+}
+
 /// State of an engine besides its model, so that a model can own its default engine.
 struct Core {
     /// Shared with the engine of the model's block for multi-token prediction, and so is what follows.
@@ -273,6 +295,27 @@ impl Engine {
         self.pass(slots, outputs, false, cancel, &mut NoProbe)
     }
 
+    /// The next `n` layers of a pass over `slots`, at least one; whether it is complete. Until then, or until an error, it is
+    /// called with the same slots, whose sequences nobody else touches. On a device all layers are computed.
+    pub(super) fn step_layers(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+        (pass, n): (&mut LayerPass, usize),
+    ) -> Result<bool, SessionError> {
+        let n_layer = self.model.hparams().n_layer;
+        let end = if self.runner().is_some() { n_layer } else { n_layer.min(pass.next.saturating_add(n.max(1))) };
+        let outcome = self.some_layers(slots, outputs, false, cancel, &mut NoProbe, Some((&mut *pass, end)));
+        let is_complete = end == n_layer;
+        if is_complete || outcome.is_err() {
+            pass.restart();
+        } else {
+            pass.next = end;
+        }
+        outcome.map(|()| is_complete)
+    }
+
     /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are returned, too.
     pub(super) fn pass(
         &self,
@@ -281,6 +324,19 @@ impl Engine {
         raw: bool,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
+    ) -> Result<(), SessionError> {
+        self.some_layers(slots, outputs, raw, cancel, probe, None)
+    }
+
+    /// [`Engine::pass`]; of a pass that is computed layer by layer, its layers up to a number.
+    fn some_layers(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        layers: Option<(&mut LayerPass, usize)>,
     ) -> Result<(), SessionError> {
         if slots.is_empty() {
             outputs.clear();
@@ -310,8 +366,9 @@ impl Engine {
             (false, true) => Wanted::Both,
             (false, false) => Wanted::Logits,
         };
-        let outcome = self.compute(slots, outputs, wanted, cancel, probe);
-        if outcome.is_err() {
+        let is_complete = layers.as_ref().is_none_or(|(_, end)| *end == self.model.hparams().n_layer);
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe, layers);
+        if outcome.is_err() || !is_complete {
             outputs.clear();
             return outcome;
         }
@@ -382,7 +439,7 @@ impl Engine {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe)?;
+                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe, None)?;
                 seq.kv.commit(tokens.len());
             }
         }
@@ -399,7 +456,7 @@ impl Engine {
         for slot in &mut *slots {
             self.check(slot.seq, slot.tokens)?;
         }
-        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe)
+        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, None)
     }
 
     fn compute(
@@ -409,10 +466,11 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
+        layers: Option<(&mut LayerPass, usize)>,
     ) -> Result<(), SessionError> {
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
-        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe);
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, layers);
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
@@ -430,6 +488,7 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
+        layers: Option<(&mut LayerPass, usize)>,
     ) -> Result<(), SessionError> {
         let h = self.model.hparams();
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
@@ -441,12 +500,19 @@ impl Engine {
                 return Err(SessionError::OutOfMemory { what: "buffers", bytes });
             }
         }
+        let (is_whole, mut first_cell) = (layers.is_none(), 0);
+        let (own_arena, layers, cell) = match layers {
+            Some((LayerPass { arena, next, cell }, end)) => (Some(arena), *next..end, cell),
+            None => (None, 0..h.n_layer, &mut first_cell),
+        };
         let (mut row, mut output) = (0, 0);
         for slot in &mut *slots {
             (slot.row, slot.output) = (row, output);
             row += slot.tokens.len();
             output += slot.n_outputs();
-            slot.seq.kv.reserve(slot.tokens.len())?;
+            if layers.start == 0 {
+                slot.seq.kv.reserve(slot.tokens.len())?;
+            }
         }
         outputs.prepare(slots, (h.n_vocab, h.n_embd), wanted)?;
         let cancelled = || cancel.is_cancelled();
@@ -459,9 +525,12 @@ impl Engine {
             cancelled: &cancelled,
             adapter_nanos: &adapter_nanos,
             first_layers: None,
+            layers,
+            cell,
         };
         let time = self.enter(cancel, |crew, arena| {
             let timer = Timer::start();
+            let arena = own_arena.unwrap_or(arena);
             let outcome = match self.runner() {
                 Some(runner) => offload(runner, pass, crew, arena, probe),
                 None => forward(pass, crew, arena, probe),
@@ -469,7 +538,7 @@ impl Engine {
             outcome.map(|()| timer.elapsed())
         })??;
         let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
-        if slots.iter().all(is_decoding) {
+        if is_whole && slots.iter().all(is_decoding) {
             self.times().note(row, time);
         }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());

@@ -174,6 +174,11 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) adapter_nanos: &'a AtomicU64,
     /// If only this many layers are computed, the destination of the residual stream, `(rows, n_embd)`.
     pub(crate) first_layers: Option<(usize, &'a mut [f32])>,
+    /// Layers that are computed now. Those before them were, with the same slots and the same arena, which nobody has used
+    /// since: a pass of the same size takes the same buffers and finds in them what it left.
+    pub(crate) layers: Range<usize>,
+    /// The first recurrence of these layers; afterwards that of the next ones.
+    pub(crate) cell: &'a mut usize,
 }
 
 /// What all products of a pass need.
@@ -453,7 +458,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, mut first_layers } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, mut first_layers, layers, cell } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -461,31 +466,31 @@ pub(crate) fn forward(
     let n_last = if probe.sees_all_rows() { m } else { n_outputs };
     let sizes = Sizes::of(model, crew.n_threads());
     let mut b = arena.plan(|frame| Buffers::take(frame, sizes, slots.iter().map(Slot::size), n_last))?;
-    for slot in &*slots {
-        slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
-    }
+    if layers.start == 0 {
+        for slot in &*slots {
+            slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
+        }
 
-    embed(base, h, w, slots, b.x, b.normed);
-    if let Some(w) = &w.mtp {
-        mtp_inputs(base, h, w, slots, &mut b);
-    }
-    probe.tensor(Tap::InpEmbd, 0, b.x);
+        embed(base, h, w, slots, b.x, b.normed);
+        if let Some(w) = &w.mtp {
+            mtp_inputs(base, h, w, slots, &mut b);
+        }
+        probe.tensor(Tap::InpEmbd, 0, b.x);
 
-    if let Some(w) = &w.per_layer {
-        per_layer_inputs(base, h, w, slots, &mut b);
-    }
+        if let Some(w) = &w.per_layer {
+            per_layer_inputs(base, h, w, slots, &mut b);
+        }
 
-    if let Some(w) = &w.alt_up {
-        let slots = Adapters(slots);
-        let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-        b.streams.begin(ctx, &mut b.scratch, h, w, b.x);
+        if let Some(w) = &w.alt_up {
+            let slots = Adapters(slots);
+            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+            b.streams.begin(ctx, &mut b.scratch, h, w, b.x);
+        }
     }
 
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
-    // The next recurrence.
-    let mut cell = 0;
-    for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
+    for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate().take(layers.end).skip(layers.start) {
         if cancelled() {
             return Err(SessionError::Cancelled);
         }
@@ -514,7 +519,7 @@ pub(crate) fn forward(
                 let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
                 laurel(ctx, h, &w.laurel, &mut b);
             }
-            mixer(base, h, (spec, layer), (i, &mut cell), rows, slots, &mut b, probe)?;
+            mixer(base, h, (spec, layer), (i, cell), rows, slots, &mut b, probe)?;
         }
         if rows == Rows::Outputs {
             if n_outputs == 0 {
@@ -600,6 +605,9 @@ pub(crate) fn forward(
         }
     }
 
+    if layers.end < h.n_layer {
+        return Ok(());
+    }
     if let Some(w) = &w.alt_up {
         let (n_generated, slots) = (n_generated(true, rows, slots), Adapters(slots));
         let ends = if rows == Rows::All { b.ends } else { b.output_ends };

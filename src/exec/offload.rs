@@ -41,7 +41,7 @@ pub(super) fn offload(
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
     }
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, first_layers: _ } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, first_layers: _, layers, cell } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
     let mut hidden = Vec::new();
@@ -50,7 +50,8 @@ pub(super) fn offload(
         hidden.resize(m * h.n_embd, 0.0);
         let first_layers = Some((runner.first_layer(), &mut hidden[..]));
         let outputs = &mut *outputs;
-        let pass = Pass { model, slots: &mut *slots, outputs, wanted, cancelled, adapter_nanos, first_layers };
+        let slots = &mut *slots;
+        let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, first_layers, layers, cell };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
     let n_angles = RopeTables::n_angles(h, m);

@@ -1,10 +1,10 @@
 //! Many requests on one engine: continuous batching.
 //!
 //! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no thread. A [`Scheduler`] is
-//! a handle of one that runs on its own thread. Each pass takes one row (and the tokens that a grammar forces after it)
-//! of every sequence that decodes, and as many prompt rows as keep the time between tokens of those sequences within
-//! its limit (`pace.rs`). So prompts do not stop decoding sequences (Sarathi-Serve,
-//! <https://arxiv.org/abs/2403.02310>), and a finished sequence makes room at once (Orca, OSDI 2022).
+//! a handle of one that runs on its own thread. Each step computes one row (and the tokens that a grammar forces after it)
+//! of every sequence that decodes; then, of a pass over rows of prompts, as many layers as keep the time between tokens of
+//! those sequences within its limit (`pace.rs`). So prompts do not stop decoding sequences, and a finished sequence makes
+//! room at once (Orca, OSDI 2022).
 //!
 //! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt advances first and, from
 //! its end, who loses its pages when the pool is full. A preempted request keeps its tokens, which are computed again,
@@ -16,6 +16,7 @@ mod stream;
 
 use super::batch::reuse;
 use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
+use super::engine::LayerPass;
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
@@ -316,6 +317,7 @@ impl Terms {
             seq: None,
             pooling: None,
             rows: RequestRows::default(),
+            reading: None,
             since: Timer::start(),
             timings: Timings::default(),
             _place: place,
@@ -436,6 +438,8 @@ struct Live {
     pooling: Option<Pooling>,
     /// Its rows in the next pass.
     rows: RequestRows,
+    /// Its rows in the pass over prompts of which some layers are computed.
+    reading: Option<RequestRows>,
     since: Timer,
     timings: Timings,
     _place: Place,
@@ -523,6 +527,9 @@ impl Live {
     /// Releases its pages.
     fn release_sequence(&mut self) {
         if let Some(mut seq) = self.seq.take() {
+            if self.reading.take().is_some() {
+                seq.kv.abandon();
+            }
             self.timings.adapters += seq.adapter_time;
             self.pooling = seq.pooling.take();
         }
@@ -678,6 +685,9 @@ pub struct Schedule {
     cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
+    /// The pass over prompts, and how many requests are in it while some of its layers are computed.
+    layers: LayerPass,
+    n_reading: usize,
     /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request; drafts for each request.
     asked: Vec<Asked<'static>>,
     passes: DraftPasses,
@@ -714,8 +724,9 @@ impl Schedule {
     }
 
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
-        let model = terms.engine.model();
-        let pace = Pace::new(model.arch().gemm_few(model.main_type()));
+        // A device computes whole passes.
+        let n_layer = terms.engine.runner().map_or(terms.engine.model().hparams().n_layer, |_| 1);
+        let pace = Pace::new(n_layer);
         Schedule {
             terms,
             wake,
@@ -726,6 +737,8 @@ impl Schedule {
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),
+            layers: LayerPass::default(),
+            n_reading: 0,
             asked: Vec::new(),
             passes: DraftPasses::default(),
             chances: Vec::new(),
@@ -874,7 +887,8 @@ impl Schedule {
         if self.running.is_empty() || stats.budget == u64::MAX {
             return true;
         }
-        let to_come = |live: &Live| self.terms.bytes(live.n_read + 1).saturating_sub(self.terms.bytes(live.position()));
+        let has = |live: &Live| self.terms.bytes(live.position() + live.reading.map_or(0, |rows| rows.n));
+        let to_come = |live: &Live| self.terms.bytes(live.n_read + 1).saturating_sub(has(live));
         let promised = self.running.iter().fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
         promised <= (stats.budget - stats.used).saturating_add(self.terms.engine.pool().prefixes().bytes)
     }
@@ -938,13 +952,20 @@ impl Schedule {
         running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
     }
 
-    /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
+    /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how many are read.
     fn plan(&mut self) -> (usize, usize) {
         let options = &self.terms.options;
         let n_decoding = self.running.iter().filter(|live| live.next_rows(0).is_decoding && !live.is_paused()).count();
-        let mut chunk = self.pace.chunk(n_decoding, options.max_itl, options.session.n_batch);
+        let n_rows = self.pace.rows(n_decoding, options.max_itl, options.session.n_batch);
+        let mut chunk = if self.n_reading > 0 { 0 } else { n_rows };
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
-        while let Some(live) = self.running.get(i) {
+        while let Some(live) = self.running.get_mut(i) {
+            if let Some(rows) = live.reading {
+                live.rows = rows;
+                n_prompt += rows.n;
+                i += 1;
+                continue;
+            }
             let rows = if live.is_paused() { RequestRows::default() } else { live.next_rows(chunk) };
             if rows.n == 0 {
                 i += 1;
@@ -957,7 +978,25 @@ impl Schedule {
             *n += rows.n;
             chunk -= if rows.is_decoding { 0 } else { rows.n };
         }
-        (n_decode, n_prompt)
+        let n_reading = self.running.iter().filter(|live| live.reading.is_some()).count();
+        if n_reading == self.n_reading {
+            return (n_decode, n_prompt);
+        }
+        // One of them is gone, and with it the pass.
+        self.stop_reading();
+        self.running.iter_mut().for_each(|live| live.rows = RequestRows::default());
+        self.plan()
+    }
+
+    /// The pass over prompts is complete, or begins anew.
+    fn stop_reading(&mut self) {
+        self.n_reading = 0;
+        self.layers.restart();
+        for live in &mut self.running {
+            if let (Some(_), Some(seq)) = (live.reading.take(), &mut live.seq) {
+                seq.kv.abandon();
+            }
+        }
     }
 
     /// Takes the pages of a running request for its rows, possibly those of requests after it. Returns its new index and
@@ -989,27 +1028,77 @@ impl Schedule {
     }
 
     fn compute(&mut self, n_decode: usize, n_prompt: usize) {
-        let Schedule { terms, running, outputs, cancel, slots, .. } = self;
+        self.n_passes += 1;
+        let n_layers = self.pace.layers(n_decode, self.terms.options.max_itl, n_prompt);
+        if self.terms.engine.runner().is_some() {
+            // A device reads the weights once for both.
+            let expected = self.pace.decode(n_decode).filter(|_| n_decode > 0);
+            if let Some(time) = self.pass(|_| true, n_layers) {
+                match (n_prompt, expected) {
+                    (0, _) => self.pace.note(n_decode, time),
+                    // Never 0: otherwise a slow decoding pass before would allow any number of rows.
+                    (n, expected) => {
+                        let time = time.as_secs_f64();
+                        self.pace.note_prompt(n, 1, (time - expected.unwrap_or(0.0)).max(0.05 * time));
+                    }
+                }
+            }
+            return;
+        }
+        if n_decode > 0
+            && let Some(time) = self.pass(|rows| rows.is_decoding, n_layers)
+        {
+            self.pace.note(n_decode, time);
+        }
+        let before = self.layers.next();
+        if n_prompt > 0
+            && let Some(time) = self.pass(|rows| !rows.is_decoding, n_layers)
+        {
+            let n_layers = n_layers.min(self.terms.engine.model().hparams().n_layer - before);
+            self.pace.note_prompt(n_prompt, n_layers, time.as_secs_f64());
+        }
+    }
+
+    /// Computes a pass of those whose rows are `taken`, of prompts `n_layers` layers, and hands out its results. Returns what it
+    /// took, unless it failed.
+    fn pass(&mut self, taken: impl Fn(&RequestRows) -> bool, n_layers: usize) -> Option<Duration> {
+        let taken = |live: &Live| live.rows.n > 0 && taken(&live.rows);
+        let Schedule { terms, running, outputs, cancel, slots, layers, .. } = self;
         let timer = Timer::start();
+        let reads = running.iter().any(|live| taken(live) && !live.rows.is_decoding);
+        let n_taken = running.iter().filter(|live| taken(live)).count();
         let mut pass = reuse(std::mem::take(slots));
-        pass.extend(running.iter_mut().filter(|live| live.rows.n > 0).map(|live| live.slot()));
-        let outcome = terms.engine.step(&mut pass, outputs, cancel);
+        pass.extend(running.iter_mut().filter(|live| taken(live)).map(|live| live.slot()));
+        let outcome = match reads {
+            true => terms.engine.step_layers(&mut pass, outputs, cancel, (layers, n_layers)),
+            false => terms.engine.step(&mut pass, outputs, cancel).map(|()| true),
+        };
         *slots = reuse(pass);
         let time = timer.elapsed();
-        self.n_passes += 1;
-        if outcome.is_ok() {
-            self.pace.note(n_decode, n_prompt, time);
+        // Who decodes waits for prompts, too.
+        for live in self.running.iter_mut().filter(|live| live.rows.n > 0 && (taken(live) || live.rows.is_decoding)) {
+            let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
+            *part += time;
+        }
+        if let Ok(false) = outcome {
+            self.n_reading = n_taken;
+            self.running.iter_mut().filter(|live| taken(live)).for_each(|live| live.reading = Some(live.rows));
+            return Some(time);
+        }
+        if reads {
+            self.n_reading = 0;
+            self.running.iter_mut().for_each(|live| live.reading = None);
         }
         let n_vocab = self.terms.engine.model().hparams().n_vocab;
         let (mut i, mut slot) = (0, 0);
         while let Some(live) = self.running.get_mut(i) {
-            if live.rows.n == 0 {
+            if !taken(live) {
                 i += 1;
                 continue;
             }
             // Whose rows cannot be computed fails alone.
             let (outcome, at) = match outcome {
-                Ok(()) => (Ok(()), slot),
+                Ok(_) => (Ok(()), slot),
                 Err(_) if live.rows.is_decoding => {
                     // Of its drafts, too.
                     live.drop_drafts();
@@ -1021,8 +1110,6 @@ impl Schedule {
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();
             let outcome = outcome.map_err(Error::from).and_then(|()| {
-                let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
-                *part += time;
                 live.n_passes += usize::from(live.rows.is_decoding);
                 live.follow(self.outputs.logits(at), n_vocab)
             });
@@ -1039,5 +1126,6 @@ impl Schedule {
                 i += 1;
             }
         }
+        outcome.is_ok().then_some(time)
     }
 }

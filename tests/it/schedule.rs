@@ -557,13 +557,13 @@ fn tenants_do_not_see_each_other() {
     assert!(cached("one") > 0 && cached("") > 0);
 }
 
-/// One row for each that decodes, and prompts in chunks beside them: nobody waits for a whole prompt.
+/// One row for each that decodes, and between them a layer of some rows of a prompt: nobody waits for a whole prompt.
 #[test]
 fn prompts_do_not_stop_who_decodes() {
     let engine = engine(1, None);
     let options = ScheduleOptions {
         session: session_options(1000, 512),
-        // No time at all: the least chunks.
+        // No time at all: the least rows, a layer at a time.
         max_itl: Some(Duration::ZERO),
         ..Default::default()
     };
@@ -572,19 +572,70 @@ fn prompts_do_not_stop_who_decodes() {
     let mut pieces = Vec::new();
     (0..10).for_each(|_| assert!(schedule.step()));
     assert!(drain(&mut decoding, &mut pieces).is_none());
-    let prompt = tokens(&TEXTS[1].repeat(6));
-    let least = if MODEL.arch().gemm_few(MODEL.main_type()) < 8 { 16 } else { 8 };
-    let n_passes = prompt.len().div_ceil(least);
+    let prompt = tokens(&TEXTS[1].repeat(2));
+    let n_passes = prompt.len().div_ceil(16) * MODEL.hparams().n_layer;
     let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
     pieces.clear();
     for _ in 1..n_passes {
         schedule.step();
         assert!(drain(&mut long, &mut Vec::new()).is_none());
+        assert!(drain(&mut decoding, &mut pieces).is_none());
     }
-    assert!(drain(&mut decoding, &mut pieces).is_none());
     assert!(pieces.len() + 3 >= n_passes - 1, "{} pieces in {n_passes} passes", pieces.len());
     schedule.step();
     assert!(matches!(drain(&mut long, &mut Vec::new()), Some(Ok(finish)) if finish.reason == StopReason::MaxTokens));
+}
+
+/// In models of every architecture prompts that are computed layer by layer, two at once, end as sessions alone do; and if
+/// one of them goes away in the middle, the other begins anew.
+#[test]
+fn prompts_are_computed_layer_by_layer() {
+    let mut n = 0;
+    for shapes in crate::mutants::models() {
+        let bare = open(shapes.parts().gguf()).unwrap();
+        let h = bare.hparams();
+        if h.attention().any(|attn| !attn.causal) || h.classifier.is_some() || h.n_layer < 2 {
+            continue;
+        }
+        let mut parts = shapes.parts();
+        crate::mtp::set_vocabulary(&mut parts, bare.hparams().n_vocab);
+        let model = open(parts.gguf()).unwrap_or_else(|e| panic!("{}: {e}", shapes.name));
+        let n_vocab = model.hparams().n_vocab as u32;
+        let session = session_options(model.hparams().n_ctx_train.min(120), 512);
+        let prompt = |seed: u32, n: u32| (0..n).map(|i| (i * i + seed) % n_vocab).collect::<Vec<u32>>();
+        let prompts = [prompt(1, 3), prompt(2, 37), prompt(3, 22), prompt(4, 19)];
+        let alone = |prompt: &[u32]| {
+            let mut session = run::engine(&model, 1).session_with(&session).unwrap();
+            let mut sampler = sampled(1);
+            let generation = session.generate_from(prompt, &mut sampler).unwrap().max_tokens(60);
+            generation.map(|piece| piece.unwrap().token).collect::<Vec<u32>>()
+        };
+        let options = ScheduleOptions {
+            session: session.clone(),
+            max_itl: Some(Duration::ZERO),
+            n_pieces: 100,
+            ..Default::default()
+        };
+        let mut schedule = Schedule::new(&run::engine(&model, 2), &options).unwrap();
+        let submit = |schedule: &mut Schedule, i: usize| {
+            schedule.submit(Request::new(prompts[i].clone(), sampled(1)).max_tokens(60)).unwrap()
+        };
+        let first = submit(&mut schedule, 0);
+        steps(&mut schedule, 4);
+        let (second, third) = (submit(&mut schedule, 1), submit(&mut schedule, 2));
+        steps(&mut schedule, 1);
+        let fourth = submit(&mut schedule, 3);
+        steps(&mut schedule, model.hparams().n_layer * 2 + 1);
+        third.cancel();
+        while schedule.step() {}
+        for (i, stream) in [(0, first), (1, second), (3, fourth)] {
+            let tokens: Vec<u32> = stream.map(|piece| piece.unwrap().token).collect();
+            assert_eq!(tokens, alone(&prompts[i]), "{} {i}", shapes.name);
+        }
+        drop(third);
+        n += 1;
+    }
+    assert!(n > 80, "{n}");
 }
 
 #[test]
