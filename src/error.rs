@@ -1033,6 +1033,9 @@ pub enum LearnError {
     /// A pass that learning required failed.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// What was learnt in inner layers was refused.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// An option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {

@@ -15,6 +15,7 @@ use crate::exec::{
 };
 use crate::model::{Hparams, Weight};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Number of partial sums into which products with rows of the head are split: fixed, so that results do not depend on
@@ -84,7 +85,8 @@ impl MemoryPlan {
 
 impl Session {
     /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound on forgetting holds
-    /// from the first token on, whatever a file contained.
+    /// from the first token on, whatever a file contained. If it has learnt in inner layers, or the one before has, the session
+    /// is emptied.
     ///
     /// # Errors
     /// If the learner belongs to another model.
@@ -123,6 +125,11 @@ impl Session {
         self.refresh(&mut learner.adapter, slices)?;
         learner.adapter.reproject(self.model().arch(), slices);
         learner.adapter.limit(self.model().arch(), slices);
+        drop(self.take_learner());
+        learner.layers.attached = match &learner.layers.adapter {
+            Some(adapter) => Some(self.attach(Arc::clone(adapter), 1.0)?),
+            None => None,
+        };
         self.set_hook(Box::new(learner));
         Ok(())
     }
@@ -155,7 +162,12 @@ impl Session {
 
     /// Detaches the learner; the session then computes as the model alone does.
     pub fn take_learner(&mut self) -> Option<Learner> {
-        self.take_hook().map(|learner| *learner)
+        let mut learner: Learner = *self.take_hook()?;
+        if let Some(id) = learner.layers.attached.take() {
+            // Somebody else may have detached it.
+            let _ = self.detach(id);
+        }
+        Some(learner)
     }
 
     /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them: each is scored
@@ -316,6 +328,7 @@ impl Session {
             learner.adapter.limit(arch, &mut Slices::whole());
             return read;
         }
+        learner.layers.add_control(tokens);
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
         let g = match &learner.rows {
             Some(rows) => {
