@@ -17,7 +17,7 @@ check() {
         --test it -- "$@"
 }
 
-all=(kernels_ conformance_logits:: invariance::dense invariance::windowed demo::)
+all=(kernels_ conformance_logits:: invariance::dense demo::)
 long=(invariance:: conformance_tokenizer:: conformance_gguf:: tokenizer:: gguf:: gradient::)
 # All levels of kernels, and the best one's engine.
 check max neon_i8mm "${all[@]}" ${RUVLLM_LONG:+"${long[@]}"}

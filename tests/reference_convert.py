@@ -210,12 +210,20 @@ TOKENIZERS = {
                                   "pad_token": "[PAD]", "mask_token": "[MASK]"},
         "pre": "bert-bge",
     },
+    "bert": {
+        "tokenizer.json": wordpiece(),
+        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]",
+                                  "mask_token": "[MASK]"},
+        "pre": "bert-bge",
+    },
     "unigram": {
         "tokenizer.json": unigram(),
         "tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>",
                                   "unk_token": "<unk>", "pad_token": "<pad>", "clean_up_tokenization_spaces": True},
         "pre": "default",
     },
+    "gpt2": {"tokenizer.json": bpe(None, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "gpt-2"},
+    "internlm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": {**SP_SETTINGS, "added_tokens_decoder": {}}, "pre": None},
     "spm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": SP_SETTINGS, "pre": None},
 }
 
@@ -241,6 +249,8 @@ HYBRID = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_he
           "mamba_expand": 2, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625, "residual_multiplier": 0.25, "logits_scaling": 8.0,
           "position_embedding_type": "nope"}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+# What configurations of old models have not.
+OLD = {"intermediate_size": None, "num_key_value_heads": None}
 XLM_ROBERTA = {"num_key_value_heads": None, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 # Name, class of transformers, its options, kind of tokenizer, type of the checkpoint, outtype.
 MODELS = [
@@ -344,6 +354,45 @@ MODELS = [
                                   "cls_token_id": 1, "sep_token_id": 2, "num_hidden_layers": 4}, "dbrx", "bfloat16", "auto"),
     ("nomic-bert", "", {}, "wordpiece", "float32", "auto"),
     ("nomic-bert-moe", "", {}, "unigram", "float32", "auto"),
+    ("jina-bert-v2", "", {}, "bert", "float32", "f16"),
+    ("falcon-h1", "FalconH1", {"head_dim": 16, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
+                               "mamba_rms_norm": True, "mamba_norm_before_gate": False, "lm_head_multiplier": 0.5, "embedding_multiplier": 2.0, "mlp_multipliers": [0.5, 0.25], "key_multiplier": 0.3,
+                               "attention_out_multiplier": 0.75, "attention_in_multiplier": 1.1, "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 0.3],
+                               "ssm_in_multiplier": 1.7, "ssm_out_multiplier": 0.5, "rope_theta": 100000.0}, "dbrx", "bfloat16", "auto"),
+    ("apertus", "Apertus", {"pad_token_id": 0}, "llama3", "bfloat16", "auto"),
+    ("kimi-linear", "", {}, "dbrx", "bfloat16", "auto"),
+    ("mimo2", "MiMoV2Flash", {"head_dim": 24, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 16,
+                              "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": 1, "topk_group": 1},
+     "dbrx", "bfloat16", "auto"),
+    ("mistral4", "Mistral4", {**GLM_MOE, **MLA, "num_nextn_predict_layers": 0, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+                              "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32,
+                                                  "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.0}}, "dbrx", "bfloat16", "auto"),
+    ("hunyuan-moe", "HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}, "dbrx", "bfloat16", "auto"),
+    ("bailingmoe2", "", {}, "dbrx", "bfloat16", "auto"),
+    ("smallthinker", "", {}, "qwen", "bfloat16", "auto"),
+    ("phimoe", "Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "attention_bias": True, "lm_head_bias": True},
+     "spm", "bfloat16", "auto"),
+    ("minicpm", "", {}, "spm", "bfloat16", "auto"),
+    ("minicpm3", "MiniCPM3", {**MLA, "q_lora_rank": 24, "v_head_dim": 16, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, "spm", "bfloat16", "auto"),
+    ("internlm2", "", {}, "internlm", "bfloat16", "auto"),
+    ("baichuan", "", {}, "spm", "bfloat16", "auto"),
+    ("cohere2moe", "Cohere2Moe", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 32, "num_hidden_layers": 4,
+                                  "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "prefix_dense_intermediate_size": 80,
+                                  "mlp_layer_types": ["dense"] + ["sparse"] * 3}, "dbrx", "bfloat16", "auto"),
+    ("granite-swa", "GraniteSWA", {"sliding_window": 32, "num_hidden_layers": 4}, "digits", "bfloat16", "auto"),
+    ("granite-moe-swa", "GraniteMoeSWA", {"sliding_window": 32, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+     "digits", "bfloat16", "auto"),
+    ("jais2", "Jais2", {"head_dim": 16}, "dbrx", "bfloat16", "auto"),
+    ("chatglm", "Glm", {"head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "pad_token_id": 0}, "glm", "bfloat16", "auto"),
+    ("gpt2", "GPT2", {**OLD, "n_embd": 64, "n_head": 4, "n_layer": 2}, "gpt2", "float32", "f16"),
+    ("gptneox", "GPTNeoX", {"rotary_pct": 0.25, "num_key_value_heads": None}, "gpt2", "float16", "auto"),
+    ("starcoder", "GPTBigCode", {**OLD, "n_embd": 64, "n_head": 4, "n_layer": 2}, "gpt2", "float32", "f16"),
+    ("bloom", "Bloom", {**OLD, "max_position_embeddings": None, "n_head": 4, "n_layer": 2}, "gpt2", "float16", "auto"),
+    ("mpt", "Mpt", {**OLD, "max_position_embeddings": None, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}, "gpt2", "bfloat16", "auto"),
+    ("falcon", "Falcon", {**OLD, "num_kv_heads": 2, "new_decoder_architecture": True}, "gpt2", "bfloat16", "auto"),
+    ("falcon-7b", "Falcon", {**OLD, "num_kv_heads": 1, "multi_query": True, "parallel_attn": True}, "gpt2", "bfloat16", "auto"),
+    ("dbrx", "Dbrx", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+                      "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 500000.0}}, "dbrx", "bfloat16", "auto"),
     ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
@@ -353,23 +402,99 @@ CLASSES = {"EmbeddingGemma": ("Gemma3Text", "Gemma3TextModel"), "Qwen3_5Text": (
            "Gemma3n": ("Gemma3nText", "Gemma3nForCausalLM"), "Llama4": ("Llama4Text", "Llama4ForCausalLM"),
            "Qwen2_5_VL": ("Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration"), "Qwen3VL": ("Qwen3VL", "Qwen3VLForConditionalGeneration"),
            "Qwen3VLMoe": ("Qwen3VLMoe", "Qwen3VLMoeForConditionalGeneration"), "XLMRoberta": ("XLMRoberta", "XLMRobertaModel"),
+           "GPT2": ("GPT2", "GPT2LMHeadModel"),
            "XLMRobertaReranker": ("XLMRoberta", "XLMRobertaForSequenceClassification")}
 # What the published config.json says otherwise.
 EDITS = {"granitehybrid": {"layer_types": ["mamba", "attention"]}, "granitehybrid-dense": {"layer_types": ["mamba", "attention"]},
-         "granite4": {"layer_types": ["attention", "attention"]}}
+         "granite4": {"layer_types": ["attention", "attention"]},
+         "mimo2": {"swa_head_dim": 24, "swa_v_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "hybrid_layer_pattern": [0, 1],
+                   "topk_method": "noaux_tc", "scoring_func": "sigmoid", "layernorm_epsilon": 1e-5, "rope_parameters": None, "rope_theta": 5000000.0,
+                   "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+         "mistral4": {"architectures": ["Mistral3ForConditionalGeneration"]},
+         "hunyuan-moe": {"moe_intermediate_size": [96, 96], "moe_topk": [2, 2], "num_shared_expert": [1, 1]},
+         "phimoe": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 256},
+         "gpt2": {"n_ctx": 256}, "gptneox": {"rotary_pct": 0.25}, "mpt": {"architectures": ["MPTForCausalLM"]}}
 NOMIC = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "vocab_size": 288,
          "max_trained_positions": 2048, "layer_norm_epsilon": 1e-12, "type_vocab_size": 2, "causal": False, "prenorm": False, "rotary_emb_base": 1000,
          "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None}
-# Models whose code is not transformers': their config.json, and names and shapes of a layer and around it.
+MIXED = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 288, "max_position_embeddings": 256,
+         "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+EMBEDDINGS = {"model.embed_tokens.weight": [288, 64], "model.norm.weight": [64], "lm_head.weight": [288, 64]}
+NORMS = {"input_layernorm.weight": [64], "post_attention_layernorm.weight": [64]}
+ATTENTION = {"self_attn.q_proj.weight": [64, 64], "self_attn.k_proj.weight": [32, 64], "self_attn.v_proj.weight": [32, 64], "self_attn.o_proj.weight": [64, 64]}
+MLP = {"mlp.gate_proj.weight": [96, 64], "mlp.up_proj.weight": [96, 64], "mlp.down_proj.weight": [64, 96]}
+NOMIC_AROUND = {"embeddings.word_embeddings.weight": [288, 64], "embeddings.token_type_embeddings.weight": [2, 64], "emb_ln.weight": [64], "emb_ln.bias": [64]}
+NOMIC_NORMS = {f"norm{i}.{part}": [64] for i in (1, 2) for part in ("weight", "bias")}
+
+
+def experts(path, gate, up, down, n=4, n_ff=32):
+    return {f"{path}.{i}.{name}.weight": shape for i in range(n) for name, shape in [(gate, [n_ff, 64]), (up, [n_ff, 64]), (down, [64, n_ff])]}
+
+
+def of_bert(parts):
+    return {f"{part}.{end}": shape if end == "weight" else shape[:1] for part, shape in parts.items() for end in ("weight", "bias")}
+
+
+# Models whose code is not transformers': their config.json, the names and shapes of what is around the layers, what the layers are called, what each has, and what
+# one of them has.
 PUBLISHED = {
     "nomic-bert": ({**NOMIC, "n_positions": 8192, "activation_function": "swiglu", "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False},
+                   NOMIC_AROUND, "encoder.layers",
                    {"attn.Wqkv.weight": [192, 64], "attn.out_proj.weight": [64, 64], "mlp.fc11.weight": [96, 64], "mlp.fc12.weight": [96, 64],
-                    "mlp.fc2.weight": [64, 96]}, {}),
+                    "mlp.fc2.weight": [64, 96], **NOMIC_NORMS}, {}),
     "nomic-bert-moe": ({**NOMIC, "n_positions": 2048, "rotary_emb_base": 10000, "type_vocab_size": 1, "pad_token_id": 1, "activation_function": "gelu",
                         "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_every_n_layers": 2, "num_experts": 4, "moe_top_k": 2},
+                       {**NOMIC_AROUND, "embeddings.token_type_embeddings.weight": [1, 64]}, "encoder.layers",
                        {"attn.Wqkv.weight": [192, 64], "attn.Wqkv.bias": [192], "attn.out_proj.weight": [64, 64], "attn.out_proj.bias": [64]},
-                       {0: {"mlp.fc1.weight": [96, 64], "mlp.fc1.bias": [96], "mlp.fc2.weight": [64, 96], "mlp.fc2.bias": [64]},
-                        1: {"mlp.router.layer.weight": [4, 64], "mlp.experts.mlp.w1": [384, 64], "mlp.experts.mlp.w2": [384, 64], "mlp.experts.bias": [64]}}),
+                       {0: {"mlp.fc1.weight": [96, 64], "mlp.fc1.bias": [96], "mlp.fc2.weight": [64, 96], "mlp.fc2.bias": [64], **NOMIC_NORMS},
+                        1: {"mlp.router.layer.weight": [4, 64], "mlp.experts.mlp.w1": [384, 64], "mlp.experts.mlp.w2": [384, 64], "mlp.experts.bias": [64],
+                            **NOMIC_NORMS}}),
+    "jina-bert-v2": ({"architectures": ["JinaBertModel"], "model_type": "bert", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                      "vocab_size": 288, "max_position_embeddings": 256, "layer_norm_eps": 1e-12, "type_vocab_size": 2, "hidden_act": "gelu",
+                      "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean", "pad_token_id": 0},
+                     {"embeddings.word_embeddings.weight": [288, 64], "embeddings.token_type_embeddings.weight": [2, 64],
+                      **of_bert({"embeddings.LayerNorm": [64], "pooler.dense": [64, 64]})}, "encoder.layer",
+                     {**of_bert({"attention.self.query": [64, 64], "attention.self.key": [64, 64], "attention.self.value": [64, 64], "attention.output.dense": [64, 64],
+                                 "attention.output.LayerNorm": [64], "mlp.wo": [64, 96], "mlp.layernorm": [64]}), "mlp.gated_layers.weight": [192, 64]}, {}),
+    "kimi-linear": ({**MIXED, **MLA, "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "intermediate_size": 96, "head_dim": 16, "q_lora_rank": None,
+                     "model_max_length": 256, "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32,
+                     "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "moe_renormalize": True, "moe_layer_freq": 1,
+                     "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "topk_group": 1, "mla_use_nope": True, "rope_theta": 10000.0, "rope_scaling": None,
+                     "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4}},
+                    EMBEDDINGS, "model.layers", NORMS,
+                    {0: {**{f"self_attn.{x}_{part}.weight": shape for x in "qkv" for part, shape in [("proj", [64, 64]), ("conv1d", [64, 1, 4])]},
+                         "self_attn.A_log": [1, 1, 4, 1], "self_attn.dt_bias": [64], "self_attn.b_proj.weight": [4, 64], "self_attn.f_a_proj.weight": [16, 64],
+                         "self_attn.f_b_proj.weight": [64, 16], "self_attn.g_a_proj.weight": [16, 64], "self_attn.g_b_proj.weight": [64, 16],
+                         "self_attn.o_norm.weight": [16], "self_attn.o_proj.weight": [64, 64], **MLP},
+                     1: {"self_attn.q_proj.weight": [96, 64], "self_attn.kv_a_proj_with_mqa.weight": [40, 64], "self_attn.kv_a_layernorm.weight": [32],
+                         "self_attn.kv_b_proj.weight": [160, 32], "self_attn.o_proj.weight": [64, 96], "block_sparse_moe.gate.weight": [4, 64],
+                         "block_sparse_moe.gate.e_score_correction_bias": [4], **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
+                         **{f"block_sparse_moe.shared_experts.{x}_proj.weight": shape for x, shape in [("gate", [32, 64]), ("up", [32, 64]), ("down", [64, 32])]}}}),
+    "bailingmoe2": ({**MIXED, "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "intermediate_size": 96, "head_dim": 16, "num_experts": 4,
+                     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+                     "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "score_function": "sigmoid", "num_nextn_predict_layers": 0, "rope_theta": 600000.0,
+                     "partial_rotary_factor": 0.5, "use_qk_norm": True},
+                    {"model.word_embeddings.weight": [288, 64], "model.norm.weight": [64], "lm_head.weight": [288, 64]}, "model.layers",
+                    {"attention.query_key_value.weight": [128, 64], "attention.dense.weight": [64, 64], "attention.query_layernorm.weight": [16],
+                     "attention.key_layernorm.weight": [16], **NORMS},
+                    {0: MLP, 1: {"mlp.gate.weight": [4, 64], "mlp.gate.expert_bias": [4], **experts("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+                                 **{f"mlp.shared_experts.{x}_proj.weight": shape for x, shape in [("gate", [32, 64]), ("up", [32, 64]), ("down", [64, 32])]}}}),
+    "smallthinker": ({**MIXED, "architectures": ["SmallThinkerForCausalLM"], "model_type": "smallthinker", "head_dim": 16, "rope_theta": 1500000.0,
+                      "moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 32, "moe_primary_router_apply_softmax": False,
+                      "sliding_window_layout": [0, 1], "rope_layout": [0, 1], "sliding_window_size": 16},
+                     EMBEDDINGS, "model.layers",
+                     {**NORMS, **ATTENTION, "block_sparse_moe.primary_router.weight": [4, 64], **experts("block_sparse_moe.experts", "gate", "up", "down")}, {}),
+    "minicpm": ({**MIXED, "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "intermediate_size": 96, "scale_emb": 12, "scale_depth": 1.4,
+                 "dim_model_base": 32},
+                EMBEDDINGS, "model.layers", {**NORMS, **ATTENTION, **MLP}, {}),
+    "internlm2": ({**MIXED, "architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "intermediate_size": 96, "vocab_size": 270, "bias": False,
+                   "rope_theta": 1000000.0},
+                  {"model.tok_embeddings.weight": [270, 64], "model.norm.weight": [64], "output.weight": [270, 64]}, "model.layers",
+                  {"attention.wqkv.weight": [128, 64], "attention.wo.weight": [64, 64], "attention_norm.weight": [64], "ffn_norm.weight": [64],
+                   "feed_forward.w1.weight": [96, 64], "feed_forward.w2.weight": [64, 96], "feed_forward.w3.weight": [96, 64]}, {}),
+    "baichuan": ({**MIXED, "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "intermediate_size": 96, "num_hidden_layers": 32,
+                  "num_key_value_heads": 4},
+                 EMBEDDINGS, "model.layers", {**NORMS, "self_attn.W_pack.weight": [192, 64], "self_attn.o_proj.weight": [64, 64], **MLP}, {}),
 }
 # Files of sentence-transformers.
 FILES = {
@@ -407,14 +532,11 @@ def packed(tensors):
 
 def write_published(folder, name, dtype):
     """As `write_folder`, of a model of `PUBLISHED`."""
-    config, all_layers, of_layer = PUBLISHED[name]
+    config, around, layers, all_layers, of_layer = PUBLISHED[name]
     (folder / "config.json").write_text(json.dumps(config))
-    n_embd = config["n_embd"]
-    shapes = {"embeddings.word_embeddings.weight": [config["vocab_size"], n_embd], "embeddings.token_type_embeddings.weight": [config["type_vocab_size"], n_embd],
-              "emb_ln.weight": [n_embd], "emb_ln.bias": [n_embd]}
-    norms = {f"norm{i}.{part}": [n_embd] for i in (1, 2) for part in ("weight", "bias")}
-    for i in range(config["n_layer"]):
-        shapes |= {f"encoder.layers.{i}.{part}": shape for part, shape in {**all_layers, **of_layer.get(i, {}), **norms}.items()}
+    shapes = dict(around)
+    for i in range(config.get("num_hidden_layers") or config["n_layer"]):
+        shapes |= {f"{layers}.{i}.{part}": shape for part, shape in {**all_layers, **of_layer.get(i, {})}.items()}
     return {key: values(key, shape).to(getattr(torch, dtype)) for key, shape in shapes.items()}
 
 
@@ -472,17 +594,24 @@ def write_random(folder, name, cls, options, dtype):
 def convert(folder, name, kind, outtype, dense):
     load_hparams = ModelBase.load_hparams
     types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "auto": "GUESSED"}
-    if name in PUBLISHED:
+    if name in PUBLISHED or name in ("mimo2", "gptneox", "gpt2"):
         # transformers would read such a configuration by names of its own.
-        ModelBase.load_hparams = staticmethod(lambda folder, _: json.loads((folder / "config.json").read_text()))
+        ModelBase.load_hparams = staticmethod(lambda folder, is_mistral_format: json.loads((folder / "config.json").read_text()))
     hparams = ModelBase.load_hparams(folder, False)
     cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZERS[kind]["pre"]
+    if name == "hunyuan-moe":
+        # Published checkpoints have a vocabulary of tiktoken.
+        cls.set_vocab = TextModel.set_vocab
+    if name == "baichuan":
+        # The converter calls itself without end.
+        own = cls.modify_tensors
+        cls.modify_tensors = lambda self, data, name, bid: (own if "W_pack" in name else TextModel.modify_tensors)(self, data, name, bid)
     cls.no_mtp = True
     out = folder / "out.gguf"
     with torch.inference_mode():
         cls(folder, gguf.LlamaFileType[types[outtype]], out, sentence_transformers_dense_modules=dense).write()
-    ModelBase.load_hparams = staticmethod(load_hparams)
+    ModelBase.load_hparams = load_hparams
     return out
 
 

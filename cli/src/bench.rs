@@ -500,7 +500,7 @@ fn bench(
             printer.row(&row.cells(), || row.json())?;
         }
         if !args.model.is_empty() {
-            measured::keep(&engine, name);
+            measured::keep(&engine, name, Some(bandwidth));
         }
         if printer.format == Format::Md {
             note(format_args!(

@@ -175,7 +175,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let outcome = chat.converse(lines);
     if chat.speculation.is_some() {
-        super::measured::keep(chat.session.engine(), &args.model.label());
+        super::measured::keep(chat.session.engine(), &args.model.label(), None);
     }
     let outcome = match &chat.kept {
         Some(kept) => outcome.and(kept.save(&chat.session)),

@@ -163,7 +163,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     );
     let outcome = learning.end(&mut session, outcome);
     if speculation.is_some() {
-        measured::keep(session.engine(), &args.model.label());
+        measured::keep(session.engine(), &args.model.label(), None);
     }
     let interrupted = matches!(outcome, Err(Failure::Interrupted));
     if outcome.is_err() && !interrupted {

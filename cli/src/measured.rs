@@ -1,6 +1,6 @@
 //! What was measured of this machine, kept between runs in the user's cache folder: times of passes by their number of
-//! rows, which say how much it pays to draft, and speeds by number of threads. Nothing needs it: what is damaged, old or
-//! of another version is ignored.
+//! rows, which say how much it pays to draft, speeds by number of threads, and what `bench` read from memory per second.
+//! Nothing needs it: what is damaged, old or of another version is ignored.
 
 use super::output::{milliseconds, note, unix_time};
 use ruvllm::exec::Engine;
@@ -33,11 +33,13 @@ pub(super) struct Entry {
     time: u64,
     /// Times of passes over so many generated rows.
     rows: Vec<(usize, Duration)>,
+    /// Bytes that so many threads read from memory per second, if `bench` measured it.
+    bandwidth: Option<f64>,
 }
 
 impl Entry {
     /// What `engine` has measured.
-    fn of(engine: &Engine, label: &str) -> Entry {
+    fn of(engine: &Engine, label: &str, bandwidth: Option<f64>) -> Entry {
         let model = engine.model();
         Entry {
             label: label.to_owned(),
@@ -46,6 +48,7 @@ impl Entry {
             n_threads: engine.n_threads(),
             time: unix_time(),
             rows: engine.row_times(),
+            bandwidth,
         }
     }
 
@@ -62,7 +65,8 @@ impl Entry {
         let days = unix_time().saturating_sub(self.time) / (24 * 3600);
         let Entry { label, level, n_threads, .. } = self;
         let (rows, times) = (rows.join("/"), times.join("/"));
-        format!("{label} ({level}): best with {n_threads} threads, {rows} tokens in {times} ms, {days} days ago")
+        let read = self.bandwidth.map_or(String::new(), |bytes| format!(", {:.1} GB/s read from memory", bytes / 1e9));
+        format!("{label} ({level}): best with {n_threads} threads, {rows} tokens in {times} ms{read}, {days} days ago")
     }
 
     /// Seconds of a pass over one row.
@@ -75,6 +79,7 @@ impl Entry {
         json!({
             "model": self.label, "fingerprint": format!("{:016x}", self.fingerprint), "level": self.level,
             "threads": self.n_threads, "time": self.time, "rows_us": rows.collect::<Map<_, _>>(),
+            "bandwidth": self.bandwidth,
         })
     }
 
@@ -92,6 +97,10 @@ impl Entry {
             n_threads: count(usize::try_from(value["threads"].as_u64()?).ok()?)?,
             time: value["time"].as_u64()?,
             rows: value["rows_us"].as_object()?.iter().map(row).collect::<Option<_>>()?,
+            bandwidth: match &value["bandwidth"] {
+                Value::Null => None,
+                bytes => Some(bytes.as_f64().filter(|bytes| (1e6..1e15).contains(bytes))?),
+            },
         })
     }
 }
@@ -139,21 +148,23 @@ pub(super) fn read() -> Result<Vec<Entry>, String> {
 pub(super) fn assume(engine: &Engine) {
     match read() {
         Ok(entries) => {
-            let own = Entry::of(engine, "");
+            let own = Entry::of(engine, "", None);
             entries.iter().filter(|entry| entry.is_same(&own)).for_each(|entry| engine.assume_row_times(&entry.rows));
         }
         Err(why) => note(why),
     }
 }
 
-/// Keeps what `engine` has measured. What cannot be written is not kept: a folder that is full or read-only is no reason to
+/// Keeps what `engine` has measured, and the bandwidth, or that of before. What cannot be written is not kept: a folder that is full or read-only is no reason to
 /// fail.
-pub(super) fn keep(engine: &Engine, label: &str) {
-    let (own, Some(path)) = (Entry::of(engine, label), path()) else { return };
+pub(super) fn keep(engine: &Engine, label: &str, bandwidth: Option<f64>) {
+    let (mut own, Some(path)) = (Entry::of(engine, label, bandwidth), path()) else { return };
     if own.rows.is_empty() {
         return;
     }
     let mut entries = read().unwrap_or_default();
+    let before = entries.iter().find(|entry| entry.is_same(&own)).and_then(|entry| entry.bandwidth);
+    own.bandwidth = own.bandwidth.or(before);
     entries.retain(|entry| !entry.is_same(&own));
     entries.push(own);
     entries.sort_by_key(|entry| entry.time);

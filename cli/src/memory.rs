@@ -1,10 +1,13 @@
 //! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
 
 use super::output::size;
-use ruvllm::exec::{MemoryPlan, PlanOptions, Recommendation};
+use ruvllm::exec::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
+use ruvllm::learn::LearnerOptions;
+use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::{SessionError, SystemMemory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// A number of bytes: `512M`, `8G`, `1.5GiB`, or plain.
 pub(super) fn parse_size(text: &str) -> Result<u64, String> {
@@ -28,6 +31,8 @@ pub(super) fn to_fill() -> Option<u64> {
 /// nothing fits.
 pub(super) struct Report {
     plan: MemoryPlan,
+    /// What some uses add: a name, what for, and bytes.
+    besides: Vec<(&'static str, &'static str, u64)>,
     /// With the bytes that it was to fit into.
     recommended: Option<(Option<Recommendation>, u64)>,
 }
@@ -39,12 +44,12 @@ impl Report {
             Some(bytes) => Some((model.recommend(&options, bytes)?, bytes)),
             None => None,
         };
-        Ok(Report { plan: model.memory_plan(&options)?, recommended })
+        Ok(Report { plan: model.memory_plan(&options)?, besides: besides(model)?, recommended })
     }
 
     /// Of a plan alone.
     pub(super) fn of_plan(plan: MemoryPlan) -> Report {
-        Report { plan, recommended: None }
+        Report { plan, besides: Vec::new(), recommended: None }
     }
 
     /// Labels and texts of lines.
@@ -54,12 +59,16 @@ impl Report {
             "memory",
             format!(
                 "{} in all: {} for weights, {} for keys and values of {n_ctx} tokens, {} for buffers and logits",
-                size(self.plan.total()),
+                size(self.plan.needed()),
                 size(weights + weights_copy),
                 size(kv),
                 size(buffers + rest)
             ),
         )];
+        if !self.besides.is_empty() {
+            let all = self.besides.iter().map(|(_, what, bytes)| format!("{} {what}", size(*bytes)));
+            lines.push(("besides", all.collect::<Vec<_>>().join(", ")));
+        }
         match &self.recommended {
             None => {}
             Some((None, bytes)) => {
@@ -68,7 +77,7 @@ impl Report {
             Some((Some(Recommendation { session, n_threads, plan, .. }), bytes)) => {
                 let (n_ctx, policy) = (plan.n_ctx, session.kv_policy());
                 let flags = format!("-c {n_ctx} -ctk {} -ctv {} -t {n_threads}", policy.k, policy.v);
-                lines.push(("recommended", format!("{flags} ({} of {})", size(plan.total()), size(*bytes))));
+                lines.push(("recommended", format!("{flags} ({} of {})", size(plan.needed()), size(*bytes))));
             }
         }
         lines
@@ -84,20 +93,42 @@ impl Report {
                 "cache_type_k": policy.k.name(),
                 "cache_type_v": policy.v.name(),
                 "threads": n_threads,
-                "total": plan.total(),
+                "total": plan.needed(),
                 "of": bytes,
             }))
         });
+        let besides: Map<_, _> = self.besides.iter().map(|&(name, _, bytes)| (name.into(), bytes.into())).collect();
         json!({
+            "besides": besides,
             "n_ctx": n_ctx,
             "weights": weights + weights_copy,
             "kv_cache": kv,
             "buffers": buffers,
             "rest": rest,
-            "total": self.plan.total(),
+            "total": self.plan.needed(),
             "recommended": recommended,
         })
     }
+}
+
+/// What a full prefix cache takes, which gives way where memory is limited, a learner, and training of an adapter as PEFT makes
+/// it unless told otherwise, of rank 8 on queries and values.
+fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, SessionError> {
+    let session = SessionOptions { prefix: CacheMode::On.into(), ..Default::default() };
+    let adapter = Adapter::zeros(model, 8, 1, |site| matches!(site.part(), "attn_q" | "attn_v"));
+    let adapters = adapter.into_iter().map(Arc::new).collect();
+    let options = PlanOptions { n_gradient: session.n_batch, adapters, ..session.clone().into() };
+    let trained = model.memory_plan(&options)?;
+    let learning = trained.with_learner(model.hparams(), &session, &LearnerOptions::default());
+    let bare = model.memory_plan(&session.into())?;
+    let mut besides = vec![
+        ("prefix_cache", "for a full prefix cache", bare.prefixes),
+        ("learner", "to learn while running", learning.learner),
+    ];
+    if trained.gradients > 0 {
+        besides.push(("training", "to train an adapter", trained.needed() - bare.needed()));
+    }
+    Ok(besides)
 }
 
 #[cfg(test)]

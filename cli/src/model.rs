@@ -327,6 +327,10 @@ pub(super) struct CacheTypeArgs {
     #[arg(long, value_name = "RECENT,MIDDLE", num_args = 0..=1, require_equals = true,
         default_missing_value = "256,2048", value_parser = tiers)]
     kv_tiers: Option<KvTiers>,
+    /// Type of keys and values, of fewer bits, of texts that begin while 85 % of the memory for them are in use. Then
+    /// answers depend on what else is computed
+    #[arg(long, value_name = "TYPE")]
+    kv_pressure: Option<KvType>,
 }
 
 fn tiers(text: &str) -> Result<KvTiers, String> {
@@ -343,6 +347,7 @@ impl CacheTypeArgs {
         options.kv_type = self.cache_type_k.unwrap_or(default);
         options.kv_type_v = Some(self.cache_type_v.unwrap_or(default));
         options.kv_tiers = self.kv_tiers;
+        options.kv_pressure = self.kv_pressure;
     }
 }
 
@@ -415,7 +420,7 @@ impl SessionArgs {
         if self.ctx_size.is_none() {
             options.n_ctx = preset.n_ctx;
         }
-        let CacheTypeArgs { cache_type_k, cache_type_v, kv_tiers } = &self.cache_type;
+        let CacheTypeArgs { cache_type_k, cache_type_v, kv_tiers, .. } = &self.cache_type;
         if kv_tiers.is_none() {
             options.kv_type = cache_type_k.unwrap_or(preset.kv_type);
             options.kv_type_v = cache_type_v.or(preset.kv_type_v);
@@ -494,7 +499,7 @@ pub(super) fn session(
     let n_threads = NonZeroUsize::new(session.n_threads());
     let plan = PlanOptions { n_logits: rows, n_threads, adapters, ..options.clone().into() };
     let plan = model.check_memory(&plan)?;
-    let need = plan.total() - plan.weights - plan.weights_copy;
+    let need = plan.needed() - plan.weights - plan.weights_copy;
     if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
         note(format!(
             "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",

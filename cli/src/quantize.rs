@@ -108,7 +108,7 @@ pub(super) fn writer<'a>(
         let n = t.dims[0] as usize;
         let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
         let row_bytes = data.len() / n_rows;
-        let conversion = Conversion { n, from: t.dtype, to, map: None };
+        let conversion = Conversion { n, from: t.dtype, to, change: None };
         writer.tensor_with(&t.name, &t.dims, to, move |out| {
             rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
         });

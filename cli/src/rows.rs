@@ -27,14 +27,17 @@ pub(super) struct Rows {
 
 /// What happens to the values of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Conversion {
+pub(super) struct Conversion<'c> {
     /// Values of a row.
     pub(super) n: usize,
     pub(super) from: DType,
     pub(super) to: DType,
-    /// Applied to each value.
-    pub(super) map: Option<fn(f32) -> f32>,
+    /// Applied to each row, by its number.
+    pub(super) change: Option<&'c Change<'c>>,
 }
+
+/// Changes the values of a row.
+pub(super) type Change<'c> = dyn Fn(usize, &mut [f32]) + Sync + 'c;
 
 impl Rows {
     /// For `total` elements in all, on so many threads.
@@ -61,11 +64,11 @@ impl Rows {
         name: &str,
         n_rows: usize,
         row: impl Fn(usize) -> Cow<'a, [u8]> + Sync,
-        conversion: Conversion,
+        conversion: Conversion<'_>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let Conversion { n, from, to, map } = conversion;
-        let copy = from == to && map.is_none();
+        let Conversion { n, from, to, change } = conversion;
+        let copy = from == to && change.is_none();
         let to_bytes = n / to.block().0 as usize * to.block().1 as usize;
         let slab_rows = (SLAB / n).clamp(1, n_rows.max(1));
         let mut converted = vec![0; if copy { 0 } else { slab_rows * to_bytes }];
@@ -84,7 +87,9 @@ impl Rows {
                         |values, (i, into)| -> Result<(), (usize, QuantError)> {
                             let failed = |error| (i, error);
                             dequantize_row(from, &row(i), values).map_err(failed)?;
-                            values.iter_mut().for_each(|x| *x = map.map_or(*x, |map| map(*x)));
+                            if let Some(change) = change {
+                                change(i, values);
+                            }
                             quantize_row(to, values, None, into).map_err(failed)
                         },
                     )

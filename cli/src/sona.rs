@@ -55,13 +55,16 @@ pub(super) struct SonaArgs {
     /// Milliseconds between two looks of the background at what waits [default: 100]
     #[arg(long, value_name = "MS", requires = "sona")]
     sona_interval_ms: Option<u64>,
+    /// Adapt the output alone, not inner layers, too, which takes some seven more prefills of what is learnt
+    #[arg(long, requires = "sona")]
+    sona_head_only: bool,
 }
 
 impl SonaArgs {
     /// What is recorded and learnt in `folder`.
     #[cfg(feature = "chat")]
     pub(super) fn open(&self, folder: &Path, tenant: &str, engine: &Engine) -> Result<Sona, Failure> {
-        let mut builder = Sona::builder().tenant(tenant).keep_text(self.sona_text);
+        let mut builder = Sona::builder().tenant(tenant).keep_text(self.sona_text).inner_layers(!self.sona_head_only);
         if let Some(rating) = self.sona_quality_threshold {
             builder = builder.quality_threshold(rating);
         }
@@ -303,15 +306,19 @@ fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), 
     let gguf = Gguf::open(&path)?;
     let metadata = gguf.metadata();
     let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
+    let layers = gguf.tensor("layers.adapter").map_or(0, |file| file.n_elems());
     let made = folder.history().iter().find(|event| event.version == version);
     if as_json {
         return print_json(&json!({
-            "version": version, "path": path, "updates": updates, "strength": strength, "made": made.map(event),
+            "version": version, "path": path, "updates": updates, "strength": strength, "layers_bytes": layers,
+            "made": made.map(event),
         }));
     }
+    let layers =
+        if layers > 0 { format!("an adapter of inner layers, {}", size(layers)) } else { "the head alone".into() };
     let made = made.map_or(String::new(), |made| format!("{} {}", made.kind.name(), utc(made.timestamp)));
     let path = printable(&path.display().to_string());
-    print(format!("version {version}  {made}\n{updates} updates, strength {strength}\n{path}\n"))
+    print(format!("version {version}  {made}\n{updates} updates, strength {strength}, {layers}\n{path}\n"))
 }
 
 fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {

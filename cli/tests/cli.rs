@@ -1033,6 +1033,15 @@ fn measurements_are_kept_and_never_needed() {
     assert_eq!((measured[0]["threads"].as_u64(), measured.as_array().unwrap().len()), (Some(1), 1), "{measured}");
     assert!(measured[0]["rows_us"]["1"].as_f64().unwrap() > 0.0);
     assert!(text(&within(&["doctor"])).contains("best with 1 threads"));
+    // What `bench` adds is kept when others measure again.
+    assert!(measured[0]["bandwidth"].is_null());
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+    text(&within(&["bench", "-m", demo, "-p", "0", "-n", "4", "-r", "1", "-t", "1"]));
+    let bandwidth = doctor()["measured"][0]["bandwidth"].clone();
+    assert!(bandwidth.as_f64().unwrap() > 1e6, "{bandwidth}");
+    text(&within(&generate));
+    assert_eq!(doctor()["measured"][0]["bandwidth"], bandwidth);
+    assert!(text(&within(&["doctor"])).contains("GB/s read from memory"));
     // Of two numbers of threads the faster one is told.
     text(&within(&[&generate[..], &["-t", "2"]].concat()));
     assert_eq!(doctor()["measured"].as_array().unwrap().len(), 1);
@@ -1051,6 +1060,7 @@ fn measurements_are_kept_and_never_needed() {
         (changed("\"threads\": 1", "\"threads\": -1"), "damaged"),
         (changed("\"threads\": 1", "\"threads\": 99999"), "damaged"),
         (changed("\"1\": ", "\"1\": 1e300, \"2\": "), "damaged"),
+        (changed("\"bandwidth\": ", "\"bandwidth\": 1e300, \"old\": "), "damaged"),
         (changed("\"entries\"", "\"entrees\""), "without measurements"),
     ] {
         std::fs::write(&path, &content).unwrap();

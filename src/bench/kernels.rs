@@ -147,8 +147,15 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
     near_row("softmax", 8 * n, &mut || arch.softmax(y));
     near_row("silu_mul", 12 * n, &mut || arch.silu_mul(y, x));
     near_row("gelu_mul", 12 * n, &mut || arch.gelu_mul(y, x));
-    near_row("gelu", 8 * n, &mut || arch.gelu(y));
-    near_row("gelu_erf", 8 * n, &mut || arch.gelu_erf(y));
+    // Of the same values each time: applied over and over they would become subnormal.
+    near_row("copy and gelu", 16 * n, &mut || {
+        y.copy_from_slice(x);
+        arch.gelu(y);
+    });
+    near_row("copy and gelu_erf", 16 * n, &mut || {
+        y.copy_from_slice(x);
+        arch.gelu_erf(y);
+    });
     near_row("swiglu_oai", 12 * n, &mut || arch.swiglu_oai(y, x));
     near_row("sigmoid_mul", 12 * n, &mut || arch.sigmoid_mul(y, x));
     near_row("f32_to_f16", 6 * n, &mut || arch.f32_to_f16(x, &mut half));

@@ -192,6 +192,11 @@ impl KvLayout {
         KvLayout { policy, groups, layers, recurrences: None }
     }
 
+    /// Precision of keys and values.
+    pub(crate) fn policy(&self) -> KvPolicy {
+        self.policy
+    }
+
     /// The same with recurrences.
     pub(crate) fn with_recurrences(mut self, cells: impl IntoIterator<Item = CellShape>) -> KvLayout {
         let (mut states, mut feeds) = (Vec::<Range<usize>>::new(), Vec::<Range<usize>>::new());

@@ -22,9 +22,10 @@ mod sequence;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{CellShape, KvLayout, LayerShape};
+pub(crate) use pool::Counted;
 pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
-pub(crate) use prefix::{CachedToken, PrefixKey};
+pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, PrefixKey};
 pub use sequence::PagePlace;
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
@@ -55,6 +56,13 @@ impl KvPolicy {
             [KvType::Bf16, _] | [_, KvType::Bf16] => Some("keys and values in bf16"),
             _ => None,
         }
+    }
+
+    /// Whether keys and values of `kind` take fewer bits than these, of any age.
+    pub(crate) fn is_above(&self, kind: KvType) -> bool {
+        let oldest = self.tiers.map(|_| KvType::Q4);
+        let mut all = [self.k, self.v].into_iter().chain(oldest);
+        all.all(|of_policy| kind.bits() <= of_policy.bits()) && *self != kind.into()
     }
 }
 

@@ -6,11 +6,15 @@ use super::{KvBytes, KvType};
 use crate::error::SessionError;
 use bytemuck::{Pod, Zeroable};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Pages of at least this size are mapped separately, so that the system can back them by huge pages. Rounding up to 16
 /// KiB wastes 1.6 %.
 const MAPPED: usize = 1 << 20;
+/// Per cent of the budget above which cached pages are given back, and down to which: many at a time, so that a pool at its
+/// limit does not look for one with every page that it hands out.
+const HIGH: u64 = 85;
+const LOW: u64 = 70;
 /// Bytes of free pages of one size that are kept for later use.
 const MAX_FREE: usize = 64 << 20;
 
@@ -97,6 +101,10 @@ struct State {
     by_type: KvBytes,
     free: u64,
     n_pages: usize,
+    /// Bytes of the adapters of sequences.
+    adapters: u64,
+    /// These adapters by what identifies them.
+    counted: Vec<(usize, Weak<Counted>)>,
     /// Free pages by their size.
     free_lists: Vec<(usize, Vec<Memory>)>,
 }
@@ -113,8 +121,17 @@ pub struct PoolStats {
     pub free: u64,
     /// Pages in use.
     pub n_pages: usize,
-    /// Upper bound in bytes of pages in use and free pages together.
+    /// Bytes of the adapters that are attached to sequences, each once.
+    pub adapters: u64,
+    /// Upper bound in bytes of pages in use, free pages and adapters together.
     pub budget: u64,
+}
+
+impl PoolStats {
+    /// Bytes that are left for pages.
+    pub fn left(&self) -> u64 {
+        self.budget.saturating_sub(self.used).saturating_sub(self.adapters)
+    }
 }
 
 impl Default for KvPool {
@@ -152,8 +169,8 @@ impl KvPool {
 
     /// Current contents of the pool.
     pub fn stats(&self) -> PoolStats {
-        let State { used, by_type, free, n_pages, .. } = *self.inner.state();
-        PoolStats { used, by_type, free, n_pages, budget: self.inner.budget }
+        let State { used, by_type, free, n_pages, adapters, .. } = *self.inner.state();
+        PoolStats { used, by_type, free, n_pages, adapters, budget: self.inner.budget }
     }
 
     /// Current contents and counters of the prefix cache.
@@ -177,31 +194,69 @@ impl KvPool {
         self.prefixes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Drops cached pages that no sequence uses, the least recently used first, until `size` bytes more stay below the low
+    /// mark. Returns whether they do.
+    pub(crate) fn give_back(&self, size: u64) -> bool {
+        let is_low = || self.inner.state().taken().saturating_add(size) <= self.inner.mark(LOW);
+        self.prefix_tree().evict_until(is_low)
+    }
+
+    /// Whether `size` bytes more are above the high mark.
+    pub(crate) fn is_high(&self, size: u64) -> bool {
+        self.inner.state().taken().saturating_add(size) > self.inner.mark(HIGH)
+    }
+
+    /// Counts the `bytes` of an adapter, identified by `id`, as long as somebody holds what is returned. It is in memory
+    /// in any case, and so is not refused: there is less room for pages.
+    pub(crate) fn count(&self, id: usize, bytes: u64) -> Arc<Counted> {
+        let mut state = self.inner.state();
+        if let Some(counted) = state.counted.iter().find(|c| c.0 == id).and_then(|c| c.1.upgrade()) {
+            return counted;
+        }
+        let counted = Arc::new(Counted { bytes, pool: Arc::clone(&self.inner) });
+        state.counted.push((id, Arc::downgrade(&counted)));
+        state.adapters += bytes;
+        let released = state.release(0, self.inner.budget);
+        drop(state);
+        drop(released);
+        if self.is_high(0) {
+            self.give_back(0);
+        }
+        counted
+    }
+
+    /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above the high mark it gives pages
+    /// back down to the low one.
+    fn with_room(&self, size: u64) -> Result<MutexGuard<'_, State>, SessionError> {
+        if self.is_high(size) {
+            self.give_back(size);
+        }
+        let budget = self.inner.budget;
+        loop {
+            let state = self.inner.state();
+            let used = state.taken();
+            if size <= budget.saturating_sub(used) {
+                return Ok(state);
+            }
+            drop(state);
+            if !self.prefix_tree().evict(false) {
+                return Err(SessionError::PoolFull { need: size, used, budget });
+            }
+        }
+    }
+
     /// Allocates a page of `bytes`, a multiple of 64, of which keys and values take those of `types`; it contains zeros
     /// or what its last user left. If the pool is full, the prefix cache drops pages.
     pub(super) fn page(&self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
-        let (size, budget) = (bytes as u64, self.inner.budget);
-        // Released to the system after the lock.
-        let mut released = Vec::new();
-        let recycled = loop {
-            let mut state = self.inner.state();
-            if size > budget.saturating_sub(state.used) {
-                let used = state.used;
-                drop(state);
-                if self.prefix_tree().evict(false) {
-                    continue;
-                }
-                return Err(SessionError::PoolFull { need: size, used, budget });
-            }
-            let recycled = state.take_free(bytes);
-            while recycled.is_none() && size > budget - state.used - state.free {
-                released.extend(state.release_one());
-            }
-            state.used += size;
-            types.into_iter().for_each(|(kind, bytes)| state.by_type.add(kind, bytes));
-            state.n_pages += 1;
-            break recycled;
-        };
+        let size = bytes as u64;
+        let mut state = self.with_room(size)?;
+        let recycled = state.take_free(bytes);
+        // To the system after the lock.
+        let released = state.release(size, self.inner.budget);
+        state.used += size;
+        types.into_iter().for_each(|(kind, bytes)| state.by_type.add(kind, bytes));
+        state.n_pages += 1;
+        drop(state);
         drop(released);
         let memory = recycled.or_else(|| match &self.inner.source {
             Some(source) => source(bytes).map(Memory::Shared),
@@ -223,9 +278,33 @@ impl Inner {
         // Counts are changed only after operations that may panic.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
+
+    fn mark(&self, percent: u64) -> u64 {
+        (u128::from(self.budget) * u128::from(percent) / 100) as u64
+    }
+}
+
+/// An adapter whose bytes count in a pool.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    bytes: u64,
+    pool: Arc<Inner>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut state = self.pool.state();
+        state.adapters -= self.bytes;
+        state.counted.retain(|(_, counted)| counted.strong_count() > 0);
+    }
 }
 
 impl State {
+    /// Bytes of pages in use and of adapters.
+    fn taken(&self) -> u64 {
+        self.used + self.adapters
+    }
+
     fn take_free(&mut self, bytes: usize) -> Option<Memory> {
         let (_, list) = self.free_lists.iter_mut().find(|(size, _)| *size == bytes)?;
         let memory = list.pop()?;
@@ -233,11 +312,15 @@ impl State {
         Some(memory)
     }
 
-    /// Removes a free page of any size from the lists.
-    fn release_one(&mut self) -> Option<Memory> {
-        let (size, list) = self.free_lists.iter_mut().find(|(_, list)| !list.is_empty())?;
-        self.free -= *size as u64;
-        list.pop()
+    /// Removes free pages from the lists until `size` bytes more fit into the budget.
+    fn release(&mut self, size: u64, budget: u64) -> Vec<Memory> {
+        let mut released = Vec::new();
+        while self.taken().saturating_add(self.free).saturating_add(size) > budget {
+            let Some((bytes, list)) = self.free_lists.iter_mut().find(|(_, list)| !list.is_empty()) else { break };
+            self.free -= *bytes as u64;
+            released.extend(list.pop());
+        }
+        released
     }
 
     /// Keeps a free page, or returns it if there are enough of its size.
@@ -318,7 +401,7 @@ mod tests {
     fn stats(used: u64, free: u64, n_pages: usize, budget: u64) -> PoolStats {
         let mut by_type = KvBytes::default();
         [KvType::F16, KvType::Q8].into_iter().for_each(|kind| by_type.add(kind, used / 2));
-        PoolStats { used, by_type, free, n_pages, budget }
+        PoolStats { used, by_type, free, n_pages, adapters: 0, budget }
     }
 
     #[test]

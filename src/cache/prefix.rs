@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Default limit on the bytes of the prefix cache.
-const DEFAULT_BUDGET: u64 = 1 << 30;
+pub(crate) const DEFAULT_PREFIX_BUDGET: u64 = 1 << 30;
 
 /// A token, and whether its keys and values were computed as a generated one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +79,8 @@ pub struct PrefixStats {
     pub tokens_reused: u64,
     /// Times that the end of a leaf was dropped to make room.
     pub evictions: u64,
+    /// Times that a pool above its high mark had some dropped.
+    pub rounds: u64,
     /// Bytes of its pages, including those that sequences hold, too.
     pub bytes: u64,
     /// Upper bound of these bytes.
@@ -200,12 +202,13 @@ pub(super) struct PrefixTree {
     hits: u64,
     tokens_reused: u64,
     evictions: u64,
+    rounds: u64,
 }
 
 impl Default for PrefixTree {
     fn default() -> PrefixTree {
         PrefixTree {
-            budget: DEFAULT_BUDGET,
+            budget: DEFAULT_PREFIX_BUDGET,
             roots: HashMap::new(),
             nodes: Vec::new(),
             free: Vec::new(),
@@ -216,15 +219,16 @@ impl Default for PrefixTree {
             hits: 0,
             tokens_reused: 0,
             evictions: 0,
+            rounds: 0,
         }
     }
 }
 
 impl PrefixTree {
     pub(super) fn stats(&self) -> PrefixStats {
-        let &PrefixTree { lookups, hits, tokens_reused, evictions, budget, .. } = self;
+        let &PrefixTree { lookups, hits, tokens_reused, evictions, rounds, budget, .. } = self;
         let bytes = self.held.bytes;
-        PrefixStats { lookups, hits, tokens_reused, evictions, bytes, budget, ..PrefixStats::default() }
+        PrefixStats { lookups, hits, tokens_reused, evictions, rounds, bytes, budget, ..PrefixStats::default() }
     }
 
     pub(super) fn set_budget(&mut self, bytes: u64) {
@@ -460,6 +464,18 @@ impl PrefixTree {
 
     fn keep_budget(&mut self) {
         while self.held.bytes > self.budget && (self.evict(false) || self.evict(true)) {}
+    }
+
+    /// Drops what no sequence uses until it `is_enough`; returns whether it is.
+    pub(super) fn evict_until(&mut self, is_enough: impl Fn() -> bool) -> bool {
+        let before = self.evictions;
+        while !is_enough() {
+            if !self.evict(false) {
+                break;
+            }
+        }
+        self.rounds += u64::from(self.evictions > before);
+        is_enough()
     }
 
     /// Drops the end of the least recently used leaf that no sequence uses, or of any leaf. Returns whether there was

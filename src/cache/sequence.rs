@@ -147,6 +147,16 @@ impl SeqKv {
         stats.used + stats.free
     }
 
+    /// Begins anew, with another layout.
+    pub(crate) fn restart(&mut self, layout: &Arc<KvLayout>) {
+        *self = SeqKv::new(self.pool.clone(), Arc::clone(layout));
+    }
+
+    /// The pool of its pages.
+    pub(crate) fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
     /// How its pages are laid out.
     pub(crate) fn layout(&self) -> &KvLayout {
         &self.layout

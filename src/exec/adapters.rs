@@ -2,6 +2,7 @@
 
 use super::hook::Cut;
 use super::{Sequence, Session};
+use crate::cache::Counted;
 use crate::error::AdapterError;
 use crate::lora::{Adapter, Attached};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ fn next_number() -> u64 {
 pub(super) struct Adapters {
     pub(super) attached: Vec<Attached>,
     ids: Vec<AdapterId>,
+    /// Their bytes in the pool's budget.
+    counted: Vec<Arc<Counted>>,
     generation: u64,
 }
 
@@ -42,6 +45,7 @@ impl Sequence {
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
         let attached = Attached::new(self.model(), adapter, scale)?;
+        self.adapters.counted.push(self.counted(&attached));
         let id = AdapterId(next_number());
         self.adapters.attached.push(attached);
         self.adapters.ids.push(id);
@@ -57,8 +61,8 @@ impl Sequence {
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
         let adapter = Arc::clone(&self.adapters.attached[i].adapter);
-        self.adapters.attached[i] = Attached::new(self.model(), adapter, scale)?;
-        self.adapters_changed();
+        let attached = Attached::new(self.model(), adapter, scale)?;
+        self.replace_adapter(i, attached);
         Ok(())
     }
 
@@ -69,6 +73,7 @@ impl Sequence {
     pub fn detach(&mut self, id: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
         let i = self.adapters.index(id)?;
         self.adapters.ids.remove(i);
+        self.adapters.counted.remove(i);
         let attached = self.adapters.attached.remove(i);
         self.adapters_changed();
         Ok(attached.adapter)
@@ -85,6 +90,24 @@ impl Sequence {
     /// generation; a [fork](Sequence::fork) has its parent's.
     pub fn adapter_generation(&self) -> u64 {
         self.adapters.generation
+    }
+
+    /// Puts another adapter in the place of one.
+    pub(super) fn replace_adapter(&mut self, i: usize, attached: Attached) {
+        self.adapters.counted[i] = self.counted(&attached);
+        self.adapters.attached[i] = attached;
+        self.adapters_changed();
+    }
+
+    /// Counts its adapters in the pool's budget, or no more. Those of an empty sequence that others are forked from do not
+    /// count; no adapter is replaced in it.
+    pub(super) fn count_adapters(&mut self, count: bool) {
+        let all = self.adapters.attached.iter().filter(|_| count);
+        self.adapters.counted = all.map(|attached| self.counted(attached)).collect();
+    }
+
+    fn counted(&self, attached: &Attached) -> Arc<Counted> {
+        self.kv.pool().count(Arc::as_ptr(&attached.adapter).addr(), attached.adapter.bytes())
     }
 
     pub(super) fn adapters_changed(&mut self) {

@@ -20,7 +20,7 @@ use super::probe::{Probe, Tap};
 use crate::arch::{AttnBackward, MAX_HEAD_DIM};
 use crate::cache::SeqKv;
 use crate::error::SessionError;
-use crate::lora::{Attached, Gradients};
+use crate::lora::{Adapter, Attached, Gradients};
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Model, Moe, MoeSpec, Norm,
     NormKind, Norms, QkNorm, Site, Weight,
@@ -58,8 +58,7 @@ impl Stage {
 }
 
 /// The lowest layer with a requested gradient, and its lowest such part; the number of layers if only the head has one.
-fn lowest(gradients: &Gradients, n_layer: usize) -> (usize, Stage) {
-    let sites = gradients.terms().map(|(i, _)| &gradients.sites()[i]);
+fn lowest<'a>(sites: impl Iterator<Item = &'a Site>, n_layer: usize) -> (usize, Stage) {
     let place = |site: &Site| match site.layer() {
         Some(layer) => (layer, Stage::of(site)),
         None if site.is_embedding() => (0, Stage::Below),
@@ -97,13 +96,15 @@ struct SavedLayer {
     up: Vec<f32>,
     q: Vec<f32>,
     keeps_products: bool,
+    /// Values of these per token.
+    n_products: usize,
 }
 
 impl Saved {
-    /// Clears the memory for the gradients `gradients` of `m` tokens.
-    pub(crate) fn prepare(&mut self, model: &Model, gradients: &Gradients, m: usize) {
+    /// Clears the memory for the gradients at `sites` of `m` tokens.
+    pub(crate) fn prepare<'a>(&mut self, model: &Model, sites: impl Iterator<Item = &'a Site>, m: usize) {
         let layers = &model.weights().layers;
-        let (lowest, _) = lowest(gradients, layers.len());
+        let (lowest, _) = lowest(sites, layers.len());
         self.lowest = lowest;
         self.x.resize_with(layers.len() + 1 - lowest, Vec::new);
         self.x.iter_mut().for_each(Vec::clear);
@@ -111,13 +112,14 @@ impl Saved {
         let mut room = KEPT_BYTES / size_of::<f32>();
         for (saved, layer) in self.layers.iter_mut().zip(&layers[lowest..]) {
             saved.has_post_norms = (layer.post_attn_norm.is_some(), layer.post_ffn_norm.is_some());
-            let products = match &layer.ffn {
+            saved.n_products = match &layer.ffn {
                 FeedForward::Dense(ffn) => {
                     let n_q = layer.attn.as_ref().map_or(0, |attn| attn.wq.w.n_out);
-                    ((1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + n_q) * m
+                    (1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + n_q
                 }
                 FeedForward::Moe(_) | FeedForward::Both(_) | FeedForward::None => usize::MAX,
             };
+            let products = saved.n_products.saturating_mul(m);
             saved.keeps_products = products <= room;
             if saved.keeps_products {
                 room -= products;
@@ -126,6 +128,42 @@ impl Saved {
             [attn, mid, attn_out, ffn_out, gate, up, q].into_iter().for_each(Vec::clear);
         }
     }
+}
+
+impl Saved {
+    /// Bytes that it holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of_layers = self.layers.iter().flat_map(|saved| {
+            let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, q, .. } = saved;
+            [attn, mid, attn_out, ffn_out, gate, up, q]
+        });
+        self.x.iter().chain(of_layers).map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
+    }
+}
+
+/// Bytes that the gradient of an adapter takes with all tokens of a text of `m` at position `pos` as targets: buffers of the
+/// backward pass, and rows that the forward pass keeps for it. `rank` is that of all adapters together.
+pub(super) fn gradient_bytes(
+    (model, n_threads): (&Model, usize),
+    adapter: &Adapter,
+    rank: usize,
+    (m, pos): (usize, usize),
+) -> [u64; 2] {
+    let h = model.hparams();
+    let rows = RowCounts { m, longest: m, n_outputs: m };
+    let buffers = counted(|frame| {
+        Buffers::take(frame, model, rows, pos);
+        Tape::scratch(frame, model, n_threads, rank, rows);
+    });
+    let mut saved = Saved::default();
+    saved.prepare(model, adapter.terms().map(|(i, _)| &adapter.sites()[i]), m);
+    let of_layers = saved.layers.iter().zip(&h.layers[saved.lowest..]).map(|(saved, spec)| {
+        let n_out = spec.attention().map_or(0, |attn| attn.n_out());
+        let norms = usize::from(saved.has_post_norms.0) + usize::from(saved.has_post_norms.1);
+        n_out + (1 + norms) * h.n_embd + if saved.keeps_products { saved.n_products } else { 0 }
+    });
+    let per_token = saved.x.len() * h.n_embd + of_layers.sum::<usize>();
+    [buffers as u64, (m * per_token * size_of::<f32>()) as u64]
 }
 
 impl Probe for Saved {
@@ -381,11 +419,10 @@ impl<'a> Tape<'a> {
         frame: &mut Frame<'a>,
         model: &Model,
         n_threads: usize,
-        adapters: &[Attached],
+        rank: usize,
         RowCounts { m, n_outputs, .. }: RowCounts,
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
         let (h, arch) = (model.hparams(), model.arch());
-        let rank = adapters.iter().map(|a| a.max_rank).sum();
         let layers = h.layers.iter().filter_map(|layer| Some((layer, layer.attention()?)));
         let widths = layers.flat_map(|(layer, attn)| {
             let n_expert = layer.ffn.moe().map_or(1, |x| x.n_expert);
@@ -434,9 +471,10 @@ pub(crate) fn backward(
         outputs.flat_map(|(t, (text, start))| (text.first_output..text.tokens.len()).map(move |i| (start + i, t, i)));
     let outputs: Vec<(usize, usize, usize)> = outputs.collect();
     let rows = RowCounts { m, longest, n_outputs: outputs.len() };
-    let (lowest, lowest_stage) = lowest(gradients, h.n_layer);
+    let (lowest, lowest_stage) = lowest(gradients.terms().map(|(i, _)| &gradients.sites()[i]), h.n_layer);
+    let rank = adapters.iter().map(|attached| attached.max_rank).sum();
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
-        (Buffers::take(frame, model, rows, pos), Tape::scratch(frame, model, crew.n_threads(), adapters, rows))
+        (Buffers::take(frame, model, rows, pos), Tape::scratch(frame, model, crew.n_threads(), rank, rows))
     })?;
     let wanted = Wanted { adapters, adapter: target, gradients };
     let mut tape = Tape { ctx, h, pos, m, longest, texts, wanted, scratch, scratch_backward };

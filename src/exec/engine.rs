@@ -3,15 +3,15 @@
 use super::arena::Arena;
 use super::batch::{Outputs, Slot, Wanted};
 use super::draft::RowTimes;
-use super::forward::{Pass, forward};
+use super::forward::{LayerAt, Pass, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
-    CancelToken, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes, default_threads,
-    kv_layout, shift,
+    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
+    default_threads, kv_layout, shift,
 };
 use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
@@ -46,13 +46,14 @@ const POLL: Duration = Duration::from_millis(5);
 pub struct EngineOptions {
     /// Threads, the caller's included. Default: [`default_threads`].
     pub n_threads: Option<NonZeroUsize>,
-    /// Most bytes that keys and values of all sequences take together. Default: as many as there are, or as the model's
-    /// memory limit leaves.
+    /// Most bytes that keys and values of all sequences take, together with the adapters that are attached to them. Default:
+    /// as many as there are, or as the model's memory limit leaves. Above 85 % of them the prefix cache, and then requests
+    /// that wait for their readers, give pages back, down to 70 %.
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
     /// Folder in which the prefix cache outlives the process: sequences store their whole pages there, too, and any
-    /// number of processes can share it. Models with windows, and tiers by age, do not use it. Default: none.
+    /// number of processes can share it. Default: none.
     pub prefix_folder: Option<PathBuf>,
     /// Limit on the bytes of the folder. Default 8 GiB.
     pub prefix_folder_budget: Option<u64>,
@@ -90,6 +91,26 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// A pass that is computed some layers at a time, with other passes in between, see [`Engine::step_layers`].
+#[derive(Debug, Default)]
+pub(super) struct LayerPass {
+    /// Its buffers, which other passes leave alone.
+    arena: Arena,
+    at: LayerAt,
+}
+
+impl LayerPass {
+    /// The next layer.
+    pub(super) fn layer(&self) -> usize {
+        self.at.layer
+    }
+
+    /// Forgets the layers that were computed: the next pass begins with the first.
+    pub(super) fn restart(&mut self) {
+        self.at = LayerAt::default();
+    }
+}
+
 /// State of an engine besides its model, so that a model can own its default engine.
 struct Core {
     /// Shared with the engine of the model's block for multi-token prediction, and so is what follows.
@@ -116,7 +137,7 @@ impl Core {
         let mut budget = options.kv_budget.unwrap_or(u64::MAX);
         if let Some(limit) = model.memory_limit() {
             let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
-            budget = budget.min(limit.saturating_sub(plan.total() - plan.kv));
+            budget = budget.min(limit.saturating_sub(plan.needed() - plan.kv));
         }
         let pool = match &runner {
             Some(runner) => {
@@ -230,7 +251,8 @@ impl Engine {
         let h = self.model.hparams();
         let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
-        if let Some(what) = policy.not_on_gpu() {
+        let policies = [Some(policy), options.kv_pressure.map(KvPolicy::from)];
+        if let Some(what) = policies.into_iter().flatten().find_map(|policy| policy.not_on_gpu()) {
             self.cpu_only(what)?;
         }
         if let Some(KvTiers { recent, middle }) = policy.tiers {
@@ -251,8 +273,14 @@ impl Engine {
             return Err(SessionError::Option { option: "pooled_layer", value: layer, expected });
         }
         let layout = Arc::new(kv_layout(h, policy));
+        let lower = match options.kv_pressure {
+            None => Arc::clone(&layout),
+            Some(kind) if policy.is_above(kind) => Arc::new(kv_layout(h, kind.into())),
+            Some(pressure) => return Err(SessionError::PressureNotLower { pressure, usual: policy.to_string() }),
+        };
         let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
-        Sequence::new(&self.model, device, SeqKv::new(self.core.pool.clone(), layout), n_ctx, options)
+        let kv = SeqKv::new(self.core.pool.clone(), Arc::clone(&layout));
+        Sequence::new(&self.model, device, kv, [layout, lower], n_ctx, options)
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to `outputs`. Without slots
@@ -273,6 +301,24 @@ impl Engine {
         self.pass(slots, outputs, false, cancel, &mut NoProbe)
     }
 
+    /// Computes the next `n` layers of a pass of the CPU over `slots`; returns whether it is complete, as after
+    /// [`Engine::step`]. Until then it is to be called with the same slots, and nobody else may touch their sequences; after
+    /// an error the pass begins anew.
+    pub(super) fn step_layers(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+        pass: &mut LayerPass,
+        n: usize,
+    ) -> Result<bool, SessionError> {
+        let outcome = self.layers(slots, outputs, false, cancel, &mut NoProbe, Some((&mut *pass, n)));
+        if !matches!(outcome, Ok(false)) {
+            pass.restart();
+        }
+        outcome
+    }
+
     /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are returned, too.
     pub(super) fn pass(
         &self,
@@ -282,9 +328,22 @@ impl Engine {
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
+        self.layers(slots, outputs, raw, cancel, probe, None).map(drop)
+    }
+
+    /// [`Engine::pass`], or so many layers of one; returns whether it is complete.
+    fn layers(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        layers: Option<(&mut LayerPass, usize)>,
+    ) -> Result<bool, SessionError> {
         if slots.is_empty() {
             outputs.clear();
-            return Ok(());
+            return Ok(true);
         }
         if self.model.hparams().attention().any(|attn| !attn.causal) {
             return Err(SessionError::Encoder);
@@ -310,8 +369,8 @@ impl Engine {
             (false, true) => Wanted::Both,
             (false, false) => Wanted::Logits,
         };
-        let outcome = self.compute(slots, outputs, wanted, cancel, probe);
-        if outcome.is_err() {
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe, layers);
+        if !matches!(outcome, Ok(true)) {
             outputs.clear();
             return outcome;
         }
@@ -339,7 +398,7 @@ impl Engine {
                 logits.chunks_exact_mut(n_vocab).for_each(|row| finish.row(row));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Refuses `what` if a device computes passes.
@@ -382,7 +441,7 @@ impl Engine {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe)?;
+                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe, None)?;
                 seq.kv.commit(tokens.len());
             }
         }
@@ -399,7 +458,7 @@ impl Engine {
         for slot in &mut *slots {
             self.check(slot.seq, slot.tokens)?;
         }
-        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe)
+        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, None).map(drop)
     }
 
     fn compute(
@@ -409,10 +468,11 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-    ) -> Result<(), SessionError> {
+        layers: Option<(&mut LayerPass, usize)>,
+    ) -> Result<bool, SessionError> {
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
-        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe);
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, layers);
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
@@ -430,7 +490,8 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-    ) -> Result<(), SessionError> {
+        layers: Option<(&mut LayerPass, usize)>,
+    ) -> Result<bool, SessionError> {
         let h = self.model.hparams();
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
         if usize::BITS < u64::BITS {
@@ -441,12 +502,23 @@ impl Engine {
                 return Err(SessionError::OutOfMemory { what: "buffers", bytes });
             }
         }
+        let mut first = LayerAt::default();
+        let (own_arena, at, end) = match layers {
+            Some((pass, n)) => {
+                let end = h.n_layer.min(pass.at.layer.saturating_add(n));
+                (Some(&mut pass.arena), &mut pass.at, end)
+            }
+            None => (None, &mut first, h.n_layer),
+        };
+        let (is_begun, is_complete) = (at.layer > 0, end == h.n_layer);
         let (mut row, mut output) = (0, 0);
         for slot in &mut *slots {
             (slot.row, slot.output) = (row, output);
             row += slot.tokens.len();
             output += slot.n_outputs();
-            slot.seq.kv.reserve(slot.tokens.len())?;
+            if !is_begun {
+                slot.seq.kv.reserve(slot.tokens.len())?;
+            }
         }
         outputs.prepare(slots, (h.n_vocab, h.n_embd), wanted)?;
         let cancelled = || cancel.is_cancelled();
@@ -458,10 +530,13 @@ impl Engine {
             wanted,
             cancelled: &cancelled,
             adapter_nanos: &adapter_nanos,
-            first_layers: None,
+            at,
+            end,
+            hidden: None,
         };
         let time = self.enter(cancel, |crew, arena| {
             let timer = Timer::start();
+            let arena = own_arena.unwrap_or(arena);
             let outcome = match self.runner() {
                 Some(runner) => offload(runner, pass, crew, arena, probe),
                 None => forward(pass, crew, arena, probe),
@@ -469,12 +544,12 @@ impl Engine {
             outcome.map(|()| timer.elapsed())
         })??;
         let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
-        if slots.iter().all(is_decoding) {
+        if slots.iter().all(is_decoding) && is_complete && !is_begun {
             self.times().note(row, time);
         }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
         slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
-        Ok(())
+        Ok(is_complete)
     }
 
     /// What passes over generated rows took.

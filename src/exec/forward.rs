@@ -172,8 +172,19 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
-    /// If only this many layers are computed, the destination of the residual stream, `(rows, n_embd)`.
-    pub(crate) first_layers: Option<(usize, &'a mut [f32])>,
+    /// How far it is: computed from there to layer `end`, which is moved there. What layers before left in the arena is
+    /// still there: a pass of the same size takes the same buffers.
+    pub(crate) at: &'a mut LayerAt,
+    pub(crate) end: usize,
+    /// If layers are left to a device, the destination of the residual stream, `(rows, n_embd)`.
+    pub(crate) hidden: Option<&'a mut [f32]>,
+}
+
+/// The next layer of a pass, and its first recurrence.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LayerAt {
+    pub(crate) layer: usize,
+    cell: usize,
 }
 
 /// What all products of a pass need.
@@ -458,7 +469,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, mut first_layers } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, hidden } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -466,39 +477,33 @@ pub(crate) fn forward(
     let n_last = if probe.sees_all_rows() { m } else { n_outputs };
     let sizes = Sizes::of(model, crew.n_threads());
     let mut b = arena.plan(|frame| Buffers::take(frame, sizes, slots.iter().map(Slot::size), n_last))?;
-    for slot in &*slots {
-        slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
-    }
+    if at.layer == 0 {
+        for slot in &*slots {
+            slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
+        }
 
-    embed(base, h, w, slots, b.x, b.normed);
-    if let Some(w) = &w.mtp {
-        mtp_inputs(base, h, w, slots, &mut b);
-    }
-    probe.tensor(Tap::InpEmbd, 0, b.x);
+        embed(base, h, w, slots, b.x, b.normed);
+        if let Some(w) = &w.mtp {
+            mtp_inputs(base, h, w, slots, &mut b);
+        }
+        probe.tensor(Tap::InpEmbd, 0, b.x);
 
-    if let Some(w) = &w.per_layer {
-        per_layer_inputs(base, h, w, slots, &mut b);
-    }
+        if let Some(w) = &w.per_layer {
+            per_layer_inputs(base, h, w, slots, &mut b);
+        }
 
-    if let Some(w) = &w.alt_up {
-        let slots = Adapters(slots);
-        let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-        b.streams.begin(ctx, &mut b.scratch, h, w, b.x);
+        if let Some(w) = &w.alt_up {
+            let slots = Adapters(slots);
+            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+            b.streams.begin(ctx, &mut b.scratch, h, w, b.x);
+        }
     }
 
     // Which rows are left; once only those with logits are, all of them.
     let mut rows = Rows::All;
-    // The next recurrence.
-    let mut cell = 0;
-    for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate() {
+    for (i, (spec, layer)) in h.layers.iter().zip(&w.layers).enumerate().take(end).skip(at.layer) {
         if cancelled() {
             return Err(SessionError::Cancelled);
-        }
-        if let Some((n_layers, hidden)) = &mut first_layers
-            && i == *n_layers
-        {
-            hidden.copy_from_slice(b.x);
-            return Ok(());
         }
         let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == w.layers.len());
         let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
@@ -519,7 +524,7 @@ pub(crate) fn forward(
                 let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
                 laurel(ctx, h, &w.laurel, &mut b);
             }
-            mixer(base, h, (spec, layer), (i, &mut cell), rows, slots, &mut b, probe)?;
+            mixer(base, h, (spec, layer), (i, &mut at.cell), rows, slots, &mut b, probe)?;
         }
         if rows == Rows::Outputs {
             if n_outputs == 0 {
@@ -605,6 +610,11 @@ pub(crate) fn forward(
         }
     }
 
+    at.layer = end;
+    if end < h.n_layer {
+        hidden.into_iter().for_each(|hidden| hidden.copy_from_slice(b.x));
+        return Ok(());
+    }
     if let Some(w) = &w.alt_up {
         let (n_generated, slots) = (n_generated(true, rows, slots), Adapters(slots));
         let ends = if rows == Rows::All { b.ends } else { b.output_ends };
@@ -939,14 +949,10 @@ fn attention(
     if spec.qk_norm == Some(QkNorm::Full) {
         for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
             let Some(norm) = norm else { continue };
-            // The buffers by head are not in use yet; those of keys may be too small for all rows.
-            let n = norm.len();
-            for x in x.chunks_mut(q_by_head.len() / n * n) {
-                let (from, normed) = (&*x, &mut q_by_head[..x.len()]);
-                crew.when(x.len() > n)
-                    .for_chunks(normed, n, |i, y| arch.rms_norm(y, &from[i * n..][..n], norm, h.norm_eps));
-                x.copy_from_slice(normed);
-            }
+            crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
+                let factor = rms_factor(arch, row, h.norm_eps);
+                row.iter_mut().zip(norm).for_each(|(x, w)| *x = *x * factor * w);
+            });
         }
     }
     if spec.qk_norm == Some(QkNorm::LayerByHead) {

@@ -8,7 +8,7 @@ use super::{AdapterId, Session};
 use crate::arch::Arch;
 use crate::error::{AdapterError, Error, SessionError};
 use crate::lora::{Adapter, Attached, Gradients, Optimiser};
-use crate::model::Model;
+use crate::model::{Model, Site};
 use std::sync::Arc;
 
 /// `−weight·ln p(target)` in nats, given the logits after a token; replaces them by the gradient,
@@ -31,6 +31,12 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
     f64::from(weight) * loss
 }
 
+/// `ln Σ exp` of a row of logits.
+pub(crate) fn log_sum(logits: &[f32]) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln()
+}
+
 /// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces by the gradient,
 /// `weight·(q − p)`.
 ///
@@ -38,8 +44,7 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
 /// If there are not as many of one as of the other.
 pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
     assert_eq!(logits.len(), log_p.len(), "a probability per logit");
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
+    let lse = log_sum(logits);
     let mut sum = 0.0;
     for (logit, &log_p) in logits.iter_mut().zip(log_p) {
         let (p, log_q) = (log_p.exp(), *logit - lse);
@@ -73,6 +78,11 @@ impl Task<'_> {
     }
 }
 
+/// Where the gradients are.
+fn of_terms(gradients: &Gradients) -> impl Iterator<Item = &Site> {
+    gradients.terms().map(|(i, _)| &gradients.sites()[i])
+}
+
 impl Session {
     /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss with respect to
     /// the values of an attached adapter. Returns the loss.
@@ -102,7 +112,7 @@ impl Session {
     ) -> Result<f64, Error> {
         let target = self.check_gradients(id, gradients)?;
         let mut saved = std::mem::take(&mut self.saved);
-        saved.prepare(self.model(), gradients, tokens.len());
+        saved.prepare(self.model(), of_terms(gradients), tokens.len());
         self.drop_drafts();
         let pos = self.position();
         self.seq.kv.hold(pos);
@@ -195,7 +205,7 @@ impl Session {
         self.catch_up()?;
         let (pos, arch) = (self.position(), self.model().arch());
         let mut saved = std::mem::take(&mut self.saved);
-        saved.prepare(self.model(), gradients, tasks.iter().map(|task| task.tokens.len()).sum());
+        saved.prepare(self.model(), of_terms(gradients), tasks.iter().map(|task| task.tokens.len()).sum());
         let mut texts = tasks.iter().map(|_| self.seq.fork()).collect::<Result<Vec<_>, _>>()?;
         texts.iter_mut().for_each(|seq| {
             seq.hook = None;
@@ -230,11 +240,11 @@ impl Session {
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
     pub fn update_adapter(&mut self, id: AdapterId, change: impl FnOnce(&mut Adapter)) -> Result<(), AdapterError> {
         let i = self.seq.adapters.index(id)?;
-        let attached = &mut self.seq.adapters.attached[i];
+        let attached = &self.seq.adapters.attached[i];
         let mut adapter = Adapter::clone(&attached.adapter);
         change(&mut adapter);
-        *attached = Attached::new(self.engine.model(), Arc::new(adapter), attached.scale)?;
-        self.seq.adapters_changed();
+        let attached = Attached::new(self.engine.model(), Arc::new(adapter), attached.scale)?;
+        self.seq.replace_adapter(i, attached);
         self.forget_outputs();
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! How much memory engines and sessions take, and will take.
 
+use super::backward::gradient_bytes;
 use super::batch::SlotSize;
 use super::forward::buffer_bytes;
 use super::linear::Sizes;
 use super::states::{KEPT_STATES, most_rows};
-use super::{Engine, MtpDrafter, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
+use super::{CacheMode, Engine, MtpDrafter, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
 use crate::arch::Arch;
-use crate::cache::{KvBytes, KvType, SeqKv};
+use crate::cache::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
 use crate::error::SessionError;
 use crate::gguf::Header;
 use crate::lora::Adapter;
@@ -33,6 +34,8 @@ pub struct EngineMemory {
     pub kv: KvBytes,
     /// Free pages of keys and values, kept for later use.
     pub kv_free: u64,
+    /// Adapters that are attached to sequences, each once.
+    pub adapters: u64,
     /// Buffers of a pass.
     pub buffers: u64,
 }
@@ -40,7 +43,7 @@ pub struct EngineMemory {
 impl EngineMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
-        self.weights + self.weights_copy + self.kv.total() + self.kv_free + self.buffers
+        self.weights + self.weights_copy + self.kv.total() + self.kv_free + self.adapters + self.buffers
     }
 }
 
@@ -52,12 +55,14 @@ pub struct SessionMemory {
     pub kv: KvBytes,
     /// Tokens, logits and hidden states.
     pub rest: u64,
+    /// Rows that were kept for gradients, see [`Session::gradient`].
+    pub gradients: u64,
 }
 
 impl SessionMemory {
-    /// Sum of both.
+    /// Sum of all.
     pub fn total(&self) -> u64 {
-        self.kv.total() + self.rest
+        self.kv.total() + self.rest + self.gradients
     }
 }
 
@@ -70,6 +75,7 @@ impl Engine {
             weights_copy: gguf.resident_bytes(),
             kv: pool.by_type,
             kv_free: pool.free,
+            adapters: pool.adapters,
             buffers: self.buffer_bytes(),
         }
     }
@@ -78,7 +84,11 @@ impl Engine {
 impl Session {
     /// Current memory use.
     pub fn memory(&self) -> SessionMemory {
-        SessionMemory { kv: self.seq.kv.memory(), rest: self.seq.token_bytes() + self.outputs.bytes() }
+        SessionMemory {
+            kv: self.seq.kv.memory(),
+            rest: self.seq.token_bytes() + self.outputs.bytes(),
+            gradients: self.saved.bytes(),
+        }
     }
 }
 
@@ -95,6 +105,12 @@ pub struct PlanOptions {
     pub n_logits: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
+    /// Tokens of a text for which a session computes gradients of the last of them; 0, the default: none. The text is at the
+    /// end of a full context.
+    pub n_gradient: usize,
+    /// What the prefix cache may hold if [`SessionOptions::prefix`] stores sequences, see
+    /// [`EngineOptions::prefix_budget`](super::EngineOptions). Default 1 GiB.
+    pub prefix_budget: u64,
 }
 
 impl Default for PlanOptions {
@@ -106,16 +122,23 @@ impl Default for PlanOptions {
 impl From<SessionOptions> for PlanOptions {
     /// Of one session.
     fn from(session: SessionOptions) -> PlanOptions {
-        PlanOptions { session, n_sequences: 1, n_threads: None, n_logits: 1, adapters: Vec::new() }
+        PlanOptions {
+            session,
+            n_sequences: 1,
+            n_threads: None,
+            n_logits: 1,
+            adapters: Vec::new(),
+            n_gradient: 0,
+            prefix_budget: DEFAULT_PREFIX_BUDGET,
+        }
     }
 }
 
 /// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`] and
 /// [`Session::memory`] will tell at the peak, see [`Model::memory_plan`].
 ///
-/// Not in it: what the prefix cache keeps of sequences that ended, checkpoints of conversations where layers have windows
-/// (two windows more), and gradients. Pages make room for these where [`EngineOptions::kv_budget`](super::EngineOptions)
-/// says so.
+/// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make room for these where
+/// [`EngineOptions::kv_budget`](super::EngineOptions) says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {
@@ -127,6 +150,9 @@ pub struct MemoryPlan {
     pub weights_copy: u64,
     /// Keys and values of all sequences, each filled by one prompt.
     pub kv: u64,
+    /// Those of sequences that ended, in a full prefix cache. They make room for the others where there is a limit, and so do
+    /// not count in it.
+    pub prefixes: u64,
     /// Buffers of the largest pass.
     pub buffers: u64,
     /// Tokens, logits and hidden states.
@@ -135,12 +161,19 @@ pub struct MemoryPlan {
     pub adapters: u64,
     /// What a [`Learner`](crate::learn::Learner) adds, at most; 0 without one.
     pub learner: u64,
+    /// Gradients of an adapter, and the rows that are kept for them.
+    pub gradients: u64,
 }
 
 impl MemoryPlan {
     /// All of it.
     pub fn total(&self) -> u64 {
-        [self.weights_copy, self.kv, self.buffers, self.rest, self.adapters, self.learner]
+        self.needed().saturating_add(self.prefixes)
+    }
+
+    /// All but the prefix cache, which gives way.
+    pub fn needed(&self) -> u64 {
+        [self.weights_copy, self.kv, self.buffers, self.rest, self.adapters, self.learner, self.gradients]
             .into_iter()
             .fold(self.weights, u64::saturating_add)
     }
@@ -196,6 +229,14 @@ impl Model {
             plan.buffers = plan.buffers.max(of_block.buffers);
             plan.rest = plan.rest.saturating_add(of_block.rest);
         }
+        let has_gradient = options.n_gradient > 0 && self.hparams().without_gradient().is_none();
+        if let Some(adapter) = options.adapters.last().filter(|_| has_gradient) {
+            let rank = options.adapters.iter().map(|adapter| adapter.max_rank()).sum();
+            let (n, threads) = (options.n_gradient.min(plan.n_ctx), n_threads(options));
+            let [buffers, rows] = gradient_bytes((self, threads), adapter, rank, (n, plan.n_ctx - n));
+            plan.buffers = plan.buffers.max(buffers);
+            plan.gradients = rows.saturating_add(adapter.bytes());
+        }
         let copied = match self.residence() {
             Residence::Mapped => 0,
             Residence::Background if !self.gguf().worth_residence() => self.gguf().resident_bytes(),
@@ -228,7 +269,7 @@ impl Model {
                     options.session.kv_type_v = Some(at_most_q8(policy.v));
                 }
                 let plan = self.memory_plan(&options)?;
-                if plan.total() <= bytes {
+                if plan.needed() <= bytes {
                     let n_threads = n_threads(&options);
                     return Ok(Some(Recommendation { session: options.session, n_threads, plan }));
                 }
@@ -260,7 +301,7 @@ impl Model {
     /// [`SessionError::MemoryLimit`], which says what would fit, or as [`Model::memory_plan`].
     pub fn check_memory(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
         let plan = self.memory_plan(options)?;
-        match self.memory_limit().filter(|&limit| plan.total() > limit) {
+        match self.memory_limit().filter(|&limit| plan.needed() > limit) {
             None => Ok(plan),
             Some(limit) => {
                 let fits = self.recommend(options, limit)?;
@@ -269,7 +310,7 @@ impl Model {
                     let policy = fits.session.kv_policy();
                     (fits.plan.n_ctx.min(plan.n_ctx), policy.k, policy.v)
                 });
-                Err(SessionError::MemoryLimit { n_ctx: plan.n_ctx, need: plan.total(), limit, fits })
+                Err(SessionError::MemoryLimit { n_ctx: plan.n_ctx, need: plan.needed(), limit, fits })
             }
         }
     }
@@ -317,10 +358,12 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         weights,
         weights_copy: 0,
         kv: kv.saturating_mul(n),
+        prefixes: if session.prefix.cache == CacheMode::On { options.prefix_budget } else { 0 },
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
         adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
         learner: 0,
+        gradients: 0,
     })
 }
 

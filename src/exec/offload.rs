@@ -41,16 +41,16 @@ pub(super) fn offload(
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
     }
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, first_layers: _ } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, .. } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
     let mut hidden = Vec::new();
     if runner.first_layer() > 0 {
         reserve(&mut hidden, m.saturating_mul(h.n_embd), HIDDEN)?;
         hidden.resize(m * h.n_embd, 0.0);
-        let first_layers = Some((runner.first_layer(), &mut hidden[..]));
-        let outputs = &mut *outputs;
-        let pass = Pass { model, slots: &mut *slots, outputs, wanted, cancelled, adapter_nanos, first_layers };
+        let (end, hidden) = (runner.first_layer(), Some(&mut hidden[..]));
+        let (slots, outputs) = (&mut *slots, &mut *outputs);
+        let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, hidden };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
     let n_angles = RopeTables::n_angles(h, m);

@@ -67,14 +67,33 @@ impl Sequence {
     /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache has: at most all but
     /// the last, so that there are logits to compute. Returns how many; the next pass continues after them.
     ///
-    /// A sequence with a [hook](super::OutputHook), which must see every token, reuses nothing.
+    /// A sequence with a [hook](super::OutputHook), which must see every token, reuses nothing. If nothing is found in the
+    /// usual precision, this is where [`SessionOptions::kv_pressure`](super::SessionOptions::kv_pressure) lowers the precision.
     ///
     /// # Errors
     /// If there is no memory for the tokens.
     pub fn reuse(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
+        if self.position() > 0 {
+            return Ok(CachedTokens::default());
+        }
+        self.set_lower(false);
+        let cached = self.find(tokens)?;
+        if cached.total() > 0 || !self.may_be_lower() {
+            return Ok(cached);
+        }
+        self.set_lower(true);
+        let cached = self.find(tokens)?;
+        if cached.total() == 0 {
+            let is_pressed = self.is_pressed();
+            self.set_lower(is_pressed);
+        }
+        Ok(cached)
+    }
+
+    fn find(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
         let mut cached = CachedTokens::default();
         let n = tokens.len().saturating_sub(1).min(self.n_ctx());
-        if self.prefix.cache == CacheMode::Off || self.hook.is_some() || self.position() > 0 || n == 0 {
+        if self.prefix.cache == CacheMode::Off || self.hook.is_some() || n == 0 {
             return Ok(cached);
         }
         self.reserve(n)?;

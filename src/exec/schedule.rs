@@ -1,10 +1,10 @@
 //! Many requests on one engine: continuous batching.
 //!
 //! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no thread. A [`Scheduler`] is
-//! a handle of one that runs on its own thread. Each pass takes one row (and the tokens that a grammar forces after it)
-//! of every sequence that decodes, and as many prompt rows as keep the time between tokens of those sequences within
-//! its limit (`pace.rs`). So prompts do not stop decoding sequences (Sarathi-Serve,
-//! <https://arxiv.org/abs/2403.02310>), and a finished sequence makes room at once (Orca, OSDI 2022).
+//! a handle of one that runs on its own thread. Each step computes one row (and the tokens that a grammar forces after it)
+//! of every sequence that decodes, and rows of prompts, as far as the time between tokens of those sequences stays within
+//! its limit (`pace.rs`): in the same pass, or, where there is no time for all layers, some layers of a pass of their own.
+//! So prompts do not stop decoding sequences, and a finished sequence makes room at once (Orca, OSDI 2022).
 //!
 //! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt advances first and, from
 //! its end, who loses its pages when the pool is full. A preempted request keeps its tokens, which are computed again,
@@ -16,10 +16,11 @@ mod stream;
 
 use super::batch::reuse;
 use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
+use super::engine::LayerPass;
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
-use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot, kv_layout};
+use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot};
 use crate::cache::KvLayout;
 use crate::clock::Timer;
 use crate::error::{Error, ScheduleError, SessionError};
@@ -204,7 +205,6 @@ type Rank = (i64, u64);
 struct Terms {
     engine: Engine,
     options: ScheduleOptions,
-    layout: KvLayout,
     /// An empty sequence, of which those of requests are forks.
     empty: Sequence,
     /// The same with adapters attached, the most recently used last. Forks of one share its generation of adapters, so
@@ -245,7 +245,6 @@ impl Terms {
         Ok(Terms {
             engine: engine.clone(),
             options: options.clone(),
-            layout: kv_layout(engine.model().hparams(), session.kv_policy()),
             empty: engine.sequence(session)?,
             adapted: Mutex::default(),
             recent: Mutex::default(),
@@ -256,9 +255,9 @@ impl Terms {
         })
     }
 
-    /// Upper bound of the bytes of keys and values of the first `n` positions.
-    fn bytes(&self, n: usize) -> u64 {
-        self.layout.bytes(n, self.options.session.n_batch)
+    /// How keys and values of a request that waits will be laid out.
+    fn layout(&self, live: &Live) -> &KvLayout {
+        self.empty.layout(if live.kinds.is_empty() { self.empty.is_pressed() } else { live.is_lower })
     }
 
     fn n_requests(&self) -> usize {
@@ -283,7 +282,9 @@ impl Terms {
         }
         self.engine.check(&self.empty, &tokens)?;
         self.sequence(&adapters, salt.as_deref())?;
-        let (need, budget) = (self.layout.bytes_read(tokens.len()), self.engine.pool().stats().budget);
+        let of_adapters = adapters.iter().map(|(adapter, _)| adapter.bytes()).sum();
+        let need = self.empty.layout(false).bytes_read(tokens.len()).saturating_add(of_adapters);
+        let budget = self.engine.pool().stats().budget;
         if need > budget {
             return Err(ScheduleError::PoolTooSmall { need, budget });
         }
@@ -304,6 +305,7 @@ impl Terms {
             sender,
             n_prompt: tokens.len(),
             kinds: Vec::new(),
+            is_lower: false,
             n_cached: CachedTokens::default(),
             n_read: tokens.len(),
             tokens,
@@ -316,6 +318,7 @@ impl Terms {
             seq: None,
             pooling: None,
             rows: RequestRows::default(),
+            is_reading: false,
             since: Timer::start(),
             timings: Timings::default(),
             _place: place,
@@ -357,7 +360,7 @@ impl Terms {
         let mut known = self.adapted.lock().unwrap_or_else(PoisonError::into_inner);
         // What nobody else holds, nobody can ask for again.
         known.retain(|seq| seq.adapters().all(|(_, adapter, _)| Arc::strong_count(adapter) > 1));
-        let seq = match known.iter().position(attached) {
+        let mut seq = match known.iter().position(attached) {
             Some(i) => known.remove(i),
             None => {
                 let mut seq = self.empty.fork()?;
@@ -367,7 +370,9 @@ impl Terms {
                 seq
             }
         };
-        let fork = seq.fork()?;
+        let mut fork = seq.fork()?;
+        fork.count_adapters(true);
+        seq.count_adapters(false);
         if known.len() == MAX_ADAPTED {
             known.remove(0);
         }
@@ -415,6 +420,8 @@ struct Live {
     n_prompt: usize,
     /// Kinds of the tokens that were computed before it was preempted.
     kinds: Vec<TokenKind>,
+    /// Whether these began under pressure, see [`SessionOptions::kv_pressure`].
+    is_lower: bool,
     /// Tokens of the prompt that came from the prefix cache.
     n_cached: CachedTokens,
     /// Tokens that must be computed before the sequence decodes: the prompt, or its tokens when it was preempted.
@@ -436,6 +443,8 @@ struct Live {
     pooling: Option<Pooling>,
     /// Its rows in the next pass.
     rows: RequestRows,
+    /// Whether some layers of these rows are computed.
+    is_reading: bool,
     since: Timer,
     timings: Timings,
     _place: Place,
@@ -457,6 +466,7 @@ impl Live {
         if self.kinds.is_empty() {
             self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
         } else {
+            seq.set_lower(self.is_lower);
             seq.recall(&self.tokens, &self.kinds)?;
         }
         if self.speculator.as_ref().is_some_and(Speculator::reads_states) {
@@ -520,8 +530,17 @@ impl Live {
         *n_accepted = 0;
     }
 
+    /// Forgets what is computed of its rows.
+    fn stop_reading(&mut self) {
+        if let (true, Some(seq)) = (std::mem::take(&mut self.is_reading), &mut self.seq) {
+            seq.kv.abandon();
+        }
+        self.rows = RequestRows::default();
+    }
+
     /// Releases its pages.
     fn release_sequence(&mut self) {
+        self.stop_reading();
         if let Some(mut seq) = self.seq.take() {
             self.timings.adapters += seq.adapter_time;
             self.pooling = seq.pooling.take();
@@ -678,6 +697,9 @@ pub struct Schedule {
     cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
+    /// The pass over prompts of which some layers are computed, and of how many requests.
+    layers: LayerPass,
+    n_reading: usize,
     /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request; drafts for each request.
     asked: Vec<Asked<'static>>,
     passes: DraftPasses,
@@ -714,8 +736,8 @@ impl Schedule {
     }
 
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
-        let model = terms.engine.model();
-        let pace = Pace::new(model.arch().gemm_few(model.main_type()));
+        // A device computes whole passes.
+        let pace = Pace::new(terms.engine.runner().map_or(terms.engine.model().hparams().n_layer, |_| 1));
         Schedule {
             terms,
             wake,
@@ -726,6 +748,8 @@ impl Schedule {
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),
+            layers: LayerPass::default(),
+            n_reading: 0,
             asked: Vec::new(),
             passes: DraftPasses::default(),
             chances: Vec::new(),
@@ -779,8 +803,9 @@ impl Schedule {
 
     fn advance(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
-        self.running.iter_mut().for_each(|live| live.rows = RequestRows::default());
+        self.running.iter_mut().filter(|live| !live.is_reading).for_each(|live| live.rows = RequestRows::default());
         self.sweep();
+        self.give_back();
         self.admit();
         self.draft();
         let (n_decode, n_prompt) = self.plan();
@@ -867,16 +892,40 @@ impl Schedule {
         }
     }
 
+    /// Above the pool's high mark, requests that wait for their readers leave their pages to the prefix cache, which gives
+    /// pages back, down to the low mark.
+    fn give_back(&mut self) {
+        let pool = self.terms.engine.pool();
+        if self.terms.options.session.prefix.cache != CacheMode::On || !pool.is_high(0) {
+            return;
+        }
+        let pool = pool.clone();
+        while !pool.give_back(0) {
+            let Some(idle) = self.running.iter().rposition(|live| live.is_paused()) else { return };
+            self.preempt(idle);
+        }
+    }
+
     /// Whether the pool has room for the tokens that a request must compute and its next page, besides those that
     /// running requests still need. A request alone may try. The prefix cache makes room.
     fn has_room(&self, live: &Live) -> bool {
-        let stats = self.terms.engine.pool().stats();
-        if self.running.is_empty() || stats.budget == u64::MAX {
+        let pool = self.terms.engine.pool();
+        if self.running.is_empty() || pool.stats().budget == u64::MAX {
             return true;
         }
-        let to_come = |live: &Live| self.terms.bytes(live.n_read + 1).saturating_sub(self.terms.bytes(live.position()));
+        let n_batch = self.terms.options.session.n_batch;
+        // Upper bounds of the bytes that it lacks.
+        let to_come = |live: &Live| {
+            let layout = live.seq.as_ref().map_or_else(|| self.terms.layout(live), |seq| seq.kv.layout());
+            layout.bytes(live.n_read + 1, n_batch).saturating_sub(layout.bytes(live.position() + live.rows.n, n_batch))
+        };
+        let is_attached = |(adapter, _): &(Arc<Adapter>, f32)| {
+            self.running.iter().flat_map(|live| &live.adapters).any(|(other, _)| Arc::ptr_eq(adapter, other))
+        };
+        let of_adapters: u64 = live.adapters.iter().filter(|a| !is_attached(a)).map(|(a, _)| a.bytes()).sum();
         let promised = self.running.iter().fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
-        promised <= (stats.budget - stats.used).saturating_add(self.terms.engine.pool().prefixes().bytes)
+        let promised = promised.saturating_add(of_adapters);
+        promised <= pool.stats().left().saturating_add(pool.prefixes().bytes)
     }
 
     /// The request that loses its pages next: one that waits for its reader, otherwise the last one, if it `is_behind`.
@@ -893,6 +942,7 @@ impl Schedule {
         if let Some(seq) = &live.seq {
             let known = live.kinds.len().min(seq.kinds().len());
             live.kinds.extend_from_slice(&seq.kinds()[known..]);
+            live.is_lower = seq.is_lower();
         }
         live.release_sequence();
         self.terms.observer.preempted(live.id);
@@ -938,13 +988,19 @@ impl Schedule {
         running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
     }
 
-    /// Chooses the rows of the next pass, and takes their pages. Returns how many decode, and how many are read.
+    /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how many are read.
     fn plan(&mut self) -> (usize, usize) {
         let options = &self.terms.options;
         let n_decoding = self.running.iter().filter(|live| live.next_rows(0).is_decoding && !live.is_paused()).count();
-        let mut chunk = self.pace.chunk(n_decoding, options.max_itl, options.session.n_batch);
+        let n_rows = self.pace.rows(n_decoding, options.max_itl, options.session.n_batch);
+        let mut chunk = if self.n_reading > 0 { 0 } else { n_rows };
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
         while let Some(live) = self.running.get(i) {
+            if live.is_reading {
+                n_prompt += live.rows.n;
+                i += 1;
+                continue;
+            }
             let rows = if live.is_paused() { RequestRows::default() } else { live.next_rows(chunk) };
             if rows.n == 0 {
                 i += 1;
@@ -957,7 +1013,14 @@ impl Schedule {
             *n += rows.n;
             chunk -= if rows.is_decoding { 0 } else { rows.n };
         }
-        (n_decode, n_prompt)
+        if self.running.iter().filter(|live| live.is_reading).count() == self.n_reading {
+            return (n_decode, n_prompt);
+        }
+        // One of them is gone: their pass begins anew, without it.
+        self.n_reading = 0;
+        self.layers.restart();
+        self.running.iter_mut().for_each(|live| live.stop_reading());
+        self.plan()
     }
 
     /// Takes the pages of a running request for its rows, possibly those of requests after it. Returns its new index and
@@ -989,27 +1052,65 @@ impl Schedule {
     }
 
     fn compute(&mut self, n_decode: usize, n_prompt: usize) {
-        let Schedule { terms, running, outputs, cancel, slots, .. } = self;
+        self.n_passes += 1;
+        let n_layers = self.pace.layers(n_decode, self.terms.options.max_itl, n_prompt);
+        if self.n_reading == 0 && n_layers == self.pace.n_layer {
+            if let Some(time) = self.pass(|_| true, None) {
+                self.pace.note(n_decode, n_prompt, time);
+            }
+            return;
+        }
+        if n_decode > 0
+            && let Some(time) = self.pass(|rows| rows.is_decoding, None)
+        {
+            self.pace.note(n_decode, 0, time);
+        }
+        let n_layers = n_layers.min(self.pace.n_layer - self.layers.layer());
+        let time = self.pass(|rows| !rows.is_decoding, Some(n_layers));
+        // The last layer is no measure of others: a prompt needs little more of it than keys and values.
+        if let Some(time) = time.filter(|_| self.n_reading > 0) {
+            self.pace.note_layers(n_prompt, n_layers, time);
+        }
+    }
+
+    /// Computes a pass of those whose rows are `taken`, or so many layers of it, and hands out its results. Returns the time
+    /// that it took, unless it failed.
+    fn pass(&mut self, taken: impl Fn(&RequestRows) -> bool, n_layers: Option<usize>) -> Option<Duration> {
+        let taken = |live: &Live| live.rows.n > 0 && taken(&live.rows);
+        let Schedule { terms, running, outputs, cancel, slots, layers, .. } = self;
         let timer = Timer::start();
         let mut pass = reuse(std::mem::take(slots));
-        pass.extend(running.iter_mut().filter(|live| live.rows.n > 0).map(|live| live.slot()));
-        let outcome = terms.engine.step(&mut pass, outputs, cancel);
+        pass.extend(running.iter_mut().filter(|live| taken(live)).map(|live| live.slot()));
+        let n_slots = pass.len();
+        let outcome = match n_layers {
+            None => terms.engine.step(&mut pass, outputs, cancel).map(|()| true),
+            Some(n) => terms.engine.step_layers(&mut pass, outputs, cancel, layers, n),
+        };
         *slots = reuse(pass);
         let time = timer.elapsed();
-        self.n_passes += 1;
-        if outcome.is_ok() {
-            self.pace.note(n_decode, n_prompt, time);
+        // Those of the step's other pass wait meanwhile.
+        for live in running.iter_mut().filter(|live| live.rows.n > 0) {
+            let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
+            *part += time;
         }
-        let n_vocab = self.terms.engine.model().hparams().n_vocab;
+        if n_layers.is_some() {
+            let is_reading = matches!(outcome, Ok(false));
+            running.iter_mut().filter(|live| taken(live)).for_each(|live| live.is_reading = is_reading);
+            self.n_reading = if is_reading { n_slots } else { 0 };
+            if is_reading {
+                return Some(time);
+            }
+        }
+        let n_vocab = terms.engine.model().hparams().n_vocab;
         let (mut i, mut slot) = (0, 0);
         while let Some(live) = self.running.get_mut(i) {
-            if live.rows.n == 0 {
+            if !taken(live) {
                 i += 1;
                 continue;
             }
             // Whose rows cannot be computed fails alone.
             let (outcome, at) = match outcome {
-                Ok(()) => (Ok(()), slot),
+                Ok(_) => (Ok(()), slot),
                 Err(_) if live.rows.is_decoding => {
                     // Of its drafts, too.
                     live.drop_drafts();
@@ -1021,8 +1122,6 @@ impl Schedule {
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();
             let outcome = outcome.map_err(Error::from).and_then(|()| {
-                let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
-                *part += time;
                 live.n_passes += usize::from(live.rows.is_decoding);
                 live.follow(self.outputs.logits(at), n_vocab)
             });
@@ -1039,5 +1138,6 @@ impl Schedule {
                 i += 1;
             }
         }
+        outcome.is_ok().then_some(time)
     }
 }

@@ -7,7 +7,7 @@ use super::hook::{Cut, OutputHook, OutputRows, TokenKind};
 use super::pooled::{PooledStates, Pooling};
 use super::states::KeptStates;
 use super::{PrefixOptions, SessionOptions};
-use crate::cache::SeqKv;
+use crate::cache::{KvLayout, KvPolicy, SeqKv};
 use crate::error::SessionError;
 use crate::model::Model;
 use std::fmt;
@@ -27,6 +27,9 @@ const TOKENS: &str = "tokens";
 pub struct Sequence {
     model: Model,
     pub(super) kv: SeqKv,
+    /// How its pages are laid out, and how those of a text that begins in a pool above its high mark: the same, unless the
+    /// options ask for fewer bits then.
+    layouts: [Arc<KvLayout>; 2],
     pub(super) rope: Arc<RopeTables>,
     pub(super) adapters: Adapters,
     pub(super) hook: Option<Box<dyn OutputHook>>,
@@ -63,6 +66,7 @@ impl Sequence {
         model: &Model,
         device: String,
         kv: SeqKv,
+        layouts: [Arc<KvLayout>; 2],
         n_ctx: usize,
         options: &SessionOptions,
     ) -> Result<Sequence, SessionError> {
@@ -70,6 +74,7 @@ impl Sequence {
             rope: Arc::new(RopeTables::new(model, n_ctx)),
             model: model.clone(),
             kv,
+            layouts,
             adapters: Adapters::default(),
             hook: None,
             tokens: Vec::new(),
@@ -103,6 +108,38 @@ impl Sequence {
     /// Hidden states of tokens up to the one before `position`, that one's last; none where that one's is not there.
     pub(super) fn states_before(&self, position: usize) -> &[f32] {
         self.states.as_ref().map_or(&[], |states| states.before(position))
+    }
+
+    /// Precision of its keys and values: that of its options, or the lower one that they ask for under pressure.
+    pub fn kv_policy(&self) -> KvPolicy {
+        self.kv.policy()
+    }
+
+    /// Its layout, or the one under pressure.
+    pub(super) fn layout(&self, lower: bool) -> &KvLayout {
+        &self.layouts[usize::from(lower)]
+    }
+
+    /// Whether it has the layout under pressure, which differs from the usual one.
+    pub(super) fn is_lower(&self) -> bool {
+        self.kv.policy() != self.layouts[0].policy()
+    }
+
+    /// Gives an empty sequence that layout, or the usual one.
+    pub(super) fn set_lower(&mut self, lower: bool) {
+        if lower != self.is_lower() && self.tokens.is_empty() {
+            self.kv.restart(&self.layouts[usize::from(lower)]);
+        }
+    }
+
+    /// Whether the options ask for fewer bits above the pool's high mark, and it is.
+    pub(super) fn may_be_lower(&self) -> bool {
+        self.layouts[0].policy() != self.layouts[1].policy() && self.kv.pool().is_high(0)
+    }
+
+    /// Whether that is so when the prefix cache has given back what it can.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.may_be_lower() && !self.kv.pool().give_back(0) && self.may_be_lower()
     }
 
     /// The model it belongs to.
@@ -240,6 +277,7 @@ impl Sequence {
         let mut fork = Sequence {
             model: self.model.clone(),
             kv: self.kv.fork(),
+            layouts: self.layouts.clone(),
             rope: Arc::clone(&self.rope),
             adapters: self.adapters.clone(),
             hook: self.hook.as_ref().map(|hook| hook.fork()),

@@ -7,7 +7,7 @@ use super::pooled::PooledStates;
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::states::KEPT_STATES;
-use super::{CachedTokens, CancelToken, Engine, SessionOptions};
+use super::{CachedTokens, CancelToken, Engine, KvPolicy, SessionOptions};
 use crate::error::SessionError;
 use crate::model::Model;
 use std::fmt;
@@ -98,6 +98,11 @@ impl Session {
     /// The engine it runs on.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Precision of its keys and values; see [`Sequence::kv_policy`].
+    pub fn kv_policy(&self) -> KvPolicy {
+        self.seq.kv_policy()
     }
 
     /// Largest number of tokens.

@@ -46,7 +46,7 @@ fn obstacle(model: &Model, options: &SessionOptions) -> Option<&'static str> {
         (any(|attn| attn.latent.is_some()), "latent attention"),
         (any(|attn| attn.qk_norm == Some(QkNorm::PerHeadRotated)), "norms of keys after their rotation"),
         (policy.tiers.is_some(), "precision by age"),
-        (policy.k.bits() < 8, "keys of fewer than 8 bits"),
+        (options.kv_pressure.unwrap_or(policy.k).bits() < 8, "keys of fewer than 8 bits"),
     ];
     obstacles.into_iter().find(|(is_there, _)| *is_there).map(|(_, what)| what)
 }

@@ -18,6 +18,7 @@ const TYPE: &str = "session";
 /// Incremented when a file of the new form could be misread as one of the old.
 const VERSION: u32 = 1;
 const CHECKSUM: &str = "session.checksum";
+const PRECISION: &str = "session.precision";
 
 /// Tensors: tokens; 1 for each generated one; the number of filled positions, and 1 if the last token is still to be
 /// computed; logits; page tables, each preceded by its length; checkpoints, each with position, mark and number of
@@ -128,6 +129,9 @@ impl Session {
         if found != VERSION {
             return Err(StateError::Version { found, supported: VERSION });
         }
+        // A text that began under pressure has its own precision.
+        let precision = metadata.opt_str(PRECISION)?.unwrap_or_default();
+        self.seq.set_lower(precision == self.seq.layout(true).policy().to_string());
         let identity = identity(&self.seq);
         for (key, what, expected) in &identity {
             let found = metadata.str(key)?;
@@ -202,7 +206,7 @@ pub(super) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, Strin
         ("session.device", "instruction-set level or device", seq.device.clone()),
         ("session.arithmetic", "version of the arithmetic", ARITHMETIC_VERSION.to_string()),
         ("session.adapters", "set of adapters", hash(adapters(seq))),
-        ("session.precision", "precision of keys and values", seq.kv.policy().to_string()),
+        (PRECISION, "precision of keys and values", seq.kv.policy().to_string()),
         ("session.ropes", "rope scaling, which may depend on the context's size", hash(seq.rope.fingerprint())),
         ("session.exact", "arithmetic of prompts (exact)", seq.exact.to_string()),
     ]

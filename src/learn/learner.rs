@@ -2,6 +2,7 @@
 
 use super::experts::{Experts, Losses};
 use super::head::{Adapted, HeadRows, MAX_RANK};
+use super::layers::{CONTROL_TOKENS, Layers};
 use super::moments::{SLOTS, softmax};
 use super::optimiser::{HeadLearner, Rates};
 use crate::arch::Arch;
@@ -76,9 +77,10 @@ impl LearnerOptions {
         let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
         let whitened = control.max(recent).div_ceil(2);
         let whitening = 4 * (whitened * (n + whitened) + n);
+        let control_text = 8 * CONTROL_TOKENS as u64;
         let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
         let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
-        moments + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
+        moments + control_text + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
     }
 }
 
@@ -139,6 +141,7 @@ pub struct Learner {
     pub(crate) options: LearnerOptions,
     pub(crate) adapter: HeadLearner,
     pub(crate) experts: Experts,
+    pub(crate) layers: Layers,
     pub(crate) mean_reward: f32,
     pub(crate) n_rewards: u32,
     /// Losses of all tokens observed so far.
@@ -209,6 +212,7 @@ impl Learner {
             n_vocab: h.n_vocab,
             adapter: HeadLearner::new(options.rank, h.n_embd, h.n_vocab, finish, rates, sizes),
             experts: Experts::new(h.n_vocab, h.n_embd, options.cache_tokens, options.neighbours),
+            layers: Layers::default(),
             options,
             mean_reward: 0.0,
             n_rewards: 0,
@@ -265,9 +269,11 @@ impl Learner {
         self.adapter.control.len()
     }
 
-    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one.
+    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers the most that both can have,
+    /// as each is measured alone.
     pub fn divergence(&self) -> f64 {
-        self.adapter.divergence(self.adapter.head.scale)
+        let head = self.adapter.divergence(self.adapter.head.scale);
+        if self.layers.divergence == 0.0 { head } else { (head.sqrt() + self.layers.divergence.sqrt()).powi(2) }
     }
 
     /// Strength of the adapter; 0 while it changes nothing.
@@ -275,20 +281,24 @@ impl Learner {
         self.adapter.head.scale
     }
 
-    /// The adapter alone, as a change of the output head that any LoRA implementation can apply: `A`, and `W·B` in
-    /// place of `B`.
+    /// The adapter alone, as one that any LoRA implementation can apply: of the head, where `A`, and `W·B` in place of `B`,
+    /// change the output, and of inner layers, if [`Sona`](crate::sona::Sona) learnt one.
     ///
     /// # Errors
     /// If `model` is another one, nothing has been learnt yet, or what was learnt has no effect.
     pub fn to_adapter(&self, model: &Model) -> Result<Adapter, LearnError> {
         self.check(model)?;
         let head = &self.adapter.head;
-        let mut adapter = Adapter::empty(model);
-        let site = model.weights().output.w.site;
+        let inner = self.layers.adapter.as_deref().cloned();
         if head.is_idle() || head.wb.iter().all(|&x| x == 0.0) {
-            return Err(if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect });
+            let none = if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect };
+            return inner.ok_or(none);
         }
-        let b = head.wb.iter().map(|x| head.scale * x).collect();
+        let mut adapter = inner.unwrap_or_else(|| Adapter::empty(model));
+        let site = model.weights().output.w.site;
+        let term = Term::new(head.rank, head.a.clone(), head.wb.clone());
+        let factor = head.scale / adapter.scale(&term);
+        let b = head.wb.iter().map(|x| factor * x).collect();
         adapter.set_term(site, Term::new(head.rank, head.a.clone(), b));
         Ok(adapter)
     }

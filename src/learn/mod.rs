@@ -7,6 +7,7 @@ mod control;
 mod experts;
 mod head;
 mod knn;
+mod layers;
 mod learner;
 mod mixture;
 mod moments;

@@ -84,7 +84,8 @@ impl MemoryPlan {
 
 impl Session {
     /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound on forgetting holds
-    /// from the first token on, whatever a file contained.
+    /// from the first token on, whatever a file contained; only of inner layers, as of any adapter's file, what it says is
+    /// believed. If it has learnt in inner layers, or the one before has, the session is emptied.
     ///
     /// # Errors
     /// If the learner belongs to another model.
@@ -123,6 +124,9 @@ impl Session {
         self.refresh(&mut learner.adapter, slices)?;
         learner.adapter.reproject(self.model().arch(), slices);
         learner.adapter.limit(self.model().arch(), slices);
+        let adapter = learner.layers.adapter.clone();
+        learner.layers.attached = adapter.map(|adapter| self.attach(adapter, 1.0)).transpose()?;
+        drop(self.take_learner());
         self.set_hook(Box::new(learner));
         Ok(())
     }
@@ -155,7 +159,12 @@ impl Session {
 
     /// Detaches the learner; the session then computes as the model alone does.
     pub fn take_learner(&mut self) -> Option<Learner> {
-        self.take_hook().map(|learner| *learner)
+        let mut learner: Learner = *self.take_hook()?;
+        if let Some(id) = learner.layers.attached.take() {
+            // Somebody else may have detached it.
+            let _ = self.detach(id);
+        }
+        Some(learner)
     }
 
     /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them: each is scored
@@ -316,6 +325,7 @@ impl Session {
             learner.adapter.limit(arch, &mut Slices::whole());
             return read;
         }
+        learner.layers.add_control(tokens);
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
         let g = match &learner.rows {
             Some(rows) => {

@@ -1,17 +1,20 @@
 //! Saved learners: a GGUF file type of its own, so that reading is bounded and validated as it is for models, and
 //! writing leaves either the old file or the new one.
 
+use super::layers::{CONTROL_TOKENS, Layers};
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
 use super::optimiser::Evidence;
 use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
+use crate::lora::Adapter;
 use crate::model::Model;
 use crate::quant::DType;
 use bytemuck::Pod;
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::sync::Arc;
 
 const TYPE: &str = "learned";
 /// Incremented when a file of the new form could be misread as one of the old.
@@ -24,7 +27,7 @@ impl Learner {
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LearnError> {
-        let mut writer = self.writer();
+        let mut writer = self.writer()?;
         // It contains text of the user.
         writer.overwrite().private();
         Ok(writer.write(path)?)
@@ -35,7 +38,7 @@ impl Learner {
     /// # Errors
     /// If it exceeds the limits of a GGUF file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, LearnError> {
-        Ok(self.writer().to_bytes()?)
+        Ok(self.writer()?.to_bytes()?)
     }
 
     /// Loads what was learnt with a model.
@@ -54,7 +57,7 @@ impl Learner {
         Learner::from_gguf(&Gguf::from_bytes(bytes)?, model)
     }
 
-    fn writer(&self) -> Writer<'static> {
+    fn writer(&self) -> Result<Writer<'static>, LearnError> {
         let mut w = Writer::new();
         let (o, a, e) = (&self.options, &self.adapter, &self.experts);
         w.metadata("general.type", TYPE);
@@ -116,6 +119,12 @@ impl Learner {
         }
         put(&mut w, "neighbours.keys", &[n, tokens.len()], DType::F16, &keys);
         put(&mut w, "neighbours.tokens", &[tokens.len()], DType::I32, &tokens);
+        put(&mut w, "layers.control", &[self.layers.control.len()], DType::I32, &self.layers.control);
+        if let Some(adapter) = &self.layers.adapter {
+            let file = adapter.to_bytes()?;
+            put(&mut w, "layers.adapter", &[file.len()], DType::I8, &file);
+            put(&mut w, "layers.divergence", &[1], DType::F64, &[self.layers.divergence]);
+        }
         for (name, blend) in e.blends() {
             let numbers = blend.numbers();
             put(&mut w, name, &[numbers.len()], DType::F64, &numbers);
@@ -123,7 +132,7 @@ impl Learner {
         for (name, bayes) in [("mixture.switching", &e.switching), ("mixture.bayes", &e.bayes)] {
             put(&mut w, name, &[bayes.log_weights().len()], DType::F64, bayes.log_weights());
         }
-        w
+        Ok(w)
     }
 
     fn from_gguf(gguf: &Gguf, model: &Model) -> Result<Learner, LearnError> {
@@ -187,6 +196,15 @@ impl Learner {
         let keys: Vec<half::f16> =
             values(gguf, "neighbours.keys", n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
         keys.chunks_exact(n).zip(tokens).for_each(|(key, token)| e.neighbours.push(key, token));
+        let mut layers = Layers {
+            control: values(gguf, "layers.control", 1, 0..=CONTROL_TOKENS, DType::I32, known)?,
+            ..Default::default()
+        };
+        if let Some(t) = gguf.tensor("layers.adapter") {
+            layers.adapter = Some(Arc::new(Adapter::from_bytes(gguf.data(t).to_vec(), model)?));
+            layers.divergence =
+                values(gguf, "layers.divergence", 1, 1..=1, DType::F64, |x| (0.0..=f64::MAX).contains(x))?[0];
+        }
         for (name, blend) in e.blends_mut() {
             let numbers: Vec<f64> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F64, |x: &f64| x.is_finite())?;
             if !blend.restore(&numbers) {
@@ -204,6 +222,7 @@ impl Learner {
         if !learner.mean_reward.is_finite() {
             return Err(damaged("learned.mean_reward", learner.mean_reward));
         }
+        learner.set_layers(layers);
         Ok(learner)
     }
 }

@@ -38,6 +38,7 @@ pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
+pub(crate) use optimiser::{FIRST_STRENGTH, next_strength};
 pub use registry::AdapterRegistry;
 
 #[cfg(doc)]

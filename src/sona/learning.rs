@@ -47,6 +47,7 @@ pub struct SonaBuilder {
     quality_threshold: f32,
     deep_trigger_threshold: f64,
     instant_lr: Option<f32>,
+    inner_layers: bool,
     folder: FolderOptions,
     learner: LearnerOptions,
 }
@@ -107,6 +108,14 @@ impl SonaBuilder {
     #[must_use]
     pub fn instant_lr(mut self, rate: f32) -> Self {
         self.instant_lr = Some(rate);
+        self
+    }
+
+    /// Whether inner layers are adapted, too, by backpropagation: seven more prefills of what is learnt, in the background.
+    /// It takes control text of at least 1,024 tokens. Default: yes.
+    #[must_use]
+    pub fn inner_layers(mut self, on: bool) -> Self {
+        self.inner_layers = on;
         self
     }
 
@@ -220,6 +229,7 @@ impl Sona {
             quality_threshold: 0.5,
             deep_trigger_threshold: 100.0,
             instant_lr: None,
+            inner_layers: true,
             folder: FolderOptions::default(),
             learner: LearnerOptions::default(),
         }
@@ -252,16 +262,16 @@ impl Sona {
         Learner::clone(&self.state().learner)
     }
 
-    /// The version in effect as an adapter of the output head, for [`Request::adapter`](crate::exec::Request::adapter);
-    /// nothing while it changes nothing.
+    /// The version in effect as an adapter of the output head and of inner layers, for
+    /// [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing.
     ///
     /// # Errors
     /// If the learner belongs to another model.
     pub fn adapter(&self) -> Result<Option<Adapter>, LearnError> {
         let learner = Arc::clone(&self.state().learner);
         match learner.to_adapter(self.shared.engine.model()) {
-            Ok(adapter) if learner.scale() > 0.0 => Ok(Some(adapter)),
-            Ok(_) | Err(LearnError::NothingLearnt | LearnError::NoEffect) => Ok(None),
+            Ok(adapter) => Ok(Some(adapter)),
+            Err(LearnError::NothingLearnt | LearnError::NoEffect) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -346,7 +356,9 @@ impl Sona {
         let outcome = worker.session.calibrate(tokens);
         let learner = worker.session.take_learner();
         outcome?;
-        let learner = learner.ok_or(LearnError::NotLearning)?;
+        let mut learner = learner.ok_or(LearnError::NotLearning)?;
+        learner.learn_layers(&mut worker.session, &[], &mut |_| true)?;
+        let learner = ready(&mut worker.session, learner, None)?;
         self.begin_version(&mut worker, EventKind::Calibrated, learner)
     }
 
@@ -364,8 +376,9 @@ impl Sona {
     /// # Errors
     /// As [`Learner::open`], and if the folder cannot be written.
     pub fn import(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        let learner = Learner::open(path, self.shared.engine.model())?;
+        let mut learner = Learner::open(path, self.shared.engine.model())?;
         let mut worker = self.owner();
+        learner.learn_layers(&mut worker.session, &[], &mut |_| true)?;
         let learner = ready(&mut worker.session, learner, self.shared.options.instant_lr)?;
         self.begin_version(&mut worker, EventKind::Imported, learner)
     }
@@ -549,9 +562,7 @@ impl Sona {
             (state.pending.iter().take(BATCH).cloned().collect::<Vec<_>>(), Arc::clone(&state.learner))
         };
         let mut pause = |took| !self.has_owner() && pause(took);
-        let Some(outcome) =
-            learn_batch(&mut worker, &batch, &before, self.shared.options.quality_threshold, &mut pause)?
-        else {
+        let Some(outcome) = learn_batch(&mut worker, &batch, &before, &self.shared.options, &mut pause)? else {
             return Ok(false);
         };
         let Outcome { kind, candidate, working, mut event } = outcome;
@@ -607,16 +618,16 @@ fn learn_batch(
     worker: &mut Worker,
     batch: &[Trajectory],
     before: &Arc<Learner>,
-    threshold: f32,
+    options: &SonaBuilder,
     pause: Pause<'_>,
 ) -> Result<Option<Outcome>, Error> {
-    let lessons: Vec<(&Trajectory, Range<usize>)> =
-        batch.iter().map(|found| (found, found.lesson(threshold))).filter(|(_, lesson)| !lesson.is_empty()).collect();
+    let lessons = batch.iter().map(|found| (found, found.lesson(options.quality_threshold)));
+    let lessons: Vec<(&Trajectory, Range<usize>)> = lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
     let is_judged = |i: &usize| i % JUDGED == JUDGED - 1;
     let (judged, learnt): (Vec<usize>, Vec<usize>) = (0..lessons.len()).partition(is_judged);
     let Worker { session, working } = worker;
-    let mut read = |learner: &Arc<Learner>, which: &[usize], learns: bool, pause: Pause<'_>| {
-        let mut learner = Learner::clone(learner);
+    let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, pause: Pause<'_>| {
+        let mut learner = learner.clone();
         let mut losses = Losses::default();
         for &i in which {
             let (trajectory, lesson) = &lessons[i];
@@ -630,10 +641,25 @@ fn learn_batch(
         }
         Ok(Some((learner, losses)))
     };
-    let Some((candidate, _)) = read(working, &learnt, true, pause)? else { return Ok(None) };
+    let texts = |which: &[usize]| -> Vec<(&[u32], Range<usize>)> {
+        which.iter().map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone())).collect()
+    };
+    let mut learner = Learner::clone(working);
+    // What nothing can judge is not learnt in inner layers.
+    let has_layers = options.inner_layers && !judged.is_empty();
+    if has_layers && !learner.learn_layers(session, &texts(&learnt), pause)? {
+        return Ok(None);
+    }
+    let Some(evidence) = learner.evidence_of_layers(before, session, &texts(&judged), pause)? else { return Ok(None) };
+    // What is not supported yet is learnt on without effect, unless text speaks against it.
+    let layers = if evidence.sum >= 0.0 { learner.layers.clone() } else { before.layers.clone() };
+    if evidence.verdict() != Some(true) {
+        learner.set_layers(before.layers.clone());
+    }
+    let Some((candidate, _)) = read(session, &learner, &learnt, true, pause)? else { return Ok(None) };
     let candidate = Arc::new(candidate);
-    let Some((_, with)) = read(&candidate, &judged, false, pause)? else { return Ok(None) };
-    let Some((_, without)) = read(before, &judged, false, pause)? else { return Ok(None) };
+    let Some((_, with)) = read(session, &candidate, &judged, false, pause)? else { return Ok(None) };
+    let Some((_, without)) = read(session, before, &judged, false, pause)? else { return Ok(None) };
     // What is in effect when text is generated.
     let loss = |losses: Losses| {
         let total = if candidate.options().generate_with_mixture { losses.mixture } else { losses.adapter };
@@ -645,11 +671,23 @@ fn learn_batch(
         Some(std::cmp::Ordering::Equal) if is_bounded => EventKind::Unchanged,
         _ => EventKind::Refused,
     };
-    let is_harmful = !is_bounded || loss(with).0 > with.base || !loss(with).0.is_finite();
-    let from = if kind == EventKind::Refused && is_harmful { before } else { &candidate };
+    // With nothing learnt, in inner layers either.
+    let is_harmful = if kind == EventKind::Refused && is_bounded && loss(with).0.is_finite() {
+        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, pause)? else { return Ok(None) };
+        loss(with).0 > alone.base
+    } else {
+        kind == EventKind::Refused
+    };
+    let from = if is_harmful { before } else { &candidate };
     // Judged once, the rest is learnt, too, unless it is what spoke against the candidate.
     let rest = if kind == EventKind::Refused { &[] } else { &judged[..] };
-    let Some((next, _)) = read(from, rest, true, pause)? else { return Ok(None) };
+    let Some((mut next, _)) = read(session, from, rest, true, pause)? else { return Ok(None) };
+    if !is_harmful {
+        next.set_layers(layers);
+        if has_layers && !next.learn_layers(session, &texts(rest), pause)? {
+            return Ok(None);
+        }
+    }
     let mut sessions: Vec<u64> = lessons.iter().map(|(found, _)| session_hash(&found.session_id)).collect();
     sessions.sort_unstable();
     sessions.dedup();

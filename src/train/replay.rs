@@ -1,14 +1,12 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::error::Error;
-use crate::exec::{AdapterId, Session, cross_entropy, divergence};
-use crate::lora::Gradients;
+use crate::exec::{AdapterId, Session, cross_entropy, divergence, log_sum};
+use crate::lora::{FIRST_STRENGTH, Gradients, next_strength};
 use std::ops::Range;
 
 /// Tokens of a window of control text.
 const WINDOW: usize = 128;
-/// Initial weight of the divergence in the loss.
-const FIRST_STRENGTH: f32 = 8.0;
 /// Fraction of the bound that the divergence must stay below on text that is replayed: on other text it is larger.
 const SHARE: f64 = 0.7;
 
@@ -58,8 +56,7 @@ impl Replay {
         log_p.clear();
         self.base.clear();
         self.base.prefill_each(text, 0, |_, logits| {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln();
+            let lse = log_sum(logits);
             log_p.extend(logits.iter().map(|l| l - lse));
         })?;
         Ok(())
@@ -83,9 +80,7 @@ impl Replay {
         session.clear();
         let tokens = &self.text[window.start..window.end - 1];
         let mean = session.gradient(id, tokens, 0, &objective, gradients)? / f64::from(self.strength);
-        // The weight rises while the bound is broken, and falls at the same rate while it is not.
-        let excess = mean / (SHARE * max_divergence).max(1e-9) - 1.0;
-        self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0);
+        self.strength = next_strength(self.strength, mean, SHARE * max_divergence);
         Ok(())
     }
 

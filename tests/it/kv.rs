@@ -6,7 +6,7 @@ use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_BLOCK, KvType};
-use ruvllm::exec::{KvPolicy, KvTiers, Probe, SessionOptions, Tap};
+use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, PrefixOptions, Probe, SessionOptions, Tap};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
 
@@ -269,6 +269,85 @@ fn policies_that_make_no_sense_are_refused() {
     wrong = options(KvPolicy { tiers: Some(KvTiers { recent: 300, middle: 200 }), ..KvPolicy::default() });
     let error = model.session_with(&wrong).unwrap_err();
     assert!(matches!(error, SessionError::Option { option: "kv_tiers.middle", value: 200, .. }), "{error}");
+}
+
+/// A text that begins while others have more than 85 % of the pool has the precision that its options ask for then, and all
+/// bits of that precision: alone, from the prefix cache, and from a file. What began before keeps its own.
+#[test]
+fn pressure_lowers_the_precision_of_what_begins() {
+    let model = model(Tiny::Llama);
+    let page = 2 * 2 * 2 * 64 * 32;
+    let engine = Engine::new(&model, &EngineOptions { kv_budget: Some(40 * page), ..Default::default() }).unwrap();
+    let (usual, lower) = (KvPolicy::default(), KvType::Q8.into());
+    let prefix = PrefixOptions::from(CacheMode::On);
+    let pressed = SessionOptions { kv_pressure: Some(KvType::Q8), prefix, ..options(usual) };
+    let begin = |text: &[u32]| {
+        let mut session = engine.session_with(&pressed).unwrap();
+        let logits = session.prefilled(text);
+        (session, logits)
+    };
+    let text = tokens(100, 2);
+    let (first, logits) = begin(&text);
+    assert_eq!((first.kv_policy(), &logits), (usual, &fresh(&model, usual, &text)));
+    drop(first);
+    engine.pool().clear_prefixes();
+    // 34 of 40 pages are not above the mark, 35 are.
+    let (mut large, _) = begin(&tokens(34 * 64, 1));
+    assert_eq!((begin(&text[..1]).0.kv_policy(), engine.pool().prefixes().evictions), (usual, 0));
+    large.prefill(&[1]).unwrap();
+    let (mut small, logits) = begin(&text);
+    assert_eq!((small.kv_policy(), small.memory().kv.of(KvType::F16), large.kv_policy()), (lower, 0, usual));
+    assert_eq!(logits, fresh(&model, lower, &text));
+    assert_ne!(logits, fresh(&model, usual, &text));
+    // A file has the precision of its text.
+    let saved = small.to_bytes().unwrap();
+    let next = small.decoded(5);
+    let mut loaded = engine.session_with(&pressed).unwrap();
+    loaded.load_bytes(saved.clone()).unwrap();
+    assert_eq!((loaded.kv_policy(), loaded.decoded(5)), (lower, next.clone()));
+    drop(loaded);
+    let error = engine.session_with(&options(usual)).unwrap().load_bytes(saved).unwrap_err();
+    assert!(error.to_string().contains("precision of keys and values"), "{error}");
+    // Others find it under its precision alone, and it finds itself when it was unloaded.
+    small.rewind(100).unwrap();
+    small.unload();
+    assert_eq!((small.decoded(5), small.kv_policy()), (next, lower));
+    drop(small);
+    let (again, same) = begin(&text);
+    assert_eq!((again.kv_policy(), again.cached_tokens().prompt, same), (lower, 99, logits));
+    drop(again);
+    let plain = SessionOptions { kv_pressure: None, ..pressed.clone() };
+    let mut other = engine.session_with(&plain).unwrap();
+    other.prefill(&text).unwrap();
+    assert_eq!((other.kv_policy(), other.cached_tokens().total()), (usual, 0));
+    drop(other);
+    // What is cached in the usual precision is taken, and when others are gone, what begins has it, too.
+    let (same, _) = begin(&text);
+    assert_eq!((same.kv_policy(), same.cached_tokens().prompt), (usual, 99));
+    drop((same, large));
+    let (mut session, _) = begin(&tokens(90, 4));
+    assert_eq!(session.kv_policy(), usual);
+    session.clear();
+    assert_eq!(session.prefilled(&text), fresh(&model, usual, &text));
+
+    for (policy, pressure) in [
+        (usual, KvType::F16),
+        (usual, KvType::F32),
+        (KvType::Q8.into(), KvType::Q8),
+        (KvPolicy { v: KvType::Q4, ..usual }, KvType::Q8),
+        (KvPolicy { tiers: Some(NEAR), ..usual }, KvType::Q8),
+    ] {
+        let wrong = SessionOptions { kv_pressure: Some(pressure), ..options(policy) };
+        let error = model.session_with(&wrong).unwrap_err();
+        assert!(
+            matches!(error, SessionError::PressureNotLower { pressure: named, .. } if named == pressure),
+            "{error}"
+        );
+        let right = SessionOptions { kv_pressure: Some(KvType::Q4), ..options(policy) };
+        assert!(model.session_with(&right).is_ok(), "{policy}");
+    }
+    let shifts = SessionOptions { context_shift: Some(64), kv_pressure: Some(KvType::Q4), ..options(usual) };
+    assert!(matches!(model.session_with(&shifts), Err(SessionError::NoShift { .. })));
 }
 
 /// By hand: two layers of two KV heads of 16, which are one group of 32. A row takes 32 bytes in f16, 34 in q8 (16 of upper

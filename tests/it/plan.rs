@@ -3,9 +3,11 @@
 use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::exec::{Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, SessionOptions};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, SessionOptions,
+};
 use ruvllm::gguf::Gguf;
-use ruvllm::lora::Adapter;
+use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, Residence};
 use ruvllm::quant::DType;
 use ruvllm::{ModelError, SessionError};
@@ -88,6 +90,71 @@ fn adapters_are_planned() {
     assert!(plan.buffers > bare.buffers);
     let [_, buffers, _] = taken(&model, &options);
     assert!(20 * plan.buffers.abs_diff(buffers) <= buffers, "{buffers}, planned {}", plan.buffers);
+}
+
+/// Buffers and rows that gradients of adapters take, of all matrices and of the last layer's, at the end of a context; and the
+/// adapters themselves, as the pool counts them.
+#[test]
+fn gradients_are_planned() {
+    let mut n_planned = 0;
+    for tiny in Tiny::SHAPES {
+        let model = tiny.model(DType::Q8_0);
+        let last = model.hparams().n_layer - 1;
+        for (n_past, lowest, rank) in [(0, 0, 4), (40, last, 8)] {
+            let adapter = Adapter::zeros(&model, rank, 1, |site| site.layer().is_some_and(|layer| layer >= lowest));
+            let adapter = Arc::new(adapter.unwrap());
+            let (n, session, n_threads) = (120 - n_past, session(120), NonZeroUsize::new(2));
+            let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() }).unwrap();
+            let mut found = engine.session_with(&session).unwrap();
+            let id = found.attach(Arc::clone(&adapter), 1.0).unwrap();
+            let text = tokens(121);
+            if n_past > 0 {
+                found.prefill(&text[..n_past]).unwrap();
+            }
+            let (weights, mut gradients) = (vec![1.0; n], Gradients::zeros(&adapter));
+            let outcome = found.nll_gradient(id, &text[n_past..120], &text[n_past + 1..], &weights, &mut gradients);
+            let options =
+                PlanOptions { adapters: vec![Arc::clone(&adapter)], n_gradient: n, n_threads, ..session.into() };
+            let plan = model.memory_plan(&options).unwrap();
+            if outcome.is_err() {
+                assert_eq!(plan.gradients, 0, "{tiny:?}");
+                continue;
+            }
+            n_planned += 1;
+            let memory = engine.memory();
+            let taken = [found.memory().gradients + adapter.bytes(), memory.buffers, memory.adapters];
+            let planned = [plan.gradients, plan.buffers, plan.adapters];
+            for (i, (planned, taken)) in planned.into_iter().zip(taken).enumerate() {
+                assert!(20 * planned.abs_diff(taken) <= taken, "{tiny:?} {n_past}: {i}: {taken}, planned {planned}");
+            }
+        }
+    }
+    assert!(n_planned > 4);
+}
+
+/// A prefix cache that was filled, beside sequences that fill their contexts; a limit does not count it.
+#[test]
+fn prefix_caches_are_planned() {
+    for kv_type in [KvType::F16, KvType::Q4] {
+        let model = Tiny::Llama.model(DType::Q8_0);
+        let options = SessionOptions { kv_type, prefix: CacheMode::On.into(), ..session(512) };
+        let prefix_budget = 1 << 20;
+        let plan = PlanOptions { n_sequences: 2, prefix_budget, ..options.clone().into() };
+        let plan = model.memory_plan(&plan).unwrap();
+        let with_budget = EngineOptions { prefix_budget: Some(prefix_budget), ..Default::default() };
+        let engine = Engine::new(&model, &with_budget).unwrap();
+        for i in 0..40 {
+            let text = [&[i][..], &tokens(499)].concat();
+            engine.session_with(&options).unwrap().prefill(&text).unwrap();
+        }
+        let cold = SessionOptions { prefix: CacheMode::Off.into(), ..options };
+        let mut sessions = [0; 2].map(|_| engine.session_with(&cold).unwrap());
+        sessions.iter_mut().for_each(|session| session.prefill(&tokens(512)).unwrap());
+        let stats = engine.pool().stats();
+        let (taken, planned) = (stats.used + stats.free, plan.kv + plan.prefixes);
+        assert!(20 * planned.abs_diff(taken) <= taken, "{kv_type}: {taken}, planned {planned}");
+        assert_eq!((plan.prefixes, plan.total() - plan.needed()), (prefix_budget, prefix_budget));
+    }
 }
 
 /// A download that has just begun tells the same as the whole file.

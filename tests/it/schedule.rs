@@ -4,8 +4,8 @@ use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Finish, KvTiers, ModelDrafter, Observer, Piece, Request, RequestId, Schedule,
-    ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
+    CacheMode, Engine, EngineOptions, Finish, KvTiers, KvType, ModelDrafter, Observer, Piece, Request, RequestId,
+    Schedule, ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, AdapterRegistry};
@@ -74,9 +74,11 @@ type Answer = (Vec<Piece>, StopReason, usize);
 impl Case {
     /// Number `i` of many that differ in all there is.
     fn numbered(i: usize) -> Case {
-        let text = TEXTS[i % TEXTS.len()].repeat(1 + i % 3);
+        let mut prompt = tokens(&TEXTS[i % TEXTS.len()].repeat(1 + i % 3));
+        let n = prompt.len();
+        prompt.rotate_left(i / 32 % n);
         Case {
-            prompt: tokens(&text),
+            prompt,
             sampler: if i.is_multiple_of(3) { greedy() } else { sampled(i as u64) },
             max_tokens: [40, 1, 90, 17, 0, 64][i % 6],
             stop: if i % 4 == 1 { vec!["the ".into(), ".\n".into()] } else { vec![] },
@@ -312,7 +314,7 @@ fn who_was_preempted_answers_the_same() {
 /// they leave nothing in the prefix cache.
 #[test]
 fn drafts_change_no_answer() {
-    let n = 32;
+    let (n, n_parallel): (_, &[usize]) = if long() { (1000, &[1, 2, 4, 8, 16, 32, 64]) } else { (32, &[16]) };
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
     let budget = Some(page_bytes(longest));
@@ -328,27 +330,29 @@ fn drafts_change_no_answer() {
             _ => Speculation::by(Oracle::new(text(), 50)).and(Scatter(2)),
         }
     };
-    for (kv_budget, n_batch, cache) in [
-        (None, 512, CacheMode::Off),
-        (None, 512, CacheMode::On),
-        (budget, 512, CacheMode::Off),
-        (budget, 9, CacheMode::Off),
-        (budget.map(|budget| 2 * budget), 32, CacheMode::On),
-    ] {
+    let of_sizes = n_parallel.iter().map(|&n_parallel| (None, 512, CacheMode::Off, n_parallel));
+    for (kv_budget, n_batch, cache, n_parallel) in of_sizes.chain([
+        (None, 512, CacheMode::On, 16),
+        (budget, 512, CacheMode::Off, 16),
+        (budget, 9, CacheMode::Off, 16),
+        (budget.map(|budget| 2 * budget), 32, CacheMode::On, 16),
+    ]) {
         for drafts in [false, true] {
             let (engine, log) = (engine(2, kv_budget), Log::default());
             let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
-            let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+            let options = ScheduleOptions { session, n_parallel, n_pieces: 1000, ..Default::default() };
             let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
             let mut streams = Vec::new();
             for i in 0..n {
                 let request = Case::numbered(i).request().priority((i % 4) as i32);
                 let request = if drafts { request.speculate(speculation(i)) } else { request };
                 streams.push(schedule.submit(request).unwrap());
-                steps(&mut schedule, 3);
+                // Where many are to run at once, they come at once; and as long as prompts come, nobody drafts.
+                steps(&mut schedule, if n_parallel > 16 { 0 } else { 3 });
+                while i % 64 == 63 && schedule.step() {}
             }
             while schedule.step() {}
-            all_are(&expected, &mut streams, &format!("{kv_budget:?} {cache:?} {drafts}"));
+            all_are(&expected, &mut streams, &format!("{kv_budget:?} {cache:?} {n_parallel} {drafts}"));
             let stats: Vec<_> = streams.iter().map(|stream| stream.finish().unwrap().drafts).collect();
             let n_accepted: usize = stats.iter().map(|stats| stats.n_accepted).sum();
             let n_drafted: usize = stats.iter().map(|stats| stats.n_drafted).sum();
@@ -359,7 +363,7 @@ fn drafts_change_no_answer() {
         }
     }
     // Each alone, so that who ends first does not count: what it leaves to others.
-    for i in 0..n {
+    for i in 0..n.min(100) {
         let left = |request: Request| {
             let engine = engine(1, None);
             let session = SessionOptions { prefix: CacheMode::On.into(), ..session_options(600, 512) };
@@ -557,13 +561,13 @@ fn tenants_do_not_see_each_other() {
     assert!(cached("one") > 0 && cached("") > 0);
 }
 
-/// One row for each that decodes, and prompts in chunks beside them: nobody waits for a whole prompt.
+/// One row for each that decodes, and between them a layer of some rows of a prompt: nobody waits for a whole prompt.
 #[test]
 fn prompts_do_not_stop_who_decodes() {
     let engine = engine(1, None);
     let options = ScheduleOptions {
         session: session_options(1000, 512),
-        // No time at all: the least chunks.
+        // No time at all: the least rows, a layer at a time.
         max_itl: Some(Duration::ZERO),
         ..Default::default()
     };
@@ -572,19 +576,70 @@ fn prompts_do_not_stop_who_decodes() {
     let mut pieces = Vec::new();
     (0..10).for_each(|_| assert!(schedule.step()));
     assert!(drain(&mut decoding, &mut pieces).is_none());
-    let prompt = tokens(&TEXTS[1].repeat(6));
-    let least = if MODEL.arch().gemm_few(MODEL.main_type()) < 8 { 16 } else { 8 };
-    let n_passes = prompt.len().div_ceil(least);
+    let prompt = tokens(&TEXTS[1].repeat(2));
+    let n_passes = prompt.len().div_ceil(16) * MODEL.hparams().n_layer;
     let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
     pieces.clear();
     for _ in 1..n_passes {
         schedule.step();
         assert!(drain(&mut long, &mut Vec::new()).is_none());
+        assert!(drain(&mut decoding, &mut pieces).is_none());
     }
-    assert!(drain(&mut decoding, &mut pieces).is_none());
     assert!(pieces.len() + 3 >= n_passes - 1, "{} pieces in {n_passes} passes", pieces.len());
     schedule.step();
     assert!(matches!(drain(&mut long, &mut Vec::new()), Some(Ok(finish)) if finish.reason == StopReason::MaxTokens));
+}
+
+/// In models of every architecture prompts that are computed layer by layer, two at once, end as sessions alone do; and if
+/// one of them goes away in the middle, the other begins anew.
+#[test]
+fn prompts_are_computed_layer_by_layer() {
+    let mut n = 0;
+    for shapes in crate::mutants::models() {
+        let bare = open(shapes.parts().gguf()).unwrap();
+        let h = bare.hparams();
+        if h.attention().any(|attn| !attn.causal) || h.classifier.is_some() || h.n_layer < 2 {
+            continue;
+        }
+        let mut parts = shapes.parts();
+        crate::mtp::set_vocabulary(&mut parts, bare.hparams().n_vocab);
+        let model = open(parts.gguf()).unwrap_or_else(|e| panic!("{}: {e}", shapes.name));
+        let n_vocab = model.hparams().n_vocab as u32;
+        let session = session_options(model.hparams().n_ctx_train.min(120), 512);
+        let prompt = |seed: u32, n: u32| (0..n).map(|i| (i * i + seed) % n_vocab).collect::<Vec<u32>>();
+        let prompts = [prompt(1, 3), prompt(2, 37), prompt(3, 22), prompt(4, 19)];
+        let alone = |prompt: &[u32]| {
+            let mut session = run::engine(&model, 1).session_with(&session).unwrap();
+            let mut sampler = sampled(1);
+            let generation = session.generate_from(prompt, &mut sampler).unwrap().max_tokens(60);
+            generation.map(|piece| piece.unwrap().token).collect::<Vec<u32>>()
+        };
+        let options = ScheduleOptions {
+            session: session.clone(),
+            max_itl: Some(Duration::ZERO),
+            n_pieces: 100,
+            ..Default::default()
+        };
+        let mut schedule = Schedule::new(&run::engine(&model, 2), &options).unwrap();
+        let submit = |schedule: &mut Schedule, i: usize| {
+            schedule.submit(Request::new(prompts[i].clone(), sampled(1)).max_tokens(60)).unwrap()
+        };
+        let first = submit(&mut schedule, 0);
+        steps(&mut schedule, 4);
+        let (second, third) = (submit(&mut schedule, 1), submit(&mut schedule, 2));
+        steps(&mut schedule, 1);
+        let fourth = submit(&mut schedule, 3);
+        steps(&mut schedule, model.hparams().n_layer * 2 + 1);
+        third.cancel();
+        while schedule.step() {}
+        for (i, stream) in [(0, first), (1, second), (3, fourth)] {
+            let tokens: Vec<u32> = stream.map(|piece| piece.unwrap().token).collect();
+            assert_eq!(tokens, alone(&prompts[i]), "{} {i}", shapes.name);
+        }
+        drop(third);
+        n += 1;
+    }
+    assert!(n > 80, "{n}");
 }
 
 #[test]
@@ -669,6 +724,75 @@ fn slow_readers_pause_themselves_alone() {
         let finish = ended.unwrap().unwrap();
         assert_eq!((pieces, finish.reason, finish.n_generated), slow.alone(&session));
     }
+}
+
+/// With both texts the pool has room to spare, but more than 85 % of it in use: who waits for its reader leaves its pages to
+/// the prefix cache, and answers the same.
+#[test]
+fn who_waits_for_its_reader_gives_pages_back() {
+    let case = |seed| Case { max_tokens: 60, stop: vec![], logprobs: None, adapter: None, ..Case::numbered(seed) };
+    let (slow, fast) = (case(1), case(4));
+    let page = page_bytes(1);
+    let of_slow = page_bytes(slow.prompt.len() + 8);
+    let budget = of_slow + page_bytes(fast.prompt.len() + 60);
+    for (cache, n) in [(CacheMode::On, 1), (CacheMode::Off, 0)] {
+        let (engine, log) = (engine(2, Some(budget)), Log::default());
+        let session = SessionOptions { prefix: cache.into(), ..session_options(600, 512) };
+        let options = ScheduleOptions { session: session.clone(), n_pieces: 6, ..Default::default() };
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let mut one = schedule.submit(slow.request()).unwrap();
+        while schedule.step() {}
+        assert_eq!(engine.pool().stats().used, of_slow);
+        let mut other = schedule.submit(fast.request()).unwrap();
+        let (mut pieces, mut ended) = (Vec::new(), None);
+        while ended.is_none() {
+            assert!(schedule.step());
+            ended = drain(&mut other, &mut pieces);
+            assert!(n == 0 || engine.pool().stats().used <= budget * 85 / 100 + page);
+        }
+        assert_eq!(log.count(Event::Preempted), n, "{cache:?}");
+        let alone = SessionOptions { prefix: CacheMode::Off.into(), ..session };
+        assert_eq!(pieces, fast.alone(&alone).0);
+        let (mut pieces, mut ended) = (Vec::new(), None);
+        while ended.is_none() {
+            ended = drain(&mut one, &mut pieces);
+            while schedule.step() {}
+        }
+        assert_eq!(pieces, slow.alone(&alone).0);
+    }
+}
+
+/// On a small pool some texts begin under pressure. Each is, whole, what a session of its precision alone answers, also when it
+/// was preempted.
+#[test]
+fn texts_that_begin_under_pressure_have_one_precision() {
+    let n = 24;
+    let types = [KvType::F16, KvType::Q4].map(|kv_type| SessionOptions { kv_type, ..session_options(600, 512) });
+    let expected = types.map(|options| answers_alone(n, &options));
+    let (mut counts, mut n_preempted) = ([0; 2], 0);
+    for cache in [CacheMode::Off, CacheMode::On] {
+        let log = Log::default();
+        let session =
+            SessionOptions { kv_pressure: Some(KvType::Q4), prefix: cache.into(), ..session_options(600, 64) };
+        let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+        let engine = engine(2, Some(2 * page_bytes(300)));
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let mut streams = Vec::new();
+        for i in 0..n {
+            streams.push(schedule.submit(Case::numbered(i).request()).unwrap());
+        }
+        while schedule.step() {}
+        for (i, stream) in streams.iter_mut().enumerate() {
+            let answer = answer(stream);
+            let found = expected.iter().position(|answers| answers[i] == answer);
+            counts[found.unwrap_or_else(|| panic!("request {i} is of neither precision"))] += 1;
+        }
+        n_preempted += log.count(Event::Preempted);
+        engine.pool().clear_prefixes();
+        assert_eq!(engine.pool().stats().n_pages, 0);
+    }
+    eprintln!("{counts:?} of both precisions, {n_preempted} preempted");
+    assert!(counts.iter().all(|&n| n > 2) && n_preempted > 2, "{counts:?}, {n_preempted} preempted");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::exec::{Engine, EngineOptions};
+use ruvllm::exec::{Engine, EngineOptions, Session};
 use ruvllm::learn::LearnerOptions;
+use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
@@ -75,8 +76,9 @@ fn teach(sona: &Sona, session: &str, n: u64) {
     }
 }
 
+/// As much as inner layers take.
 fn control() -> Vec<u32> {
-    chance(5, N_VOCAB).take(200).collect()
+    chance(5, N_VOCAB).take(1200).collect()
 }
 
 fn all(folder: &SonaFolder) -> Vec<Trajectory> {
@@ -220,6 +222,59 @@ fn poison_takes_no_effect() {
     let is_unchanged = sona.learner().to_bytes().unwrap() == learnt;
     assert!(is_unchanged || sona.adapter().unwrap().is_none(), "{event:?}");
     assert!(event.divergence <= LearnerOptions::default().max_divergence);
+}
+
+/// Inner layers learn within the bound, what the order of words teaches; unless they are left alone.
+#[test]
+fn inner_layers_learn() {
+    let engine = engine();
+    let learnt = |inner_layers: bool, shuffled: bool| {
+        let folder = Folder::new();
+        let learner = LearnerOptions { control_tokens: 1024, ..Default::default() };
+        let sona = builder().learner(learner).inner_layers(inner_layers).open(&folder.0, &engine).unwrap();
+        sona.calibrate(&control()).unwrap();
+        for seed in 0..40 {
+            let mut tokens = phrases(seed, PHRASES);
+            if shuffled {
+                let mut rng = chance(seed, tokens.len());
+                (0..tokens.len()).for_each(|i| tokens.swap(i, rng.next().unwrap() as usize));
+            }
+            sona.record(request("a", tokens)).unwrap();
+        }
+        sona.work().unwrap();
+        let (_, before, after) = sona.history().pop().unwrap().judged;
+        (sona.adapter().unwrap(), sona.learner().divergence(), after - before)
+    };
+    let has_layers = |adapter: &Adapter| adapter.terms().any(|(site, _)| adapter.sites()[site].layer().is_some());
+    assert!(!has_layers(&learnt(false, false).0.unwrap()));
+    let (both, told, change) = learnt(true, false);
+    let both = both.unwrap();
+    let bound = LearnerOptions::default().max_divergence;
+    assert!(has_layers(&both) && change < -0.01 && told <= bound, "{change} {told}");
+    assert!(!learnt(true, true).0.is_some_and(|adapter| has_layers(&adapter)));
+    // The mean divergence on control text of both together, from ln p of all tokens.
+    let mut session = engine.session().unwrap();
+    let predicted = |session: &mut Session| {
+        let mut all = Vec::new();
+        for window in control().chunks(64) {
+            session.clear();
+            session
+                .prefill_each(window, 0, |_, logits| {
+                    let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+                    all.push(logits.iter().map(|&x| f64::from(x) - sum.ln()).collect::<Vec<_>>());
+                })
+                .unwrap();
+        }
+        all
+    };
+    let alone = predicted(&mut session);
+    session.attach(both.into(), 1.0).unwrap();
+    let adapted = predicted(&mut session);
+    let divergences =
+        alone.iter().zip(&adapted).map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
+    let mean = divergences.sum::<f64>() / alone.len() as f64;
+    // Head and layers are held to it on a part of the text each.
+    assert!(mean > 0.0 && mean < 1.5 * bound, "{mean}");
 }
 
 /// An answer is learnt if it was rated well, its prompt if it was not rated, nothing of what was rated badly.
@@ -447,9 +502,9 @@ fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
 #[test]
 #[ignore = "measures"]
 fn streams_in_turns() {
-    use ruvllm::exec::{AdapterId, Probe, Session, SessionOptions, Tap};
+    use ruvllm::exec::{AdapterId, Probe, SessionOptions, Tap};
     use ruvllm::learn::Learner;
-    use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, merge_adapters};
+    use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
     use std::sync::Arc;
     const BLOCK: usize = 2000;
     const REQUEST: usize = 128;
@@ -489,21 +544,50 @@ fn streams_in_turns() {
         losses
     };
 
-    // What ships: recorded, learnt in the background, in effect through the gate.
-    for shuffled in [false, true] {
+    // The model alone.
+    let mut plain = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+    plain.set_learner(Learner::new(model, &LearnerOptions::default()).unwrap()).unwrap();
+    let alone: Vec<f64> = requests.iter().map(|(.., request)| score(&mut plain, request).base).collect();
+    let windows: Vec<&[u32]> = unknown.chunks(REQUEST).filter(|window| window.len() > 1).collect();
+    let control_alone: Vec<f64> = windows.iter().map(|window| score(&mut plain, window).base).collect();
+
+    // The instant loop alone.
+    let mut instant = session(&LearnerOptions::default());
+    let (mut instant_alone, mut n_tokens) = (Vec::new(), Vec::new());
+    for (_, is_first, request) in &requests {
+        instant.clear();
+        let found = instant.observe(request).unwrap();
+        if !is_first {
+            instant_alone.push([found.adapter, found.mixture]);
+            n_tokens.push(found.n);
+        }
+    }
+
+    // What ships: recorded, learnt in the background, in effect through the gate; the head alone first. Beside it a session that
+    // goes on learning at once from each version.
+    let mut head_alone: Option<Vec<f64>> = None;
+    for (inner_layers, shuffled) in [(false, false), (true, false), (true, true)] {
         let folder = Folder::new();
-        let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+        let sona = Sona::builder().inner_layers(inner_layers).open(&folder.0, &engine).unwrap();
+        let mut found = Vec::new();
+        let mut both = Vec::new();
         sona.calibrate(known).unwrap();
+        let mut learning = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
         let mut judge = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
         let (mut changes, mut sizes, mut generation) = (vec![Vec::new(); 3], vec![Vec::new(); 3], u64::MAX);
         for (n, (i, is_first, request)) in requests.iter().enumerate() {
             if sona.generation() != generation {
                 judge.set_learner(sona.learner()).unwrap();
+                learning.set_learner(sona.learner()).unwrap();
                 generation = sona.generation();
             }
             let losses = score(&mut judge, request);
+            learning.clear();
+            let at_once = learning.observe(request).unwrap();
             if !is_first {
-                changes[*i].push(losses.adapter - losses.base);
+                changes[*i].push(losses.adapter - alone[n]);
+                found.push(losses.adapter);
+                both.push([at_once.adapter, at_once.mixture]);
                 sizes[*i].push(losses.n);
             }
             let mut tokens = request.to_vec();
@@ -523,14 +607,21 @@ fn streams_in_turns() {
             }
         }
         for (i, name) in ["river", "docs", "bakery"].into_iter().enumerate() {
-            shown(&format!("sona, shuffled {shuffled}, {name}"), &changes[i], &sizes[i]);
+            shown(&format!("sona, layers {inner_layers}, shuffled {shuffled}, {name}"), &changes[i], &sizes[i]);
         }
-        shown(&format!("sona, shuffled {shuffled}, all"), &changes.concat(), &sizes.concat());
+        shown("  all", &changes.concat(), &sizes.concat());
+        let head = head_alone.get_or_insert_with(|| found.clone());
+        let more: Vec<f64> = found.iter().zip(head.iter()).map(|(a, b)| a - b).collect();
+        shown("  all, against the head alone", &more, &n_tokens);
+        for (which, what) in ["adapter", "mixture"].into_iter().enumerate() {
+            let more: Vec<f64> = both.iter().zip(&instant_alone).map(|(a, b)| a[which] - b[which]).collect();
+            shown(&format!("  with the instant loop, against that alone, {what}"), &more, &n_tokens);
+        }
         let (mut rises, mut n) = (Vec::new(), Vec::new());
-        judge.set_learner(sona.learner()).unwrap();
-        for window in unknown.chunks(REQUEST).filter(|window| window.len() > 1) {
+        for (window, alone) in windows.iter().zip(&control_alone) {
+            judge.set_learner(sona.learner()).unwrap();
             let losses = score(&mut judge, window);
-            rises.push(losses.adapter - losses.base);
+            rises.push(losses.adapter - alone);
             n.push(losses.n);
         }
         shown("  control text", &rises, &n);

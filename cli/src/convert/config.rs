@@ -85,9 +85,16 @@ impl Config {
         let nulls = keys.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
         keys.retain(|_, value| !value.is_null());
         // Older code has names of its own for what everything is read by.
-        for (old, name) in
-            [("n_layer", "num_hidden_layers"), ("n_embd", "hidden_size"), ("n_head", "num_attention_heads")]
-        {
+        let alternatives = [
+            ("n_layer", "num_hidden_layers"),
+            ("n_layers", "num_hidden_layers"),
+            ("num_layers", "num_hidden_layers"),
+            ("n_embd", "hidden_size"),
+            ("d_model", "hidden_size"),
+            ("n_head", "num_attention_heads"),
+            ("n_heads", "num_attention_heads"),
+        ];
+        for (old, name) in alternatives {
             if let Some(value) = keys.get(old).cloned() {
                 keys.entry(name).or_insert(value);
             }
@@ -131,15 +138,21 @@ impl Config {
         if let Some(value) = self.rope.get("type").cloned() {
             self.rope.entry("rope_type").or_insert(value);
         }
-        let local = ["local_rope_theta", "rope_local_base_freq"].iter().find_map(|key| self.keys.get(*key));
+        let local =
+            ["local_rope_theta", "swa_rope_theta", "rope_local_base_freq"].iter().find_map(|key| self.keys.get(*key));
         if let Some(theta) = local.filter(|_| !self.rope_swa.contains_key("rope_theta")) {
             self.rope_swa.insert("rope_theta".to_owned(), theta.clone());
         }
     }
 
-    /// The first of `names` that is there.
+    /// The first of `names` that is there; `attn_config.clip_qkv` is a key of an object.
     pub(super) fn get(&self, names: &[&str]) -> Option<(String, &Value)> {
-        names.iter().find_map(|name| self.keys.get(*name).map(|value| ((*name).to_owned(), value)))
+        names.iter().find_map(|name| {
+            let mut parts = name.split('.');
+            let first = self.keys.get(parts.next()?)?;
+            let value = parts.try_fold(first, |object, part| object.get(part)).filter(|value| !value.is_null());
+            value.map(|value| ((*name).to_owned(), value))
+        })
     }
 
     /// Whether the file says `null`, which for some keys is not the same as nothing.
@@ -177,14 +190,14 @@ impl Config {
 
     /// A list of counts.
     pub(super) fn opt_counts(&self, name: &str) -> Result<Option<Vec<i32>>, Failure> {
-        let Some(value) = self.keys.get(name) else { return Ok(None) };
+        let Some((_, value)) = self.get(&[name]) else { return Ok(None) };
         let counts = value.as_array().and_then(|list| list.iter().map(|n| i32::try_from(n.as_u64()?).ok()).collect());
         counts.ok_or_else(|| self.wrong(name, value, "a list of whole numbers below 2^31")).map(Some)
     }
 
     /// A list of numbers.
     pub(super) fn opt_numbers(&self, name: &str) -> Result<Option<Vec<f64>>, Failure> {
-        let Some(value) = self.keys.get(name) else { return Ok(None) };
+        let Some((_, value)) = self.get(&[name]) else { return Ok(None) };
         let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
         numbers.ok_or_else(|| self.wrong(name, value, "a list of numbers")).map(Some)
     }
@@ -192,6 +205,11 @@ impl Config {
     pub(super) fn opt_f32(&self, names: &[&str]) -> Result<Option<f32>, Failure> {
         let value = self.get(names).map(|(name, value)| self.finite(&name, value));
         value.transpose()
+    }
+
+    pub(super) fn f64(&self, name: &str) -> Result<f64, Failure> {
+        let (name, value) = self.get(&[name]).ok_or_else(|| self.missing(name))?;
+        value.as_f64().ok_or_else(|| self.wrong(&name, value, "a number"))
     }
 
     pub(super) fn opt_bool(&self, names: &[&str]) -> Result<Option<bool>, Failure> {

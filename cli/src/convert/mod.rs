@@ -1,6 +1,6 @@
 //! `ruvllm convert`: a GGUF file from a folder of Hugging Face.
 //!
-//! `config.rs` reads the configuration, `family.rs` is the table of families, `tensors.rs` lays the tensors out,
+//! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the tensors out,
 //! `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's `convert_hf_to_gguf.py` writes, but for what
 //! `docs/convert.md` lists.
 
@@ -13,10 +13,10 @@ mod tokenizer;
 
 use super::model::ThreadsArg;
 use super::output::{Failure, OverwriteArg, count, note, printable, size};
-use super::rows::{Conversion, Rows};
+use super::rows::{Change, Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
-use ruvllm::gguf::Writer;
+use ruvllm::gguf::{Array, Value, Writer};
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
 use serde_json::Value as Json;
@@ -106,7 +106,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         add_dense(&args.folder, &mut checkpoint)?;
     }
     let sources = checkpoint.tensors()?;
-    let n_block = if args.no_mtp { 0 } else { tensors::n_blocks(&config, &sources, n_layer)? };
+    let n_block = if args.no_mtp { 0 } else { tensors::n_blocks(family, &config, &sources, n_layer)? };
     config.add_layers(n_block)?;
     let blocks = (n_layer, n_block);
     let tokenizer = Tokenizer::open(&args.folder, &config)?;
@@ -128,12 +128,22 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     writer.metadata("general.type", "model");
     write_sampling(&args.folder, &mut writer)?;
     writer.metadata("general.name", title(&name));
-    let n_expert = config.opt_u32(&["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"])?;
+    let n_expert = config.opt_u32(&[
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "moe_num_primary_experts",
+        "ffn_config.moe_num_experts",
+    ])?;
     let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
     writer.metadata("general.size_label", size_label(total + n_extra, &tensors, n_expert));
     family::write_keys(family, &config, blocks, &mut |key, value| {
         writer.metadata(key, value);
     })?;
+    for (key, numbers) in tensors::scalars(family, &config, &sources)? {
+        writer.metadata(key, Value::Array(Array::F32(numbers)));
+    }
     if let Some(pooling) = pooling(&args.folder)? {
         writer.metadata(format!("{}.pooling_type", family.arch), pooling);
     }
@@ -160,8 +170,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let (rows, n_rows) = (&rows, tensor.n_rows());
         let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
-        let conversion = Conversion { n, from: tensor.from, to: tensor.to, map: tensor.map };
         writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
+            let change = |i: usize, values: &mut [f32]| tensor.change(i, values);
+            let change = tensor.is_changed().then_some(&change as &Change<'_>);
+            let conversion = Conversion { n, from: tensor.from, to: tensor.to, change };
             rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
         });
     }

@@ -31,6 +31,23 @@ pub(super) fn pieces(file: &[u8]) -> Option<Vec<Piece>> {
     Some(pieces)
 }
 
+/// Whether a space is put before a text, which the normaliser's part of the file says.
+pub(super) fn adds_space(file: &[u8]) -> Option<bool> {
+    let (mut adds, mut file) = (true, Fields(file));
+    while let Some((field, value)) = file.next()? {
+        // Field 3 of `ModelProto`.
+        if let (3, Field::Bytes(message)) = (field, value) {
+            let mut message = Fields(message);
+            while let Some(field) = message.next()? {
+                if let (3, Field::Number(value)) = field {
+                    adds = value != 0;
+                }
+            }
+        }
+    }
+    Some(adds)
+}
+
 /// The fields of a message: <https://protobuf.dev/programming-guides/encoding>.
 struct Fields<'a>(&'a [u8]);
 

@@ -2,9 +2,9 @@
 
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
-use super::family::{Family, Map, NAMES, Reorder, Run, Transpose};
+use super::family::{Factor, Family, Map, NAMES, Reorder, Run, Transpose};
 use super::{Failure, note};
-use ruvllm::quant::DType;
+use ruvllm::quant::{DType, dequantize_row};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ pub(super) struct Tensor<'a> {
     pub(super) dims: Vec<u64>,
     pub(super) from: DType,
     pub(super) to: DType,
-    pub(super) map: Option<Map>,
+    map: Option<Map>,
+    factors: Vec<Factor>,
     /// The pieces whose rows follow one another: the tensor, parts of it, or each expert's.
     pieces: Vec<Piece<'a>>,
     n_rows: usize,
@@ -47,6 +48,21 @@ enum Order {
 impl<'a> Tensor<'a> {
     pub(super) fn n_rows(&self) -> usize {
         self.n_rows
+    }
+
+    /// Whether the values are not those of the checkpoint.
+    pub(super) fn is_changed(&self) -> bool {
+        self.map.is_some() || !self.factors.is_empty()
+    }
+
+    /// Makes the values of row `i` what they are in the GGUF file.
+    pub(super) fn change(&self, i: usize, values: &mut [f32]) {
+        if let Some(map) = self.map {
+            values.iter_mut().for_each(|x| *x = map(*x));
+        }
+        for (_, factor) in self.factors.iter().filter(|(rows, _)| rows.contains(&i)) {
+            values.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 
     /// The bytes of row `i`.
@@ -114,7 +130,8 @@ const BUFFERS: &[&str] = &[".rotary_emb.inv_freq", ".attention.masked_bias", ".a
 const MAX_BLOCKS: u32 = 64;
 
 /// Modules around a model.
-const WRAPPERS: &[&str] = &["model", "language_model", "backbone", "bert", "roberta"];
+const WRAPPERS: &[&str] =
+    &["model", "language_model", "backbone", "transformer", "gpt_neox", "rwkv", "bert", "roberta"];
 
 /// Modules of a block for multi-token prediction, beside those of its layer; and what Qwen calls them.
 const BLOCK: &[(&str, &str, &str)] = &[
@@ -145,8 +162,8 @@ fn parse_any(name: &str, n_layer: u32, n_next: u32) -> (Name<'_>, bool) {
 
 /// Blocks for multi-token prediction that are written: those that the configuration tells and whose parts are there, up to
 /// the first of which one is missing.
-pub(super) fn n_blocks(config: &Config, sources: &[Source<'_>], n_layer: u32) -> Result<u32, Failure> {
-    let n_next = n_next(config, sources)?;
+pub(super) fn n_blocks(family: &Family, config: &Config, sources: &[Source<'_>], n_layer: u32) -> Result<u32, Failure> {
+    let n_next = if family.blocks { n_next(config, sources)? } else { 0 };
     let has = |i: u32, module: &str| {
         sources.iter().any(|source| {
             let (name, is_block) = parse_any(&source.name, n_layer, n_next);
@@ -180,7 +197,7 @@ fn parse(name: &str) -> Name<'_> {
     let mut path = Vec::new();
     for part in stem.split('.') {
         match part.parse::<u32>() {
-            Ok(number) if layer.is_none() && matches!(path.last(), Some(&("layers" | "layer"))) => {
+            Ok(number) if layer.is_none() && matches!(path.last(), Some(&("layers" | "layer" | "blocks" | "h"))) => {
                 layer = Some(number);
                 path.clear();
             }
@@ -209,8 +226,8 @@ pub(super) fn plan<'a>(
     let end = n_layer.saturating_add(n_block);
     // Pieces by the number of the expert, in the order of the checkpoint.
     let (mut order, mut n_left_out) = (Vec::new(), 0);
-    let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Half)>> = BTreeMap::new();
-    for source in sources {
+    let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Option<usize>)>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| scalar_of(family, &source.name).is_none()) {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let (name, is_block) = parse_any(&source.name, n_layer, n_next);
         let is_kept = is_block && name.layer.is_some_and(|layer| layer < end);
@@ -227,12 +244,13 @@ pub(super) fn plan<'a>(
         let Some(to) = of_block.or_else(known).filter(|_| name.layer.is_none_or(|layer| layer < end)) else {
             return Err(config.refuse(unknown(family, &source.name)));
         };
-        let halves = match to.split_once(" + ") {
-            None => vec![(to, Half::Both)],
-            Some((first, second)) => vec![(first, Half::First), (second, Half::Second)],
-        };
-        for (to, half) in halves {
-            let mut full = format!("{to}{}", name.end);
+        let is_cut = to.contains(" + ");
+        for (i, to) in to.split(" + ").enumerate() {
+            let share = is_cut.then_some(i);
+            let mut full = match to.strip_suffix('!') {
+                Some(whole) => whole.to_owned(),
+                None => format!("{to}{}", name.end),
+            };
             if let Some(layer) = name.layer {
                 full = format!("blk.{layer}.{full}");
             }
@@ -240,7 +258,7 @@ pub(super) fn plan<'a>(
                 order.push(full.clone());
             }
             let pieces = parts.entry(full).or_default();
-            if let Some((twin, _)) = pieces.insert(name.expert.unwrap_or(0), (source, half)) {
+            if let Some((twin, _)) = pieces.insert(name.expert.unwrap_or(0), (source, share)) {
                 return Err(config.refuse(format_args!("{} and {} are the same tensor", twin.name, source.name)));
             }
         }
@@ -257,17 +275,34 @@ pub(super) fn plan<'a>(
     order.into_iter().map(tensor).collect()
 }
 
+/// The key that a tensor with one number of a layer becomes part of.
+fn scalar_of(family: &Family, name: &str) -> Option<(&'static str, u32)> {
+    let is = |from: &str| name.strip_suffix(from).is_some_and(|rest| rest.ends_with('.'));
+    let key = family.scalars.iter().find(|(from, _)| is(from)).map(|(_, to)| *to);
+    key.zip(parse(name).layer)
+}
+
+/// The numbers of [`Family::scalars`] by key and layer.
+pub(super) fn scalars(
+    family: &Family,
+    config: &Config,
+    sources: &[Source<'_>],
+) -> Result<BTreeMap<&'static str, Vec<f32>>, Failure> {
+    let mut by_layer: BTreeMap<&'static str, BTreeMap<u32, f32>> = BTreeMap::new();
+    for source in sources {
+        let Some((key, layer)) = scalar_of(family, &source.name) else { continue };
+        let mut number = [0.0];
+        if dequantize_row(source.dtype, source.data, &mut number).is_err() {
+            return Err(config.refuse(format_args!("{} is not one number", source.name)));
+        }
+        by_layer.entry(key).or_default().insert(layer, number[0]);
+    }
+    Ok(by_layer.into_iter().map(|(key, numbers)| (key, numbers.into_values().collect())).collect())
+}
+
 /// Whether a tensor, named without [`WRAPPERS`], or a part of a layer, is one of [`Family::skips`].
 fn is_left_out(family: &Family, name: &str) -> bool {
     family.skips.iter().any(|start| name.starts_with(start) || name.ends_with(&format!(".{start}")))
-}
-
-/// What part of a tensor's rows.
-#[derive(Clone, Copy, PartialEq)]
-enum Half {
-    Both,
-    First,
-    Second,
 }
 
 fn unknown(family: &Family, name: &str) -> String {
@@ -284,13 +319,13 @@ fn stack<'a>(
     family: &Family,
     config: &Config,
     name: String,
-    pieces: BTreeMap<u32, (&'a Source<'a>, Half)>,
+    pieces: BTreeMap<u32, (&'a Source<'a>, Option<usize>)>,
     n_vocab: usize,
     outtype: DType,
 ) -> Result<Tensor<'a>, Failure> {
     let refuse = |what: String| Err(config.refuse(format_args!("{name}: {what}")));
     let stacked = name.contains("_exps") || name.starts_with("altup_");
-    let Some((&last, &(first, half))) = pieces.last_key_value() else { unreachable!("a name has a piece") };
+    let Some((&last, &(first, share))) = pieces.last_key_value() else { unreachable!("a name has a piece") };
     let n_pieces = pieces.len();
     if last as usize + 1 != n_pieces {
         return refuse(format!("there are {n_pieces} experts, and one has number {last}"));
@@ -325,7 +360,7 @@ fn stack<'a>(
     // A bias has a value for each row of its matrix.
     let by_value = match shape.len() {
         1 => pairs || matches!(reorder, Some(Reorder::Rows(_))),
-        _ => half != Half::Both && !name.ends_with(".weight"),
+        _ => share.is_some() && !name.ends_with(".weight"),
     };
     let is_vector = shape.len() == 1 && !by_value;
     if first.dtype == DType::MXFP4 && (!stacked || !name.ends_with(".weight")) {
@@ -340,18 +375,17 @@ fn stack<'a>(
     // Rows, or columns that become rows, and their order.
     let n_lines = if transpose == Some(Transpose::BeforeCut) { width } else { height };
     let mut runs = vec![Run { first: 0, n: n_lines, step: 1 }];
-    if half != Half::Both {
+    if let Some(i) = share {
         if is_vector {
             return refuse("it is a vector".into());
         }
-        let [one, other] = (family.cut)(config, n_lines)?;
-        runs = if half == Half::First { one } else { other };
+        runs = (family.cut)(config, n_lines)?.into_iter().nth(i).unwrap_or_default();
     } else if let Some(Reorder::Rows(order)) = &reorder {
         runs.clone_from(order);
     } else if let Some(Reorder::RowsFrom(first)) = reorder {
         runs = vec![Run { first, n: n_lines.saturating_sub(first), step: 1 }];
     }
-    let is_part = half != Half::Both || matches!(reorder, Some(Reorder::RowsFrom(_)));
+    let is_part = share.is_some() || matches!(reorder, Some(Reorder::RowsFrom(_)));
     let columns = match reorder {
         Some(Reorder::Columns(columns)) => Some(columns),
         _ => None,
@@ -431,7 +465,8 @@ fn stack<'a>(
     }
     let is_norm = name.ends_with("norm.weight");
     let map = (family.map)(&name);
-    let to = if shape.len() == 1 || is_norm || !name.ends_with(".weight") || is_small(&name) {
+    let factors = (family.factors)(config, &name)?;
+    let to = if shape.len() == 1 || is_norm || !name.ends_with(".weight") || is_small(&name) && family.arch != "dbrx" {
         DType::F32
     } else if first.dtype == DType::MXFP4 {
         DType::MXFP4
@@ -441,7 +476,7 @@ fn stack<'a>(
         outtype
     };
     let dims = shape.iter().rev().map(|&n| n as u64).collect();
-    Ok(Tensor { name, dims, from: first.dtype, to, map, pieces: laid, n_rows, columns })
+    Ok(Tensor { name, dims, from: first.dtype, to, map, factors, pieces: laid, n_rows, columns })
 }
 
 /// The name of a tensor without its layer and end: `attn_q`, `ssm_a`.
@@ -454,12 +489,18 @@ fn part_of(name: &str) -> &str {
     }
 }
 
-/// Matrices that stay F32: routers and convolutions.
+/// Matrices that stay F32: routers, convolutions, and the small ones of RWKV.
 fn is_small(name: &str) -> bool {
     const SMALL: &[&str] = &[
         ".ffn_gate_inp.",
         ".ffn_gate_inp_shexp.",
         ".ssm_conv1d.",
+        ".ssm_conv1d_",
+        ".time_mix_lerp_",
+        ".time_mix_first.",
+        ".time_mix_decay_w",
+        ".time_mix_w1.",
+        ".time_mix_w2.",
         ".shortconv.conv.",
         ".altup_correct_coef.",
         ".altup_predict_coef.",

@@ -83,6 +83,8 @@ pub(super) struct Tokenizer {
     merges: Vec<String>,
     /// Of a unigram vocabulary.
     charsmap: Vec<u8>,
+    /// Whether SentencePiece puts a space before a text.
+    adds_space: Option<bool>,
 }
 
 impl Tokenizer {
@@ -101,6 +103,7 @@ impl Tokenizer {
             pre: "default",
             merges: Vec::new(),
             charsmap: Vec::new(),
+            adds_space: None,
         };
         let n_vocab = config.opt_u32(&["vocab_size"])?.map(|n| n as usize);
         if n_vocab.is_some_and(|n| n > MAX_VOCAB) {
@@ -125,6 +128,7 @@ impl Tokenizer {
     fn read_pieces(&mut self, file: &[u8], n_vocab: Option<usize>) -> Result<(), Failure> {
         let pieces = sentencepiece::pieces(file).filter(|pieces| !pieces.is_empty() && pieces.len() <= MAX_VOCAB);
         let pieces = pieces.ok_or_else(|| self.refuse("tokenizer.model", "not a vocabulary of SentencePiece"))?;
+        self.adds_space = sentencepiece::adds_space(file);
         let n_vocab = n_vocab.unwrap_or(pieces.len());
         let mut scores = vec![-10000.0; n_vocab];
         self.tokens = (0..n_vocab).map(|i| format!("[PAD{i}]").into_bytes()).collect();
@@ -135,6 +139,8 @@ impl Tokenizer {
             // Tokens that users define are normal to llama.cpp, unless another file lists them.
             self.types[i] = match piece.kind {
                 kind @ (2 | 3 | 5 | 6) => kind as i32,
+                // InternLM 2 has such.
+                _ if self.tokens[i].starts_with(b"[UNUSED") => UNUSED,
                 _ => NORMAL,
             };
         }
@@ -422,6 +428,11 @@ impl Tokenizer {
         }
         let setting = flag(self.settings.as_ref().and_then(|settings| settings.get("add_prefix_space")));
         match (family.spaces, setting) {
+            (Spaces::Trained, _) => {
+                if let Some(add) = self.adds_space {
+                    put("ggml.add_space_prefix", add.into());
+                }
+            }
             (Spaces::Never, _) if self.scores.is_some() => put("ggml.add_space_prefix", false.into()),
             (Spaces::Setting, Some(add)) => put("ggml.add_space_prefix", add.into()),
             _ => {}

@@ -257,7 +257,7 @@ impl App {
     /// Keeps what was measured of passes, which says how much it pays to draft, for the next start.
     fn keep_measured(&self) {
         if self.speculation.is_some() {
-            measured::keep(&self.engine, &self.path);
+            measured::keep(&self.engine, &self.path, None);
         }
     }
 

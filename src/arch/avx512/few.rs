@@ -1,28 +1,15 @@
-//! Products of quantised weights with few rows of prompts.
+//! Products of quantised weights with few rows of prompts, and with rows of both kinds.
 //!
-//! With few activation rows most time goes into unpacking and transposing weights, which panels do once for many. Here
-//! weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the
-//! 16 integer sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
-//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with the same bits.
-//!
-//! Of 32 weights of Q4_K a thread reads 18 bytes, in 1.1 ns at 16 GB/s. Instructions for them: 4 to unpack and prefetch,
-//! and for each activation row 0.5 to multiply, 0.4 to transpose sums, 0.3 for `f32` (Zen 4 has three ports for these,
-//! half a register wide); panels take 20 and 0.8. Nanoseconds for 32 weights, one thread of Zen 4, from L2 (in brackets
-//! from memory):
-//!
-//! | activation rows | 1 | 2 | 4 | 8 | 12 | 16 |
-//! |---|---|---|---|---|---|---|
-//! | Q4_K | 0.92 (1.01) | 1.13 (1.19) | 1.57 (1.66) | 2.6 (2.8) | 3.6 (4.0) | 4.6 (5.5) |
-//! | Q4_K, panels | 2.20 (2.65) | 2.20 (2.48) | 2.56 (2.81) | 3.3 (4.5) | 4.5 (5.6) | 4.5 (5.7) |
-//! | Q6_K | 1.28 (1.99) | 1.66 (2.42) | 2.39 (3.46) | 4.0 (5.1) | 5.5 | 7.1 |
-//! | Q6_K, panels | 2.30 (2.73) | 2.30 (2.69) | 2.78 (3.23) | 3.7 (4.3) | 5.4 | 5.4 |
-//!
-//! Formats of 256 without a minimum have a scale per 16 activations, as in their panels. (Blocks of 32, eight at a time,
-//! take longer this way than in panels.)
+//! K-quants and blocks of 32 are multiplied by `streams`. Here are the others with blocks of 256, and K-quants where
+//! generated rows share the unpacking. Weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so
+//! that four `vpdpbusd` give the 16 integer sums of a block of 256. Not the weights but the sums of 16 weight rows are
+//! transposed; then a lane is a weight row, and scales, offsets and `f32` sums follow in the order of the panels'
+//! tiles, with the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their panels.
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
 use super::planes::{self, UnpackPlanes, Unpacked};
+use super::streams::{self, Large, Record, Small};
 use crate::arch::avx2::gemm::{round, round_halves};
 use crate::arch::gemm::{self, UnpackRows, prefetch_line};
 use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
@@ -34,8 +21,10 @@ use std::arch::x86_64::*;
 pub(super) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
-    /// Most activation rows for which this is faster than panels.
+    /// Most activation rows for which [`Rounded::alone`] is faster than panels.
     const MOST: usize;
+    /// Most beside generated rows.
+    const BOTH: usize = Self::MOST;
 
     /// # Safety
     /// The CPU must have AVX2.
@@ -49,6 +38,12 @@ pub(super) trait Rounded: Pod {
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn starts(&self, excess: i32) -> __m512i;
+
+    /// Implements [`Gemm::kernel`] for up to `MOST` rows.
+    ///
+    /// # Safety
+    /// As above; lengths as there.
+    unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]);
 
     /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose integer sums, scales and
     /// offsets are `[weight row][16 columns]`.
@@ -70,11 +65,19 @@ pub(super) trait Rounded: Pod {
 pub(super) struct Spans<const SPAN: usize> {
     q: [[[u8; 4]; 16]; 4],
     /// Scale per 32 values.
-    d: [f32; 8],
+    pub(super) d: [f32; 8],
     /// `d·Σq` per 32 values.
-    sums: [f32; 8],
+    pub(super) sums: [f32; 8],
     /// `d·Σq` per 16 values.
-    half_sums: [f32; 16],
+    pub(super) half_sums: [f32; 16],
+}
+
+impl<const SPAN: usize> Spans<SPAN> {
+    /// The bytes of values `4·i..4·i + 4`.
+    #[inline(always)]
+    pub(super) fn word(&self, i: usize) -> i32 {
+        i32::from_le_bytes(self.q[BlockP16::register(4 * i)][i / 4])
+    }
 }
 
 /// For weights with a scale per 16 and no offset: a scale per 16 activations.
@@ -90,7 +93,7 @@ struct Halves {
 // SAFETY: numbers without padding between them.
 unsafe impl<const SPAN: usize> Pod for Spans<SPAN> {}
 
-/// The largest [`Rounded::MOST`].
+/// The largest [`Rounded::BOTH`].
 const MOST: usize = 12;
 
 /// Values per block.
@@ -117,8 +120,68 @@ pub(super) const fn halves() -> Gemm {
 const fn table<X: Rounded>() -> Gemm {
     let panels = gemm::table::<X::Panels>();
     let few = if panels.few > X::MOST { panels.few } else { X::MOST };
-    let both = Some(Both { most: (GENERATED, X::MOST), kernel: both::<X> });
+    let both = Some(Both { most: (GENERATED, X::BOTH), kernel: both::<X> });
     Gemm { few, pack: pack::<X>, kernel: kernel::<X>, both, ..panels }
+}
+
+/// The [`Gemm`] table entry for a format with blocks of 32 and no minimum.
+pub(super) const fn blocks_of_32() -> Gemm {
+    Gemm { few: streams::MOST, pack: pack_records, kernel: kernel_of_32, ..gemm::table::<Panels32>() }
+}
+
+type Panels32 = IntPanels<true, 16, true>;
+
+/// As [`pack`], for blocks of 32.
+///
+/// # Safety
+/// As for [`Gemm::pack`].
+unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if m > streams::MOST {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::pack::<Panels32>(x, m, k, packed) };
+    }
+    let records = bytemuck::cast_slice_mut::<_, Record>(&mut packed[..m * (k / 32) * size_of::<Record>()]);
+    for (i, x) in x.chunks_exact(k).enumerate() {
+        for (x, records) in x.as_chunks().0.iter().zip(records.chunks_exact_mut(m)) {
+            // SAFETY: this level includes AVX2.
+            let record = unsafe { round_halves(x) };
+            records[i] = *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24");
+        }
+    }
+}
+
+/// Implements [`Gemm::kernel`] for blocks of 32.
+///
+/// # Safety
+/// As for [`Gemm::kernel`].
+unsafe fn kernel_of_32(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
+    let m = y.rows();
+    if m > streams::MOST {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::kernel::<Panels32>(y, dtype, w, packed, k, workspace) };
+    }
+    let x = bytemuck::cast_slice(&packed[..m * (k / 32) * size_of::<Record>()]);
+    macro_rules! multiply {
+        ($block:ty) => {
+            // SAFETY: the CPU has this level's features.
+            unsafe { streams::multiply::<Small<$block>>(y, w, x) }
+        };
+    }
+    match dtype {
+        DType::Q8_0 => multiply!(BlockQ8_0),
+        DType::Q4_0 => multiply!(BlockQ4_0),
+        DType::Q5_0 => multiply!(BlockQ5_0),
+        DType::IQ4_NL => multiply!(BlockIq4Nl),
+        DType::MXFP4 => multiply!(BlockMxfp4),
+        _ => unreachable!("{dtype} has no blocks of 32 without a minimum"),
+    }
 }
 
 /// Implements [`Gemm::pack`]; few rows become `[block][row]`.
@@ -156,7 +219,7 @@ unsafe fn kernel<X: Rounded>(
         return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
     }
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<X, false>(y, dtype, w, &[], packed_blocks(packed, y.rows(), k)) }
+    unsafe { X::alone(y, dtype, w, packed_blocks(packed, y.rows(), k)) }
 }
 
 /// Implements [`Both::kernel`].
@@ -296,11 +359,21 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
 
 impl Rounded for Spans<32> {
     type Panels = IntPanels<true, 32>;
-    const MOST: usize = MOST;
+    const MOST: usize = streams::MOST;
+    const BOTH: usize = 12;
 
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { round_spans(x) }
+    }
+
+    #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
+        match dtype {
+            DType::Q4_K => streams::multiply::<Large<BlockQ4K, Self>>(y, w, x),
+            DType::Q5_K => streams::multiply::<Large<BlockQ5K, Self>>(y, w, x),
+            _ => unreachable!("{dtype} has no scale per 32"),
+        }
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
@@ -339,12 +412,23 @@ impl Rounded for Spans<32> {
 
 impl Rounded for Spans<16> {
     type Panels = IntPanels<true, 16>;
+    const MOST: usize = streams::MOST;
     /// More sums are transposed.
-    const MOST: usize = 3;
+    const BOTH: usize = 3;
 
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { round_spans(x) }
+    }
+
+    #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
+        match dtype {
+            DType::Q2_K => streams::multiply::<Large<BlockQ2K, Self>>(y, w, x),
+            DType::Q3_K => streams::multiply::<Large<BlockQ3K, Self>>(y, w, x),
+            DType::Q6_K => streams::multiply::<Large<BlockQ6K, Self>>(y, w, x),
+            _ => unreachable!("{dtype} has no scale per 16"),
+        }
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
@@ -413,6 +497,11 @@ impl Rounded for Halves {
             }
         }
         block
+    }
+
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
+        few_rows::<Self, false>(y, dtype, w, &[], x);
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {

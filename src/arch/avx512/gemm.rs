@@ -33,7 +33,13 @@ use std::ops::Range;
 pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! bytes {
         ($block:ident) => {
-            const { if <$block>::GROUPS == 8 { few::halves() } else { table::<IntPanels<true, 16, true>>() } }
+            const {
+                match <$block>::GROUPS {
+                    8 => few::halves(),
+                    1 => few::blocks_of_32(),
+                    _ => table::<IntPanels<true, 16, true>>(),
+                }
+            }
         };
     }
     match dtype {
@@ -189,8 +195,8 @@ fn fill_ints<const BYTES: bool, const EXCESS: bool>(
 ) {
     macro_rules! blocks {
         ($block:ident) => {
-            if <$block>::GROUPS == 1 {
-                fill_groups::<$block, BYTES, EXCESS>(rows, turned)
+            if <$block>::GROUPS == 1 && !BYTES {
+                fill_words::<$block>(rows, turned)
             } else {
                 let stride = BLOCK / 32 * record(BYTES);
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)) {
@@ -215,62 +221,30 @@ pub(in crate::arch) fn store_all<const N: usize>(to: &mut [[u32; LANES]; N], x: 
     }
 }
 
-/// Writes the records of 16 weight rows in blocks of 32, which have one scale and one offset; without the offset if
-/// `EXCESS`. (Blocks of 256 take less time row by row.)
+/// Writes the records of 16 weight rows in blocks of 32, which have one scale and one offset. (Blocks of 256 take less time
+/// row by row.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn fill_groups<B: Groups, const BYTES: bool, const EXCESS: bool>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
+fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
     let mut blocks: [&[B]; LANES] = [&[]; LANES];
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
     }
-    for (i, record) in turned.chunks_exact_mut(record(BYTES) * LANES).enumerate().take(blocks[0].len()) {
-        let (words, factors) = record.as_chunks_mut::<LANES>().0.split_at_mut(int_words(BYTES));
+    for (i, record) in turned.chunks_exact_mut(record(false) * LANES).enumerate().take(blocks[0].len()) {
+        let (words, factors) = record.as_chunks_mut::<LANES>().0.split_at_mut(int_words(false));
+        let mut q = [_mm512_setzero_si512(); LANES];
         for r in 0..LANES {
             // SAFETY: this level includes AVX2 and F16C.
             let Factors { scale, offset } = unsafe { blocks[r][i].factors() };
             factors[0][r] = scale[0].to_bits();
-            if !EXCESS {
-                factors[2][r] = offset[0].to_bits();
-            }
+            factors[2][r] = offset[0].to_bits();
+            // SAFETY: as above.
+            q[r] = _mm512_cvtepi8_epi16(unsafe { blocks[r][i].bytes(0) });
         }
         factors[1] = factors[0];
         factors[3] = factors[2];
-        // SAFETY: as above.
-        let bytes = |r: usize| unsafe { blocks[r][i].bytes(0) };
-        if BYTES {
-            // Rows `r` and `r + 4` share a register.
-            let mut q = [_mm512_setzero_si512(); 8];
-            for (j, r) in [0, 1, 2, 3, 8, 9, 10, 11].into_iter().enumerate() {
-                q[j] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes(r)), bytes(r + 4));
-                if EXCESS {
-                    q[j] = _mm512_add_epi8(q[j], _mm512_set1_epi8((128 - B::ZERO).cast_signed()));
-                }
-            }
-            store_all(words.first_chunk_mut().expect("8 words"), transpose_pairs(q));
-        } else {
-            let mut q = [_mm512_setzero_si512(); LANES];
-            for r in 0..LANES {
-                q[r] = _mm512_cvtepi8_epi16(bytes(r));
-            }
-            store_all(words.first_chunk_mut().expect("16 words"), transpose(q));
-        }
+        store_all(words.first_chunk_mut().expect("16 words"), transpose(q));
     }
-}
-
-/// Transposes rows of eight words, two to a register: 0 and 4, 1 and 5, 2 and 6, 3 and 7, then the same of the other
-/// eight rows. Word `i` of row `j` becomes word `j` of register `i`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transpose_pairs(a: [__m512i; 8]) -> [__m512i; 8] {
-    // The 128-bit lanes of `c[4h + j]` have words `j` and `j + 4` of rows `8h..8h + 4`, then of the next four.
-    let c = transpose_lanes(a);
-    let mut d = c;
-    for j in 0..4 {
-        d[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(c[j], c[4 + j]);
-        d[4 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(c[j], c[4 + j]);
-    }
-    d
 }
 
 /// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.

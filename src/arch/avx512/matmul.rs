@@ -324,12 +324,18 @@ impl UnpackDot for BlockMxfp4 {
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: &[Self; BLOCKS]) -> Unpacked {
         let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
-        let e = _mm512_cvtepu8_epi32(twice(joined(each!(blocks.e))));
-        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
-        let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-        let scale = _mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e);
-        Unpacked { w, scale: _mm512_castsi512_ps(scale), offset: _mm512_setzero_ps() }
+        let scale = power_of_two(_mm512_cvtepu8_epi32(twice(joined(each!(blocks.e)))));
+        Unpacked { w, scale, offset: _mm512_setzero_ps() }
     }
+}
+
+/// [`BlockMxfp4::half_scale`] of exponents.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn power_of_two(e: __m512i) -> __m512 {
+    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+    let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e))
 }
 
 /// The bytes of eight blocks; two times 16 each.

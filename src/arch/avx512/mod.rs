@@ -11,6 +11,7 @@ mod kv;
 mod matmul;
 pub(super) mod peak;
 mod planes;
+mod streams;
 
 use super::{Kernels, PanelElement, avx2, transposed};
 

@@ -4,7 +4,7 @@ use super::{LearningOptions, base_softmax};
 use crate::error::Error;
 use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy, divergence};
 use crate::learn::{Evidence, random, softmax};
-use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
+use crate::lora::{Adapter, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
 use crate::model::Site;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,6 @@ use std::time::Instant;
 
 /// Rank of the adapters.
 const RANK: usize = 4;
-
-/// Initial weight of the rehearsal's divergence in the loss of backpropagation.
-const FIRST_REHEARSAL: f32 = 8.0;
 /// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
 const REHEARSED_SHARE: f64 = 0.8;
 /// Most windows of control text that are rehearsed in turn.
@@ -122,7 +119,7 @@ impl DeepArm {
             gradients,
             descent,
             max_divergence: options.learner.max_divergence,
-            strength: FIRST_REHEARSAL,
+            strength: FIRST_STRENGTH,
             evidence: Evidence::default(),
             losses: Vec::new(),
             judged_losses: Vec::new(),
@@ -185,11 +182,7 @@ impl DeepArm {
             }
             let divergence =
                 rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
-            // The weight rises while the bound is broken, and falls at the same rate while it is not: if it rose
-            // faster, it would reach values at which nothing is learnt, long before the same window of control text
-            // comes again.
-            let excess = divergence / (REHEARSED_SHARE * self.max_divergence) - 1.0;
-            self.strength = (self.strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0);
+            self.strength = next_strength(self.strength, divergence, REHEARSED_SHARE * self.max_divergence);
             let DeepArm { session, descent, gradients, .. } = self;
             session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
         }

@@ -1,14 +1,17 @@
-//! Number of prompt rows in a pass, limited so that decoding sequences do not wait for them.
+//! How much of prompts is computed in a step, so that decoding sequences do not wait for them.
+//!
+//! A few rows of a prompt take almost as long as many, and many take longer than decoding sequences are to wait. So a pass
+//! over many rows is computed some layers at a time, between passes of decoding sequences (layered prefill,
+//! <https://arxiv.org/abs/2510.08055>).
 
 use std::time::Duration;
 
-/// Prompt rows of a panel: fewer take as long, unless the level has kernels for few rows.
+/// Prompt rows of a panel: fewer take about as long.
 const PANEL: usize = 16;
-/// Prompt rows that every pass takes at least with such kernels, so that prompts advance whatever the limit: with fewer,
-/// decoding rows wait less, but prompts keep less than 0.4 of their speed (docs/drafts.md).
-const FEW: usize = 8;
 /// Prompt rows beside decoding ones until there are measurements.
-const FIRST_CHUNK: usize = 32;
+const FIRST_ROWS: usize = 64;
+/// Share of the limit that a step is to take: some take longer than others.
+const PLANNED: f64 = 0.9;
 /// Weight of the newest measurement in a moving average.
 const NEWEST: f64 = 0.2;
 /// Number of classes of decoding rows, by powers of two.
@@ -17,13 +20,12 @@ const N_BUCKETS: usize = 12;
 /// Times of passes, as moving averages in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
-    /// Prompt rows that every pass takes at least.
-    least: usize,
+    /// Layers of the model; 1 if passes cannot be cut.
+    pub(super) n_layer: usize,
     /// Time of a pass with this many decoding rows, by the number's logarithm.
     decode: [Option<f64>; N_BUCKETS],
-    /// Time per prompt row in a pass without decoding rows, and that it adds to a pass with some.
-    row_alone: Option<f64>,
-    row_beside: Option<f64>,
+    /// Time of a prompt row in one layer.
+    row: Option<f64>,
 }
 
 fn average(old: &mut Option<f64>, new: f64) {
@@ -31,10 +33,8 @@ fn average(old: &mut Option<f64>, new: f64) {
 }
 
 impl Pace {
-    /// For a level that has kernels for up to `few` prompt rows, see [`Arch::gemm_few`](crate::arch::Arch::gemm_few).
-    pub(super) fn new(few: usize) -> Pace {
-        let least = if few < FEW { PANEL } else { FEW };
-        Pace { least, decode: [None; N_BUCKETS], row_alone: None, row_beside: None }
+    pub(super) fn new(n_layer: usize) -> Pace {
+        Pace { n_layer, decode: [None; N_BUCKETS], row: None }
     }
 
     fn bucket(n_decode: usize) -> usize {
@@ -50,36 +50,49 @@ impl Pace {
 
     /// Records the time of a pass.
     pub(super) fn note(&mut self, n_decode: usize, n_prompt: usize, time: Duration) {
-        let time = time.as_secs_f64();
-        match (n_decode, n_prompt) {
-            (0, 0) => {}
-            (_, 0) => average(&mut self.decode[Pace::bucket(n_decode)], time),
-            (0, _) => average(&mut self.row_alone, time / n_prompt as f64),
-            _ => {
-                if let Some(decode) = self.decode(n_decode) {
-                    // Never 0: otherwise a slow decoding pass before would allow any number of rows.
-                    let rows = (time - decode).max(0.05 * time);
-                    average(&mut self.row_beside, rows / n_prompt as f64);
-                }
+        let of_decode = if n_decode > 0 { self.decode(n_decode) } else { Some(0.0) };
+        match (n_prompt, of_decode) {
+            (0, _) => average(&mut self.decode[Pace::bucket(n_decode)], time.as_secs_f64()),
+            // Never 0: otherwise a slow decoding pass before would allow any number of rows.
+            (_, Some(decode)) => {
+                let of_prompt = time.saturating_sub(Duration::from_secs_f64(decode)).max(time / 20);
+                // All layers but the last, of which a prompt needs little more than keys and values.
+                self.note_layers(n_prompt, (self.n_layer - 1).max(1), of_prompt);
             }
+            (_, None) => {}
         }
     }
 
-    /// Number of prompt rows for a pass with `n_decode` decoding rows, so that it takes at most `max_itl`, by default
-    /// twice its time without prompt rows; at most `n_batch`.
-    pub(super) fn chunk(&self, n_decode: usize, max_itl: Option<Duration>, n_batch: usize) -> usize {
+    /// Records the time of so many layers of prompt rows.
+    pub(super) fn note_layers(&mut self, n_prompt: usize, n_layers: usize, time: Duration) {
+        average(&mut self.row, time.as_secs_f64() / (n_prompt.next_multiple_of(PANEL) * n_layers) as f64);
+    }
+
+    /// Prompt rows times layers for which there is time beside `n_decode` decoding rows, so that a step takes at most
+    /// `max_itl`, by default twice its time without prompts.
+    fn room(&self, n_decode: usize, max_itl: Option<Duration>) -> Option<f64> {
+        let (decode, row) = (self.decode(n_decode)?, self.row.filter(|&row| row > 0.0)?);
+        let limit = max_itl.map_or(2.0 * decode, |limit| limit.as_secs_f64());
+        Some((PLANNED * limit - decode) / row)
+    }
+
+    /// Number of prompt rows of a pass of which there is time for one layer, at most `n_batch`.
+    pub(super) fn rows(&self, n_decode: usize, max_itl: Option<Duration>, n_batch: usize) -> usize {
         if n_decode == 0 {
             return n_batch;
         }
-        let rows = match (self.decode(n_decode), self.row_beside.or(self.row_alone)) {
-            (Some(decode), Some(row)) if row > 0.0 => {
-                let limit = max_itl.map_or(2.0 * decode, |limit| limit.as_secs_f64());
-                // The cast saturates.
-                ((limit - decode) / row).round() as usize
-            }
-            _ => FIRST_CHUNK,
-        };
-        rows.max(self.least).min(n_batch)
+        // The cast saturates.
+        let rows = self.room(n_decode, max_itl).map_or(FIRST_ROWS, |room| room as usize / PANEL * PANEL);
+        rows.max(PANEL).min(n_batch)
+    }
+
+    /// Number of layers of a pass of `n_prompt` rows for which there is time, at least one.
+    pub(super) fn layers(&self, n_decode: usize, max_itl: Option<Duration>, n_prompt: usize) -> usize {
+        if n_decode == 0 || n_prompt == 0 {
+            return self.n_layer;
+        }
+        let layers = self.room(n_decode, max_itl).map_or(1.0, |room| room / n_prompt.next_multiple_of(PANEL) as f64);
+        (layers as usize).clamp(1, self.n_layer)
     }
 }
 
@@ -90,36 +103,49 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn a_chunk_takes_what_is_left_of_the_limit() {
-        let mut pace = Pace::new(0);
-        assert_eq!((pace.chunk(0, None, 512), pace.chunk(4, None, 512)), (512, FIRST_CHUNK));
+    fn a_step_takes_what_is_left_of_the_limit() {
+        let mut pace = Pace::new(10);
+        let limits = |pace: &Pace, n_decode: usize, max_itl: Option<u64>, n_prompt: usize| {
+            (pace.rows(n_decode, max_itl.map(MS), 512), pace.layers(n_decode, max_itl.map(MS), n_prompt))
+        };
+        assert_eq!(limits(&pace, 0, None, 512), (512, 10));
+        assert_eq!(limits(&pace, 4, None, 512), (FIRST_ROWS, 1));
         for _ in 0..50 {
             pace.note(4, 0, MS(20));
-            pace.note(4, 40, MS(20 + 40 / 2));
+            // Almost half a millisecond per row in all layers, also of rows that do not fill a panel.
+            pace.note_layers(80, 2, Duration::from_micros(7900));
+            pace.note_layers(70, 2, Duration::from_micros(7900));
+            pace.note(4, 80, Duration::from_micros(20_000 + 9 * 3950));
+            pace.note(0, 160, Duration::from_micros(9 * 7900));
         }
-        // Half a millisecond per row: 20 ms are 40 rows.
-        assert_eq!(pace.chunk(4, None, 512), 40);
-        assert_eq!(pace.chunk(5, None, 32), 32);
-        assert_eq!(pace.chunk(4, Some(MS(120)), 512), 200);
+        // In 0.9 · 40 - 20 ms a layer of 320 rows, or six of 40, which take as long as 48.
+        assert_eq!(limits(&pace, 4, None, 40), (320, 6));
+        assert_eq!(limits(&pace, 4, Some(40), 320), (320, 1));
+        assert_eq!(pace.rows(4, None, 32), 32);
         // Even if the limit is below the time of decoding, prompts advance slowly.
-        assert_eq!(pace.chunk(4, Some(MS(1)), 512), PANEL);
+        assert_eq!(limits(&pace, 4, Some(1), 16), (PANEL, 1));
+        // All at once if there is time, or nobody decodes, or there is no prompt.
+        assert_eq!(limits(&pace, 4, Some(9000), 512), (512, 10));
+        assert_eq!((limits(&pace, 0, Some(1), 512), pace.layers(4, Some(MS(1)), 0)), ((512, 10), 10));
         // Other numbers of rows: as for the nearest number measured.
-        assert_eq!(pace.chunk(64, None, 512), 40);
-        assert_eq!(pace.chunk(1, None, 512), 40);
+        assert_eq!(limits(&pace, 64, None, 512), limits(&pace, 1, None, 512));
     }
 
     #[test]
-    fn what_takes_longer_gets_smaller_chunks() {
-        let mut pace = Pace::new(0);
-        (0..20).for_each(|_| pace.note(2, 0, MS(10)));
-        (0..20).for_each(|_| pace.note(0, 100, MS(10)));
-        assert_eq!(pace.chunk(2, None, 512), 100);
-        (0..30).for_each(|_| pace.note(2, 100, MS(60)));
-        assert_eq!(pace.chunk(2, None, 512), 20);
+    fn what_takes_longer_gets_less() {
+        let mut pace = Pace::new(1);
+        pace.note(2, 0, MS(10));
+        pace.note(2, 64, MS(11));
+        let before = pace.rows(2, None, 512);
+        (0..30).for_each(|_| pace.note(2, 64, MS(40)));
+        assert!(pace.rows(2, None, 512) < before);
+        // Never any number, though a slow decoding pass came before.
+        (0..30).for_each(|_| pace.note(2, 64, MS(5)));
+        assert!(pace.rows(2, None, 1 << 20) < 1 << 12);
         // Without a clock all times are zero.
-        let mut none = Pace::new(12);
+        let mut none = Pace::new(4);
         none.note(2, 0, Duration::ZERO);
-        none.note(2, 7, Duration::ZERO);
-        assert_eq!(none.chunk(2, None, 512), FIRST_CHUNK);
+        none.note_layers(7, 1, Duration::ZERO);
+        assert_eq!((none.rows(2, None, 512), none.layers(2, None, 7)), (FIRST_ROWS, 1));
     }
 }

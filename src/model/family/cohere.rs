@@ -14,6 +14,8 @@ pub(super) fn cohere2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn cohere2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    // The mean of shared and chosen experts would be wanted, where others have the sum.
+    keys.only("expert_shared_count", &[0.0])?;
     two(keys, keys.sigmoid_mixture(0, true)?)
 }
 

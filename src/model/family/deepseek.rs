@@ -15,6 +15,14 @@ pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
+/// Mistral 4: a factor on queries that grows with the position, if the file says so.
+pub(super) fn mistral4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = deepseek2(keys)?;
+    let n_ctx_orig = h.ropes[0].n_ctx_orig;
+    h.set_temperature(keys, (0.0, n_ctx_orig), 0)?;
+    Ok(h)
+}
+
 /// PLM: squared ReLU without a gate.
 pub(super) fn plm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = latent(keys, keys.dense(Activation::SquaredRelu)?)?;

@@ -47,9 +47,9 @@ fn multiplied(keys: &Keys<'_>, mut h: Hparams) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Granite with windows in some layers, and attention sinks.
+/// Granite with windows in some layers, and attention sinks; dense or a mixture.
 pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = hparams(keys)?;
+    let mut h = if keys.has_part("ffn_gate_inp.weight") { moe(keys)? } else { hparams(keys)? };
     h.set_windows(keys, None, 0)?;
     h.set_sinks(keys);
     Ok(h)

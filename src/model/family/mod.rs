@@ -127,7 +127,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family { arch: "nemotron", hparams: stablelm::nemotron },
     Family { arch: "jais2", hparams: stablelm::jais2 },
     Family { arch: "deepseek2", hparams: deepseek::deepseek2 },
-    Family { arch: "mistral4", hparams: deepseek::deepseek2 },
+    Family { arch: "mistral4", hparams: deepseek::mistral4 },
     Family { arch: "plm", hparams: deepseek::plm },
     Family { arch: "minicpm3", hparams: deepseek::minicpm3 },
     Family { arch: "gpt-oss", hparams: gpt_oss::hparams },

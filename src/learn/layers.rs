@@ -1,0 +1,347 @@
+//! An adapter of inner layers that is learnt in the background by backpropagation, within a bound on control text.
+
+use super::slices::Pause;
+use super::{Evidence, Learner};
+use crate::clock::Timer;
+use crate::error::{Error, SessionError};
+use crate::exec::{AdapterId, Session, cross_entropy, divergence, log_sum};
+use crate::lora::{Adapter, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
+use crate::model::Site;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Rank of the adapter.
+const RANK: usize = 4;
+/// Tokens that one step learns, and of a window of control text, unless the context is shorter.
+const WINDOW: usize = 128;
+/// Tokens of a pass, or of two of it back: others wait for one of them at most.
+const SLICE: usize = 16;
+/// Most tokens of control text that are kept.
+pub(super) const CONTROL_TOKENS: usize = 1 << 14;
+/// One in so many windows of control text is measured on, the others are rehearsed.
+const MEASURED: usize = 4;
+/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
+const REHEARSED: f64 = 0.8;
+/// Inner layers' part of the root of the bound: small changes add up as vectors do, whose squared length is the divergence.
+const PART: f64 = 0.8;
+
+/// What was learnt in inner layers, and on what text it may not change the model much.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    pub(crate) adapter: Option<Arc<Adapter>>,
+    pub(crate) control: Vec<u32>,
+    /// Mean `KL(base ‖ adapted)` of the adapter alone on control text, in nats.
+    pub(crate) divergence: f64,
+    /// The adapter, while the learner belongs to a session.
+    pub(super) attached: Option<AdapterId>,
+}
+
+impl Layers {
+    /// What the head may add to a divergence of `bound` in all.
+    pub(super) fn left_of(&self, bound: f64) -> f64 {
+        (bound.sqrt() - self.divergence.sqrt()).max(0.0).powi(2)
+    }
+
+    /// Adds control text; windows of it at equal distances stay if it is too long.
+    pub(super) fn add_control(&mut self, tokens: &[u32]) {
+        self.control.extend(tokens);
+        let (n, most) = (self.control.len() / WINDOW, CONTROL_TOKENS / WINDOW);
+        if n > most {
+            let windows = (0..most).flat_map(|i| &self.control[i * n / most * WINDOW..][..WINDOW]);
+            self.control = windows.copied().collect();
+        }
+    }
+}
+
+/// Texts, and which of their tokens are to be learnt.
+pub(crate) type Lessons<'t> = [(&'t [u32], Range<usize>)];
+
+/// Whether a matrix is changed: those of feed-forward layers and the output of attention.
+fn is_trained(site: &Site) -> bool {
+    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"].iter().any(|part| site.part().starts_with(part));
+    part && site.layer().is_some() && site.part() != "ffn_gate_inp"
+}
+
+/// A session that reads in passes of a few tokens, and rests after each.
+struct Reader<'a> {
+    session: &'a mut Session,
+    pause: Pause<'a>,
+    /// False once `pause` gave up.
+    goes_on: bool,
+}
+
+impl Reader<'_> {
+    /// Calls `pass` with each slice of `tokens[..n − 1]` and its place.
+    fn slices(
+        &mut self,
+        tokens: &[u32],
+        mut pass: impl FnMut(&mut Session, usize, &[u32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.session.clear();
+        for (i, slice) in tokens[..tokens.len() - 1].chunks(SLICE).enumerate() {
+            let timer = Timer::start();
+            if self.goes_on {
+                pass(self.session, i * SLICE, slice)?;
+                self.goes_on = (self.pause)(timer.elapsed());
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` with each of `1..n` and the logits before that token.
+    fn read(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
+        self.slices(tokens, |session, start, slice| {
+            Ok(session.prefill_each(slice, 0, |i, logits| visit(start + i + 1, logits))?)
+        })
+    }
+
+    /// For each token of a text, the `ln p` in its place of all that the same slice predicts.
+    fn exchanged(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        let mut all = Vec::new();
+        self.read(tokens, |i, logits| {
+            let lse = log_sum(logits);
+            let start = (i - 1) / SLICE * SLICE + 1;
+            let slice = &tokens[start..(start + SLICE).min(tokens.len())];
+            all.push(slice.iter().map(|&token| logits[token as usize] - lse).collect());
+        })?;
+        Ok(all)
+    }
+}
+
+/// A text with as much context as there is room for, and the first of its tokens that is to be predicted.
+fn pieces<'t>(lessons: &'t Lessons<'t>, n_ctx: usize) -> impl Iterator<Item = (&'t [u32], usize)> {
+    let window = WINDOW.min(n_ctx);
+    let pieces = lessons.iter().flat_map(move |(tokens, lesson)| {
+        lesson.clone().step_by(window).map(move |start| {
+            let begin = start.saturating_sub(n_ctx - window);
+            (&tokens[begin..(start + window).min(lesson.end)], (start - begin).max(1))
+        })
+    });
+    pieces.filter(|(text, first)| text.len() > *first)
+}
+
+/// A session with the adapter that is trained.
+struct Training<'a> {
+    reader: Reader<'a>,
+    id: AdapterId,
+    gradients: Gradients,
+    /// Weight of the divergence on rehearsed text.
+    strength: f32,
+}
+
+impl Training<'_> {
+    /// Adds the gradient of `objective` over the logits before each of `tokens[first..]`; returns the loss.
+    fn gradient(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+    ) -> Result<f64, Error> {
+        let Training { reader, id, gradients, .. } = self;
+        let mut loss = 0.0;
+        reader.slices(tokens, |session, start, slice| {
+            if start + slice.len() < first {
+                return Ok(session.prefill(slice)?);
+            }
+            let objective = |i: usize, logits: &mut [f32]| objective(start + i + 1, logits);
+            loss += session.gradient(*id, slice, (first - 1).saturating_sub(start), &objective, gradients)?;
+            Ok(())
+        })?;
+        Ok(loss)
+    }
+
+    /// The model's own `ln p` before each of `window[1..]`, `(n − 1, n_vocab)`.
+    fn base(&mut self, window: &[u32], scale: f32) -> Result<Vec<f32>, Error> {
+        let mut log_p = Vec::new();
+        self.reader.session.set_scale(self.id, 0.0)?;
+        self.reader.read(window, |_, logits| {
+            let lse = log_sum(logits);
+            log_p.extend(logits.iter().map(|l| l - lse));
+        })?;
+        self.reader.session.set_scale(self.id, scale)?;
+        Ok(log_p)
+    }
+
+    /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
+    fn rehearse(&mut self, window: &[u32], max_divergence: f64) -> Result<(), Error> {
+        let log_p = self.base(window, 1.0)?;
+        let n_vocab = self.reader.session.model().hparams().n_vocab;
+        let weight = self.strength / (window.len() - 1) as f32;
+        if !self.reader.goes_on {
+            return Ok(());
+        }
+        let objective =
+            |i: usize, logits: &mut [f32]| divergence(logits, &log_p[(i - 1) * n_vocab..][..n_vocab], weight);
+        let mean = self.gradient(window, 1, &objective)? / f64::from(self.strength);
+        self.strength = next_strength(self.strength, mean, REHEARSED * max_divergence);
+        Ok(())
+    }
+
+    /// Mean divergence from the model over windows, with the adapter at `scale`.
+    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, Error> {
+        let n_vocab = self.reader.session.model().hparams().n_vocab;
+        let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
+        for window in windows {
+            let log_p = self.base(window, scale)?;
+            if !self.reader.goes_on {
+                break;
+            }
+            self.reader.read(window, |i, logits| {
+                row.clear();
+                row.extend_from_slice(logits);
+                sum += divergence(&mut row, &log_p[(i - 1) * n_vocab..][..n_vocab], 1.0);
+                n += 1;
+            })?;
+        }
+        Ok(sum / f64::from(n.max(1)))
+    }
+
+    /// Takes a step for each piece of the lessons, together with the divergence on a window of control text.
+    fn learn(&mut self, lessons: &Lessons<'_>, control: &[u32], turn: u64, bound: f64) -> Result<(), Error> {
+        let (arch, n_ctx) = (self.reader.session.model().arch(), self.reader.session.n_ctx());
+        let rehearsed: Vec<&[u32]> = windows(control, n_ctx, false).collect();
+        let mut descent = Sgd::new(self.reader.session.model().site_norms());
+        for (i, (text, first)) in pieces(lessons, n_ctx).enumerate() {
+            self.gradients.clear();
+            let weight = 1.0 / (text.len() - first) as f32;
+            let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, text[i], weight);
+            self.gradient(text, first, &objective)?;
+            self.rehearse(rehearsed[(turn as usize + i) % rehearsed.len()], bound)?;
+            if !self.reader.goes_on {
+                break;
+            }
+            if self.gradients.norm().is_finite() {
+                let gradients = &self.gradients;
+                self.reader.session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reduces the strength until the divergence on control text is within the bound; returns it.
+    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, Error> {
+        let measured: Vec<&[u32]> = windows(control, self.reader.session.n_ctx(), true).collect();
+        let mut scale = 1.0;
+        let divergence = loop {
+            let divergence = self.divergence(&measured, scale)?;
+            let excess = divergence / bound.max(1e-12);
+            if !self.reader.goes_on || excess <= 1.0 {
+                break divergence;
+            }
+            // The divergence grows with the square of the strength, as long as it is small.
+            scale = if scale < 1e-3 || excess.is_nan() { 0.0 } else { scale * (0.98 / excess.sqrt()).max(0.1) as f32 };
+        };
+        self.reader.session.update_adapter(self.id, |adapter| adapter.rescale(scale))?;
+        Ok(divergence)
+    }
+}
+
+/// The windows of control text that are measured on, or those that are rehearsed.
+fn windows(control: &[u32], n_ctx: usize, measured: bool) -> impl Iterator<Item = &[u32]> {
+    let windows = control.chunks(WINDOW.min(n_ctx)).filter(|window| window.len() > 1).enumerate();
+    windows.filter(move |(i, _)| (i % MEASURED == MEASURED - 1) == measured).map(|(_, window)| window)
+}
+
+impl Learner {
+    /// The learner without what it learnt in inner layers.
+    pub(crate) fn without_layers(&self) -> Learner {
+        let mut learner = self.clone();
+        learner.set_layers(Layers { control: self.layers.control.clone(), ..Default::default() });
+        learner
+    }
+
+    /// Replaces what was learnt in inner layers; the head has what they leave of the bound.
+    pub(crate) fn set_layers(&mut self, layers: Layers) {
+        self.layers = layers;
+        self.adapter.rates.max_divergence = self.layers.left_of(self.options.max_divergence);
+    }
+
+    /// Learns lessons in inner layers, of a session without learner or adapters, then reduces their strength until the bound holds;
+    /// without lessons it does only that. Nothing is learnt where the model has parts without a gradient, and nothing stays
+    /// without control text. False if `pause` gave up: then nothing has changed.
+    pub(crate) fn learn_layers(
+        &mut self,
+        session: &mut Session,
+        lessons: &Lessons<'_>,
+        pause: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<bool, Error> {
+        let control = self.layers.control.clone();
+        if control.len() < 2 * MEASURED * WINDOW {
+            self.set_layers(Layers { control, ..Default::default() });
+            return Ok(true);
+        }
+        let adapter = match &self.layers.adapter {
+            Some(adapter) => Arc::clone(adapter),
+            None if lessons.is_empty() => return Ok(true),
+            None => match Adapter::zeros(session.model(), RANK, 1, is_trained) {
+                Ok(adapter) => Arc::new(adapter),
+                Err(_) => return Ok(true),
+            },
+        };
+        let gradients = Gradients::zeros(&adapter);
+        let id = session.attach(adapter, 1.0)?;
+        let reader = Reader { session: &mut *session, pause, goes_on: true };
+        let mut training = Training { reader, id, gradients, strength: FIRST_STRENGTH };
+        let bound = PART.powi(2) * self.options.max_divergence;
+        let learnt = training.learn(lessons, &control, self.n_updates(), bound);
+        let outcome = learnt.and_then(|()| training.limit(&control, bound));
+        let goes_on = training.reader.goes_on;
+        let adapter = session.detach(id)?;
+        match outcome {
+            Ok(divergence) if goes_on => {
+                self.set_layers(Layers { adapter: Some(adapter), control, divergence, attached: None });
+            }
+            Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(goes_on)
+    }
+
+    /// What text that is not learnt yet says of what was learnt in inner layers, compared with that of `before`: its tokens
+    /// became likelier in their own places than in each other's only if their order is predicted better. Nothing if `pause`
+    /// gave up.
+    pub(crate) fn evidence_of_layers(
+        &self,
+        before: &Learner,
+        session: &mut Session,
+        lessons: &Lessons<'_>,
+        pause: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<Option<Evidence>, Error> {
+        let n_ctx = session.n_ctx();
+        let mut evidence = Evidence::default();
+        let [own, other] = [self, before].map(|learner| learner.layers.adapter.as_ref().map(Arc::as_ptr));
+        if own == other {
+            return Ok(Some(evidence));
+        }
+        for (text, first) in pieces(lessons, n_ctx) {
+            let mut found = [Vec::new(), Vec::new()];
+            for (learner, found) in [self, before].into_iter().zip(&mut found) {
+                let adapter = learner.layers.adapter.clone();
+                let id = adapter.map(|adapter| session.attach(adapter, 1.0)).transpose()?;
+                let mut reader = Reader { session: &mut *session, pause: &mut *pause, goes_on: true };
+                let outcome = reader.exchanged(text);
+                let goes_on = reader.goes_on;
+                if let Some(id) = id {
+                    session.detach(id)?;
+                }
+                *found = outcome?;
+                if !goes_on {
+                    return Ok(None);
+                }
+            }
+            let [with, without] = &found;
+            for (slice, (with, without)) in with.chunks(SLICE).zip(without.chunks(SLICE)).enumerate() {
+                let mut gain = 0.0;
+                for (i, (with, without)) in with.iter().zip(without).enumerate() {
+                    let gains: Vec<f64> = with.iter().zip(without).map(|(x, y)| f64::from(x - y)).collect();
+                    if slice * SLICE + i + 1 >= first {
+                        gain += gains[i] - gains.iter().sum::<f64>() / gains.len() as f64;
+                    }
+                }
+                evidence.add(gain, SLICE);
+            }
+        }
+        Ok(Some(evidence))
+    }
+}
