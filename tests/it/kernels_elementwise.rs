@@ -637,6 +637,33 @@ impl Case {
         }
     }
 
+    /// Rows of a prompt, `n_group` of them per position, with factors of `10^log` on queries, keys and values.
+    fn prompt(
+        dims: (usize, usize),
+        n_q: usize,
+        before: usize,
+        n_group: usize,
+        (window, softcap): (u32, f32),
+        [log_q, log_k, log_v]: [i32; 3],
+        seed: u64,
+    ) -> Case {
+        let n_kv = before + n_q.div_ceil(n_group);
+        let ranges: Vec<_> =
+            (0..n_q).map(|i| (before + i / n_group + 1) as u32).map(|end| (end.saturating_sub(window), end)).collect();
+        let mut case = Case::new(dims, n_kv, ranges, softcap, seed);
+        let halves =
+            |x: &mut [f32], log: i32| x.iter_mut().for_each(|x| *x = f16::from_f32(*x * 10f32.powi(log)).to_f32());
+        case.q.iter_mut().for_each(|x| *x *= 10f32.powi(log_q));
+        halves(&mut case.k, log_k);
+        halves(&mut case.v, log_v);
+        // A row of zeros of each, and a value far above the others.
+        case.q[..dims.0].fill(0.0);
+        case.k[3 * dims.0..4 * dims.0].fill(0.0);
+        case.v[5 * dims.1..6 * dims.1].fill(0.0);
+        case.v[7 * dims.1] = 60000.0;
+        case
+    }
+
     /// The rows, span by span in one task as prompts are computed.
     fn rows(&self, arch: Arch, half: bool, rows: std::ops::Range<usize>) -> Vec<f32> {
         self.compute(arch, half, rows, false)
@@ -780,11 +807,16 @@ impl Case {
         let spread = scores.iter().map(|s| max - s).fold(0.0, f64::max);
         let weight_error = 2.0 * score_error + (2.0 * spread + 2.0) * U + loss.of_weight(spread);
         let relative = 2.0 * (weight_error + 4.0 * n * U + 2.0 * n * U) + U + lost;
+        // A weight that underflows is off by one denormal, and by half of one where it is scaled in two steps; so is
+        // each product with a value, and each correction of a sum.
+        let underflow = |w: f64| if w < 2.0 * f64::from(f32::MIN_POSITIVE) { 3.0 * TINY } else { 0.0 };
         (0..head_dim_v)
             .map(|c| {
                 let value = |j: usize| f64::from(self.v[j * head_dim_v + c]);
                 let terms = || keys.clone().zip(&weights).map(|(j, w)| w / sum * value(j));
                 let mut bound = relative * terms().map(f64::abs).sum::<f64>();
+                let underflows = keys.clone().zip(&weights).map(|(j, w)| underflow(*w) * value(j).abs() + 2.0 * TINY);
+                bound += underflows.sum::<f64>() / sum;
                 for block in (keys.start / 64 * 64..keys.end).step_by(64) {
                     let seen = block.max(keys.start)..keys.end.min(block + 64);
                     let weights = &weights[seen.start - keys.start..seen.end - keys.start];
@@ -1125,21 +1157,7 @@ proptest! {
         (odd, place, in_query) in (0usize..12, 0usize..1000, any::<bool>()),
         seed: u64,
     ) {
-        let n_kv = before + n_q.div_ceil(n_group);
-        let ranges: Vec<_> = (0..n_q)
-            .map(|i| (before + i / n_group + 1) as u32)
-            .map(|end| (end.saturating_sub(window), end))
-            .collect();
-        let mut case = Case::new(dims, n_kv, ranges, softcap, seed);
-        let halves = |x: &mut [f32], log: i32| x.iter_mut().for_each(|x| *x = f16::from_f32(*x * 10f32.powi(log)).to_f32());
-        case.q.iter_mut().for_each(|x| *x *= 10f32.powi(log_q));
-        halves(&mut case.k, log_k);
-        halves(&mut case.v, log_v);
-        // A row of zeros of each, and a value far above the others.
-        case.q[..dims.0].fill(0.0);
-        case.k[3 * dims.0..4 * dims.0].fill(0.0);
-        case.v[5 * dims.1..6 * dims.1].fill(0.0);
-        case.v[7 * dims.1] = 60000.0;
+        let mut case = Case::prompt(dims, n_q, before, n_group, (window, softcap), [log_q, log_k, log_v], seed);
         for arch in Arch::available() {
             case.check(arch, true);
         }
@@ -1165,6 +1183,16 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// A row that sees little but the key whose values are zero: what is left of the others are weights below the
+/// smallest normal number.
+#[test]
+fn weights_that_underflow() {
+    let case = Case::prompt((52, 52), 105, 65, 7, (u32::MAX, 0.0), [2, 0, 3], 2408768242109702944);
+    for arch in Arch::available() {
+        case.check(arch, true);
     }
 }
 
