@@ -770,7 +770,8 @@ fn texts_that_begin_under_pressure_have_one_precision() {
     let types = [KvType::F16, KvType::Q4].map(|kv_type| SessionOptions { kv_type, ..session_options(600, 512) });
     let expected = types.map(|options| answers_alone(n, &options));
     let (mut counts, mut n_preempted) = ([0; 2], 0);
-    for cache in [CacheMode::Off, CacheMode::On] {
+    // What begins under pressure depends on how long passes take.
+    for cache in [CacheMode::Off, CacheMode::On].repeat(10) {
         let log = Log::default();
         let session =
             SessionOptions { kv_pressure: Some(KvType::Q4), prefix: cache.into(), ..session_options(600, 64) };
@@ -790,6 +791,9 @@ fn texts_that_begin_under_pressure_have_one_precision() {
         n_preempted += log.count(Event::Preempted);
         engine.pool().clear_prefixes();
         assert_eq!(engine.pool().stats().n_pages, 0);
+        if cache == CacheMode::On && counts.iter().all(|&n| n > 2) && n_preempted > 2 {
+            break;
+        }
     }
     eprintln!("{counts:?} of both precisions, {n_preempted} preempted");
     assert!(counts.iter().all(|&n| n > 2) && n_preempted > 2, "{counts:?}, {n_preempted} preempted");
