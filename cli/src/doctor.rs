@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let features: Vec<_> = FEATURES.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let optimised = !cfg!(debug_assertions);
     let forced = forced_level();
-    let cpu = cpu_name();
+    let cpu = super::measured::cpu_name();
     let memory = SystemMemory::now();
     let model = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
         None
@@ -152,10 +152,4 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     line("architectures", architectures.join(", "));
     print(out)
-}
-
-pub(super) fn cpu_name() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
-    Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
 }

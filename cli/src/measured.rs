@@ -113,9 +113,16 @@ fn path() -> Option<PathBuf> {
     Some(folder.join("ruvllm").join("measured.json"))
 }
 
+/// What the system calls the CPU.
+pub(super) fn cpu_name() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
+}
+
 /// What a file of this version says of the machine.
 fn machine() -> Value {
-    json!({"version": env!("CARGO_PKG_VERSION"), "cpu": super::doctor::cpu_name()})
+    json!({"version": env!("CARGO_PKG_VERSION"), "cpu": cpu_name()})
 }
 
 /// The entries that are fresh, or why there are none.

@@ -3,7 +3,7 @@
 //! (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
 
 use super::super::output::Failure;
-use super::hub::{HubFile, Listing};
+use super::hub::{HubFile, Listing, home, variable};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -22,17 +22,6 @@ pub(super) struct Cached {
     pub(super) file: String,
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
-}
-
-/// A variable of the environment that is set.
-fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
-}
-
-/// Where Hugging Face's tools keep everything.
-pub(super) fn home() -> Option<PathBuf> {
-    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
-    variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
 }
 
 impl Cache {

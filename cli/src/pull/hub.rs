@@ -4,11 +4,11 @@
 //! SHA-256 is that of the listing; addresses are those of the hub, over https, unless the user named another.
 
 use super::super::output::{Failure, note};
-use super::cache::home;
 use ruvllm::GgufError;
 use ruvllm::gguf::Header;
 use serde_json::Value;
 use std::io::{self, Read};
+use std::path::PathBuf;
 use std::time::Duration;
 use ureq::http::{Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
@@ -34,6 +34,17 @@ pub(super) struct Hub {
     token: Option<String>,
     /// Hosts that the user allows besides.
     hosts: Vec<String>,
+}
+
+/// A variable of the environment that is set.
+pub(super) fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Where Hugging Face's tools keep everything.
+pub(super) fn home() -> Option<PathBuf> {
+    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
 }
 
 /// The files of a model at a commit.
