@@ -518,7 +518,7 @@ impl<'a> SoftmaxRows<'a> {
     /// # Safety
     /// The scores over the span must be initialised.
     #[inline(always)]
-    unsafe fn weigh<V: Lanes>(&mut self, z: V, i: usize, span: Range<usize>) {
+    pub(in crate::arch) unsafe fn weigh<V: Lanes>(&mut self, z: V, i: usize, span: Range<usize>) {
         let n = span.len();
         // SAFETY: the span is inside the row.
         let s = unsafe { self.scores.add(i * STRIDE + span.start) };
