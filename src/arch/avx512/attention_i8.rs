@@ -120,7 +120,8 @@ pub(super) fn attention_stored(
         for block in seen.clone() {
             let mut ahead = Ahead::default();
             if block + 1 < seen.end {
-                let n_points = 2 * N_VECTORS * (p.head_dim + p.head_dim_v) / GROUP + 2 * ranges.len();
+                let n_keys = N_VECTORS * p.head_dim / GROUP * (1 + tiles(ranges.len()).count());
+                let n_points = n_keys + N_VECTORS * p.head_dim_v / GROUP + 2 * ranges.len();
                 ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
             }
             let first = span.first + block * BLOCK;
@@ -187,8 +188,11 @@ impl<'a> Ahead<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     fn point(&mut self) {
+        let [k, v] = self.parts;
         for _ in 0..self.lines {
-            let [k, v] = self.parts;
+            if self.done >= k.len() + v.len() {
+                return;
+            }
             let p = match self.done.checked_sub(k.len()) {
                 None => k.as_ptr().wrapping_add(self.done),
                 Some(at) => v.as_ptr().wrapping_add(at),
