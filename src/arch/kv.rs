@@ -276,10 +276,19 @@ fn butterflies<const HALF: usize>(x: [f32; 16]) -> [f32; 16] {
     y
 }
 
-/// Scale of a group whose largest magnitude is `largest`: a 128th of it, rounded up to bf16.
+/// The scale of a group that has a value which is not finite: NaN.
+pub(super) const NO_NUMBER: u16 = 0x7fc0;
+
+/// Scale of a group whose largest magnitude is `largest`: a 128th of it, rounded up to bf16. 0 if all values count as zeros.
 #[inline(always)]
-fn scale_of(largest: f32) -> u16 {
-    (((largest / 128.0).to_bits() + 0xffff) >> 16) as u16
+pub(super) fn scale_of(largest: f32) -> u16 {
+    if !largest.is_finite() {
+        NO_NUMBER
+    } else if largest < TINY {
+        0
+    } else {
+        (((largest / 128.0).to_bits() + 0xffff) >> 16) as u16
+    }
 }
 
 /// See [`Arch::store_kv`].
@@ -299,12 +308,8 @@ pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
             largest = largest.max(x.to_bits() & 0x7fff_ffff);
         }
         let largest = f32::from_bits(largest);
-        let mut codes = [0x80u8; GROUP];
-        let mut bits = 0;
-        if !largest.is_finite() {
-            bits = 0x7fc0;
-        } else if largest >= TINY {
-            bits = scale_of(largest);
+        let (mut codes, bits) = ([0x80u8; GROUP], scale_of(largest));
+        if bits != 0 && bits != NO_NUMBER {
             let inverse = 1.0 / widen(bits);
             for (code, x) in codes.iter_mut().zip(x) {
                 // `largest` itself would be code 256. Adding 2²³ leaves the integer in the low bits.
@@ -338,7 +343,7 @@ pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
 }
 
 #[inline(always)]
-fn widen(bits: u16) -> f32 {
+pub(super) fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 

@@ -513,7 +513,7 @@ unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
 /// `eˣ` for `x ≤ 0`, off by less than 2⁻¹⁸ of itself besides the rounding of `x·log₂e`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn short_exp(x: F32x16) -> F32x16 {
+pub(super) fn short_exp(x: F32x16) -> F32x16 {
     let x = x * x.splat(std::f32::consts::LOG2_E);
     // How far `x` is above the integer below it, in 0..=1: the minimax polynomial of 2ʳ, off by 2.7·10⁻⁶.
     let r = F32x16(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x.0));

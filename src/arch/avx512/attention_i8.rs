@@ -2,22 +2,23 @@
 //!
 //! Codes stay bytes: `vpdpbusd` does 64 multiply-adds, where an `f32` instruction does 16 and needs each code widened. A
 //! query, and a row's weights times the scales of the values, are rounded to 16 bits, two planes of bytes; scores are as
-//! good as those of `f32`, as sums of integers are exact. Both products keep lanes apart until a block ends: a lane has a
+//! good as those of `f32`, as sums of integers are exact, and weights are rounded relative to the block's largest. Both products keep lanes apart until a block ends: a lane has a
 //! key in scores, and a column in outputs. For this, codes are transposed while they are still packed, four bytes of a key
 //! to a lane for scores, a byte of four keys to a lane for values, and unpacked once for all rows.
 //!
 //! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4 starts one multiplication
-//! per cycle: 256 `vpdpbusd`, 100 for weights, 80 for outputs, 100 for the softmax; once for all queries, transposing and
-//! unpacking 360 (`q4_0`) to 620 (`q8_0`). `docs/memory.md` has the measured times.
+//! per cycle and Zen 5 two: 256 `vpdpbusd`, 90 for softmax and weights, 110 for outputs; once for all queries, transposing
+//! and unpacking 360 (`q4_0`) to 620 (`q8_0`). `docs/memory.md` has the measured times.
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::elementwise::zero;
+use super::attention_i16::short_exp;
+use super::elementwise::{F32x16, zero};
 use crate::arch::kv::GROUP;
-use crate::arch::lanes::Lanes;
-use crate::arch::lanes::attention::{BLOCK, ROWS, STRIDE, SoftmaxRows, tiles};
+use crate::arch::lanes::attention::{BLOCK, ROWS, STRIDE, attention_merge, tiles};
+use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -30,13 +31,11 @@ const N_VECTORS: usize = BLOCK / LANES;
 const MAX_GROUPS: usize = 8;
 /// Vectors of codes of a group and 16 keys.
 const CODES: usize = GROUP / 4;
-/// Rows whose weights are rounded before their values are added: the steps of each depend on one another.
-const TILE: usize = 4;
 /// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most 127, and the lower
 /// one at least −128.
 const MAX_QUERY: f32 = 32512.0;
 const MAX_WEIGHT: f32 = 65535.0;
-/// Queries, and weights relative to the running maximum, whose magnitudes are all smaller count as zero.
+/// Queries whose magnitudes are all smaller count as zero.
 const TINY: f32 = 1e-30;
 /// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th of what is stored as
 /// zero.
@@ -47,10 +46,8 @@ const TINY_SCALE: f32 = 1e-33;
 struct Query {
     /// `[group][upper or lower bytes][four values]`
     words: [[[i32; CODES]; 2]; MAX_GROUPS],
-    /// `−128·Σ` of each group: codes are unsigned.
+    /// What the sums of each group start with, as codes are unsigned and stand for the middle of their step.
     start: [i32; MAX_GROUPS],
-    /// Half a step of a code times `Σ` of each group: codes stand for the middle of their step.
-    middle: [f32; MAX_GROUPS],
     /// What an integer stands for.
     scale: f32,
 }
@@ -60,9 +57,7 @@ struct Query {
 struct Weights {
     /// `[group][upper or lower bytes]`: lane `m` of 128 bits has in word `t` the keys `16t + 4m ..` of the block.
     planes: [[__m512i; 2]; MAX_GROUPS],
-    /// What an integer stands for.
-    unit: [f32; MAX_GROUPS],
-    /// Half a step of a code times their sum.
+    /// Half a step of a code of eight bits times their sum.
     middle: [f32; MAX_GROUPS],
 }
 
@@ -75,10 +70,12 @@ struct Room {
     codes: [__m512i; N_VECTORS * MAX_GROUPS * CODES],
     /// `[group][key]`
     scales: [f32; MAX_GROUPS * BLOCK],
-    /// The same, divided by the group's largest; 0 for keys that are not seen.
+    /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not seen.
     relative: [f32; MAX_GROUPS * BLOCK],
+    /// The largest scale of each group.
+    largest: [f32; MAX_GROUPS],
     queries: [Query; ROWS],
-    weights: [Weights; TILE],
+    weights: Weights,
     scores: [f32; ROWS * STRIDE],
     out: [f32; ROWS * MAX_GROUPS * GROUP],
 }
@@ -100,44 +97,65 @@ pub(super) fn attention_stored(
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
-    let (span, k_steps, v_steps) = (stored.span, step(stored.k), step(stored.v));
+    let span = stored.span;
     let mut room = MaybeUninit::<Room>::uninit();
     let room = room.as_mut_ptr();
+    // SAFETY: addresses of parts of the room.
+    let (queries, out): (*mut Query, *mut f32) =
+        unsafe { ((&raw mut (*room).queries).cast(), (&raw mut (*room).out).cast()) };
     for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
         let seen = span.seen(ranges);
         if seen.is_empty() {
             continue;
         }
-        // SAFETY: addresses of parts of the room.
-        let (queries, scores, out): (*mut Query, *mut f32, *mut f32) = unsafe {
-            ((&raw mut (*room).queries).cast(), (&raw mut (*room).scores).cast(), (&raw mut (*room).out).cast())
-        };
+        // No block before it has prefetched the first.
+        Ahead::new([span.blocks[seen.start].k, span.blocks[seen.start].v], 1).point();
         for (r, q) in q.chunks_exact(p.head_dim).enumerate() {
             // SAFETY: there is room for `ROWS` queries.
-            unsafe { queries.add(r).write(round_query(q, k_steps)) };
+            unsafe { queries.add(r).write(round_query(q, stored.k, p.scale)) };
         }
-        // SAFETY: there is room for that many rows, and only this pass uses it.
-        let mut pass = unsafe { SoftmaxRows::new(p, q, out, ranges, scores) };
+        // SAFETY: there is room for as many rows of outputs.
+        unsafe { out.write_bytes(0, ranges.len() * p.head_dim_v) };
+        let (mut max, mut sums) = ([f32::NEG_INFINITY; ROWS], [_mm512_setzero_ps(); ROWS]);
         for block in seen.clone() {
             let mut ahead = Ahead::default();
             if block + 1 < seen.end {
-                let n_points = N_VECTORS * p.head_dim / GROUP * tiles(ranges.len()).count()
-                    + N_VECTORS * p.head_dim_v / GROUP * ranges.len();
+                let n_keys = N_VECTORS * p.head_dim / GROUP * (1 + tiles(ranges.len()).count());
+                let n_points = n_keys + N_VECTORS * p.head_dim_v / GROUP + 2 * ranges.len();
                 ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
             }
             let first = span.first + block * BLOCK;
-            let spans = |row: usize| visible(ranges[row], first);
             let block = span.blocks[block];
             // SAFETY: the blocks are whole, the queries rounded, and the room is ours.
             unsafe {
-                unpack(stored.k, block.k, p.head_dim, true, room);
+                unpack(stored.k, block.k, p.head_dim, true, room, &mut ahead);
                 add_scores(room, ranges.len(), p.head_dim / GROUP, &mut ahead);
-                (0..ranges.len()).filter(|&r| !spans(r).is_empty()).for_each(|r| pass.weigh(zero(), r, spans(r)));
-                unpack(stored.v, block.v, p.head_dim_v, false, room);
-                add_values(room, ranges.len(), spans, (p.head_dim_v / GROUP, v_steps), pass.out_mut(), &mut ahead);
+                unpack(stored.v, block.v, p.head_dim_v, false, room, &mut ahead);
+                let mut last = 0..0;
+                for (r, &range) in ranges.iter().enumerate() {
+                    let span = visible(range, first);
+                    if span.is_empty() {
+                        continue;
+                    }
+                    if span != last {
+                        relative_scales(room, &span, p.head_dim_v / GROUP);
+                        last = span;
+                    }
+                    let out = out.add(r * p.head_dim_v);
+                    let top = weigh(room, r, &last, stored.v == KvType::Q8, (&mut max[r], &mut sums[r]), out, p);
+                    ahead.point();
+                    add_weighted(room, top, p.head_dim_v / GROUP, out);
+                    ahead.point();
+                }
             }
         }
-        pass.merge(zero(), &mut to.rows(i * ROWS, ROWS, p.head_dim_v));
+        let mut sum = [0.0; ROWS];
+        sum.iter_mut().zip(sums).for_each(|(sum, lanes)| *sum = F32x16(lanes).sum());
+        let n = ranges.len();
+        // SAFETY: all rows of outputs are initialised.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, n * p.head_dim_v) };
+        let from = AttnPartial { out, max: &mut max[..n], sum: &mut sum[..n] };
+        attention_merge(zero(), &mut to.rows(i * ROWS, ROWS, p.head_dim_v), &from, p.head_dim_v);
     }
 }
 
@@ -147,8 +165,8 @@ fn visible(range: (u32, u32), first: usize) -> Range<usize> {
 }
 
 /// Difference of two codes of a precision, in codes of eight bits.
-fn step(kind: KvType) -> f32 {
-    (1 << (8 - kind.bits())) as f32
+fn step(kind: KvType) -> i32 {
+    1 << (8 - kind.bits())
 }
 
 /// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
@@ -170,8 +188,11 @@ impl<'a> Ahead<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     fn point(&mut self) {
+        let [k, v] = self.parts;
         for _ in 0..self.lines {
-            let [k, v] = self.parts;
+            if self.done >= k.len() + v.len() {
+                return;
+            }
             let p = match self.done.checked_sub(k.len()) {
                 None => k.as_ptr().wrapping_add(self.done),
                 Some(at) => v.as_ptr().wrapping_add(at),
@@ -182,34 +203,39 @@ impl<'a> Ahead<'a> {
     }
 }
 
+/// Rounds a query for such keys; its scores have the given factor.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn round_query(q: &[f32], step: f32) -> Query {
-    let mut to =
-        Query { words: [[[0; CODES]; 2]; MAX_GROUPS], start: [0; MAX_GROUPS], middle: [0.0; MAX_GROUPS], scale: 0.0 };
-    let (mut largest, mut finite) = (0.0f32, true);
-    for x in q {
-        largest = largest.max(x.abs());
-        finite &= x.is_finite();
+fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
+    let z = zero();
+    let mut to = Query { words: [[[0; CODES]; 2]; MAX_GROUPS], start: [0; MAX_GROUPS], scale: 0.0 };
+    // Zero, or NaN where a value is not finite.
+    let (mut top, mut finite) = (z, z);
+    for q in q.chunks_exact(LANES) {
+        let q = z.load(q);
+        top = q.abs().max(top);
+        finite = finite + (q - q);
     }
-    let inverse = if largest >= TINY { MAX_QUERY / largest } else { 0.0 };
-    to.scale = if finite { largest / MAX_QUERY } else { f32::NAN };
+    let largest = top.max_lane();
+    let inverse = z.splat(if largest >= TINY { MAX_QUERY / largest } else { 0.0 });
+    to.scale = largest / MAX_QUERY * factor + finite.sum();
     for (g, q) in q.chunks_exact(GROUP).enumerate() {
-        let (mut planes, mut sum) = ([[0u8; GROUP]; 2], 0);
-        for (i, q) in q.iter().enumerate() {
-            let at = i / 4 % 4 * 8 + i / 16 * 4 + i % 4;
-            let x = (q * inverse).round_ties_even() as i32;
-            let lower = x as i8;
-            planes[0][at] = ((x - i32::from(lower)) >> 8) as u8;
-            planes[1][at] = lower as u8;
-            sum += x;
-        }
-        for (words, plane) in to.words[g].iter_mut().zip(&planes) {
-            for (word, bytes) in words.iter_mut().zip(plane.as_chunks::<4>().0) {
-                *word = i32::from_le_bytes(*bytes);
+        let halves = [0, LANES].map(|i| _mm512_cvtps_epi32((z.load(&q[i..]) * inverse).0));
+        let lower = halves.map(|x| _mm512_cvtepi32_epi8(x));
+        let upper = [0, 1].map(|i| {
+            let rest = _mm512_sub_epi32(halves[i], _mm512_cvtepi8_epi32(lower[i]));
+            _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rest))
+        });
+        // The words of both halves in turns, as codes come.
+        for (words, [a, b]) in to.words[g].iter_mut().zip([upper, lower]) {
+            let words = words.as_mut_ptr().cast::<__m128i>();
+            // SAFETY: eight words.
+            unsafe {
+                _mm_storeu_si128(words, _mm_unpacklo_epi32(a, b));
+                _mm_storeu_si128(words.add(1), _mm_unpackhi_epi32(a, b));
             }
         }
-        to.start[g] = -128 * sum;
-        to.middle[g] = step / 2.0 * sum as f32;
+        let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(halves[0], halves[1]));
+        to.start[g] = (step(keys) - 256) * sum / 2;
     }
     to
 }
@@ -226,7 +252,7 @@ struct Plane {
 /// # Safety
 /// The block must be whole, and the dimension one of [`fits`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut Room) {
+unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
     let [upper, lower, scales] = kind.row_bytes(dim);
     let from = |at: usize, row: usize| Plane { first: block[at..].as_ptr(), row };
     let n_groups = dim / GROUP;
@@ -236,10 +262,10 @@ unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut 
     // SAFETY: the planes have rows of that many groups, and there is room for their codes.
     unsafe {
         match kind {
-            KvType::Q8 => unpack_codes::<4>(planes, n_groups, keys, to),
-            KvType::Q6 => unpack_codes::<2>(planes, n_groups, keys, to),
-            KvType::Q5 => unpack_codes::<1>(planes, n_groups, keys, to),
-            _ => unpack_codes::<0>(planes, n_groups, keys, to),
+            KvType::Q8 => unpack_codes::<4>(planes, n_groups, keys, to, ahead),
+            KvType::Q6 => unpack_codes::<2>(planes, n_groups, keys, to, ahead),
+            KvType::Q5 => unpack_codes::<1>(planes, n_groups, keys, to, ahead),
+            _ => unpack_codes::<0>(planes, n_groups, keys, to, ahead),
         }
         unpack_scales(from(BLOCK * (upper + lower), scales), n_groups, (&raw mut (*room).scales).cast());
     }
@@ -249,23 +275,32 @@ unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut 
 ///
 /// # Safety
 /// The planes must be those of a block, and there must be room for its codes.
-#[inline]
+#[inline(never)] // or else the steps' constants and tables are kept in registers across each other, and spill
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack_codes<const LOWER: usize>([upper, lower]: [Plane; 2], n_groups: usize, keys: bool, to: *mut __m512i) {
+unsafe fn unpack_codes<const LOWER: usize>(
+    [upper, lower]: [Plane; 2],
+    n_groups: usize,
+    keys: bool,
+    to: *mut __m512i,
+    ahead: &mut Ahead<'_>,
+) {
     for t in 0..N_VECTORS {
         for g in 0..n_groups {
+            ahead.point();
             let at = |plane: Plane, bytes: usize| plane.first.wrapping_add(t * LANES * plane.row + g * bytes);
             // SAFETY: 16 rows of the planes, and a group of each.
             let (upper, lower) = unsafe {
                 let upper_rows = rows(at(upper, GROUP / 2), upper.row, GROUP / 2);
                 (upper_rows, if LOWER == 0 { upper_rows } else { rows(at(lower, 4 * LOWER), lower.row, 4 * LOWER) })
             };
+            // Where codes have fewer than eight bits, the bit below them is the middle of their step.
+            let middle = 8 >> LOWER;
             let (codes, i) = if keys {
-                (codes::<LOWER>(by_word(upper), by_word(lower)), t * n_groups + g)
+                (codes::<LOWER>(by_word(upper), by_word(lower), 0), t * n_groups + g)
             } else {
                 // Flips the upper bit of both codes of a byte: 128 less, as signed bytes.
                 let upper = upper.map(|x| _mm512_xor_si512(x, _mm512_set1_epi8(0x88u8 as i8)));
-                (codes::<LOWER>(by_byte(upper), by_byte(lower)), g * N_VECTORS + t)
+                (codes::<LOWER>(by_byte(upper), by_byte(lower), middle), g * N_VECTORS + t)
             };
             for (j, codes) in codes.into_iter().enumerate() {
                 // SAFETY: there is room for all codes of the block.
@@ -324,10 +359,13 @@ fn by_byte([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 }
 
 /// Codes of eight bits from their four upper ones and so many `LOWER` ones below these (`kv.rs` has their places): first
-/// those in low halves of bytes of `upper[0]`, then those in high ones, and so on.
+/// those in low halves of bytes of `upper[0]`, then those in high ones, and so on. All have the bits of `middle`, too.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4]) -> [__m512i; CODES] {
+fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4], middle: i8) -> [__m512i; CODES] {
+    let middle = _mm512_set1_epi8(middle);
+    // `a | b & c`.
+    const OR_AND: i32 = 0xf8;
     let high = _mm512_set1_epi8(0xf0u8 as i8);
     // The places of lower bits in a code.
     let low = _mm512_set1_epi8(0xf - (0xf >> LOWER));
@@ -338,7 +376,7 @@ fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4]) -> [__m51
         for half in 0..2 {
             let upper = if half == 0 { _mm512_slli_epi16::<4>(upper[k]) } else { upper[k] };
             all[2 * k + half] = if LOWER == 0 {
-                _mm512_and_si512(upper, high)
+                _mm512_ternarylogic_epi32::<OR_AND>(middle, upper, high)
             } else {
                 // Place of the lower bits in their byte, and in a code.
                 let (from, to) = (4 * half + k - k % words, 4 - LOWER);
@@ -350,7 +388,7 @@ fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4]) -> [__m51
                     _mm512_sll_epi16(lower, count(to - from))
                 };
                 // The first where `high` is set, else the second.
-                _mm512_ternarylogic_epi32::<0xca>(high, upper, _mm512_and_si512(lower, low))
+                _mm512_ternarylogic_epi32::<0xca>(high, upper, _mm512_ternarylogic_epi32::<OR_AND>(middle, lower, low))
             };
         }
     }
@@ -409,7 +447,7 @@ unsafe fn add_scores(room: *mut Room, n: usize, n_groups: usize, ahead: &mut Ahe
 ///
 /// # Safety
 /// As there.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
     // SAFETY: addresses of parts of the room, which are initialised by the caller's promise.
@@ -440,53 +478,12 @@ unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahe
             let scale = unsafe { _mm512_loadu_ps(scales.add(g * BLOCK + t * LANES)) };
             for r in 0..R {
                 let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(upper[r]), lower[r]));
-                let sum = _mm512_add_ps(sum, _mm512_set1_ps(q[r].middle[g]));
                 sums[r] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(q[r].scale)), sums[r]);
             }
         }
         for (r, sum) in sums.into_iter().enumerate() {
             // SAFETY: there is room for the scores of each row.
             unsafe { _mm512_storeu_ps(scores.add(r * STRIDE + t * LANES), sum) };
-        }
-    }
-}
-
-/// Adds the unpacked values, by weight, to `n` rows of outputs, of `n_groups`; row `r` sees the keys `spans(r)`.
-///
-/// # Safety
-/// The room must have the rows' weights of the keys that they see, and codes and scales of a block of values.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_values(
-    room: *mut Room,
-    n: usize,
-    spans: impl Fn(usize) -> Range<usize>,
-    (n_groups, step): (usize, f32),
-    out: *mut f32,
-    ahead: &mut Ahead<'_>,
-) {
-    let (mut last, mut largest) = (0..0, [0.0; MAX_GROUPS]);
-    for first in (0..n).step_by(TILE) {
-        let tile = first..n.min(first + TILE);
-        for r in tile.clone().filter(|&r| !spans(r).is_empty()) {
-            if spans(r) != last {
-                last = spans(r);
-                // SAFETY: the room has scales.
-                largest = unsafe { relative_scales(room, &last, n_groups) };
-            }
-            // SAFETY: the room has the row's weights, and room for a tile of them.
-            unsafe {
-                let to = (&raw mut (*room).weights).cast::<Weights>().add(r - first);
-                round_weights(room, r, &last, (&largest[..n_groups], step), to);
-            }
-        }
-        for r in tile.filter(|&r| !spans(r).is_empty()) {
-            // SAFETY: the weights have just been rounded; there is a row of outputs for each row.
-            unsafe {
-                let weights = (&raw const (*room).weights).cast::<Weights>().add(r - first);
-                let codes = (&raw const (*room).codes).cast();
-                add_weighted(codes, &*weights, n_groups, out.add(r * n_groups * GROUP), ahead);
-            }
         }
     }
 }
@@ -498,95 +495,130 @@ fn mask(span: &Range<usize>, t: usize) -> u16 {
     ((1u32 << at(span.end)) - (1 << at(span.start))) as u16
 }
 
-/// Divides the scales of the keys in `span` by the largest of each group, which it returns.
+/// Divides the scales of the keys in `span` by the largest of each group.
 ///
 /// # Safety
 /// The room must have scales of so many groups.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) -> [f32; MAX_GROUPS] {
-    let mut all = [0.0; MAX_GROUPS];
-    for (g, all) in all[..n_groups].iter_mut().enumerate() {
-        let (mut scales, mut top) = ([_mm512_setzero_ps(); N_VECTORS], _mm512_set1_ps(TINY_SCALE));
+unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) {
+    for g in 0..n_groups {
+        // The bits of numbers that are not negative have their order, and those of NaN are the largest.
+        let (mut scales, mut top) =
+            ([_mm512_setzero_si512(); N_VECTORS], _mm512_set1_epi32(TINY_SCALE.to_bits() as i32));
         for (t, scales) in scales.iter_mut().enumerate() {
             // SAFETY: scales of the block.
             *scales = unsafe {
-                _mm512_maskz_loadu_ps(
+                _mm512_maskz_loadu_epi32(
                     mask(span, t),
-                    (&raw const (*room).scales).cast::<f32>().add(g * BLOCK + t * LANES),
+                    (&raw const (*room).scales).cast::<i32>().add(g * BLOCK + t * LANES),
                 )
             };
-            // The second operand where one is NaN: such a scale stays NaN, and makes the outputs so.
-            top = _mm512_max_ps(*scales, top);
+            top = _mm512_max_epi32(*scales, top);
         }
-        *all = _mm512_reduce_max_ps(top);
-        let inverse = _mm512_set1_ps(1.0 / *all);
-        for (t, scales) in scales.into_iter().enumerate() {
-            // SAFETY: there is room for them.
-            unsafe {
+        let largest = f32::from_bits(_mm512_reduce_max_epi32(top) as u32);
+        let inverse = _mm512_set1_ps(MAX_WEIGHT / largest);
+        // SAFETY: there is room for them.
+        unsafe {
+            (*room).largest[g] = largest;
+            for (t, scales) in scales.into_iter().enumerate() {
                 let to = (&raw mut (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES);
-                _mm512_storeu_ps(to, _mm512_mul_ps(scales, inverse));
+                _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_castsi512_ps(scales), inverse));
             }
         }
     }
-    all
 }
 
-/// Rounds the weights of row `r`, which sees the keys of `span`; `largest` are the largest scales of the groups.
+/// Turns the scores of row `r`, which sees the keys of `span`, into weights, and moves its running maximum and sum, and its
+/// outputs `out`. Returns what a weight's integer stands for, but for the scale of the group. If `half`, codes of values
+/// stand for half a step more.
 ///
 /// # Safety
-/// The room must have the row's weights for the span, and its relative scales; `to` must be writable.
-#[inline]
+/// The room must have the row's scores, and relative scales of the span; `out` must be a row of outputs.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn round_weights(
-    room: *const Room,
+unsafe fn weigh(
+    room: *mut Room,
     r: usize,
     span: &Range<usize>,
-    (largest, step): (&[f32], f32),
-    to: *mut Weights,
-) {
-    let (mut weights, mut top) = ([_mm512_setzero_ps(); N_VECTORS], _mm512_set1_ps(TINY));
-    for (t, weights) in weights.iter_mut().enumerate() {
-        // SAFETY: the row's weights for the span.
-        *weights = unsafe {
-            _mm512_maskz_loadu_ps(mask(span, t), (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
-        };
-        top = _mm512_max_ps(*weights, top);
+    half: bool,
+    (max, sum): (&mut f32, &mut __m512),
+    out: *mut f32,
+    p: &AttnParams,
+) -> f32 {
+    let z = zero();
+    let (mut scores, mut top) = ([z; N_VECTORS], z.splat(f32::NEG_INFINITY));
+    for (t, score) in scores.iter_mut().enumerate() {
+        // SAFETY: the row's scores.
+        *score = F32x16(unsafe {
+            _mm512_mask_loadu_ps(
+                _mm512_set1_ps(f32::NEG_INFINITY),
+                mask(span, t),
+                (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES),
+            )
+        });
+        if p.softcap > 0.0 {
+            let cap = z.splat(p.softcap);
+            *score = tanh(*score / cap) * cap;
+        }
+        top = score.max(top);
     }
-    let top = _mm512_reduce_max_ps(top);
-    let inverse = _mm512_set1_ps(MAX_WEIGHT / top);
-    weights.iter_mut().for_each(|w| *w = _mm512_mul_ps(*w, inverse));
-    for (g, largest) in largest.iter().enumerate() {
-        let (mut words, mut sum) = ([_mm512_setzero_si512(); N_VECTORS], _mm512_setzero_ps());
+    let top = _mm512_reduce_max_ps(top.0);
+    let mut total = z;
+    for score in &mut scores {
+        *score = short_exp(*score - z.splat(top));
+        total = total + *score;
+    }
+    let before = *max;
+    let part;
+    if top > before {
+        let shrink = exp(z.splat(before - top));
+        for c in (0..p.head_dim_v).step_by(LANES) {
+            // SAFETY: a vector of the row.
+            unsafe { (z.read(out.add(c)) * shrink).write(out.add(c)) };
+        }
+        (part, *max) = (1.0, top);
+        *sum = F32x16(*sum).mul_add(shrink, total).0;
+    } else {
+        let shrink = exp(z.splat(top - before));
+        part = _mm512_cvtss_f32(shrink.0);
+        *sum = total.mul_add(shrink, F32x16(*sum)).0;
+    }
+    // The largest is 1 now: weights are rounded relative to the block's largest, whatever came before.
+    for g in 0..p.head_dim_v / GROUP {
+        let (mut words, mut sum) = ([_mm512_setzero_si512(); N_VECTORS], z);
         for t in 0..N_VECTORS {
             // SAFETY: relative scales of the span.
-            let scale =
-                unsafe { _mm512_loadu_ps((&raw const (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES)) };
-            let x = _mm512_mul_ps(weights[t], scale);
-            sum = _mm512_add_ps(sum, x);
-            words[t] = _mm512_cvtps_epu32(x);
+            let scale = unsafe { z.read((&raw const (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES)) };
+            let x = scores[t] * scale;
+            sum = sum + x;
+            words[t] = _mm512_cvtps_epi32(x.0);
         }
         let [a, b, c, d] = words;
         let (a, b) = (_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
         let byte = _mm512_set1_epi16(255);
         let upper = _mm512_packus_epi16(_mm512_srli_epi16::<8>(a), _mm512_srli_epi16::<8>(b));
         let lower = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
-        let unit = top / MAX_WEIGHT * largest;
         // SAFETY: the caller's promise.
         unsafe {
-            (*to).planes[g] = [upper, lower];
-            (*to).unit[g] = unit;
-            (*to).middle[g] = step / 2.0 * unit * _mm512_reduce_add_ps(sum);
+            (*room).weights.planes[g] = [upper, lower];
+            (*room).weights.middle[g] = if half { 0.5 * sum.sum() } else { 0.0 };
         }
     }
+    part / MAX_WEIGHT
 }
 
 /// Adds values by weight to a row of outputs.
 ///
 /// # Safety
-/// `codes` must be those of a block of values with as many groups, `out` a row of them.
-#[inline]
+/// The room must have the row's weights, and codes and scales of a block of values with as many groups; `out` must be a
+/// row of them.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_weighted(codes: *const __m512i, w: &Weights, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
+unsafe fn add_weighted(room: *const Room, unit: f32, n_groups: usize, out: *mut f32) {
+    // SAFETY: parts of the room, which are initialised by the caller's promise.
+    let (codes, w, largest): (*const __m512i, &Weights, &[f32; MAX_GROUPS]) =
+        unsafe { ((&raw const (*room).codes).cast(), &(*room).weights, &(*room).largest) };
     for g in 0..n_groups {
         let [upper, lower] = w.planes[g].map(|plane| {
             [
@@ -598,7 +630,6 @@ unsafe fn add_weighted(codes: *const __m512i, w: &Weights, n_groups: usize, out:
         });
         let mut sums = [[_mm512_setzero_si512(); CODES]; 2];
         for t in 0..N_VECTORS {
-            ahead.point();
             for i in 0..CODES {
                 // SAFETY: codes of the block.
                 let code = unsafe { _mm512_load_si512(codes.add((g * N_VECTORS + t) * CODES + i)) };
@@ -607,17 +638,17 @@ unsafe fn add_weighted(codes: *const __m512i, w: &Weights, n_groups: usize, out:
                 sums[1][i] = _mm512_dpbusd_epi32(sums[1][i], lower[t], code);
             }
         }
-        let (unit, middle) = (_mm512_set1_ps(w.unit[g]), _mm512_set1_ps(w.middle[g]));
+        let (unit, middle) = (_mm512_set1_ps(unit * largest[g]), _mm512_set1_ps(w.middle[g]));
         for half in 0..2 {
             let sum = std::array::from_fn(|k| {
                 let i = 2 * k + half;
                 _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0][i]), sums[1][i])
             });
-            let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(fold(sum)), unit, middle);
+            let sum = _mm512_add_ps(_mm512_cvtepi32_ps(fold(sum)), middle);
             // SAFETY: 16 columns of the row.
             unsafe {
                 let to = out.add(g * GROUP + half * LANES);
-                _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum));
+                _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, unit, _mm512_loadu_ps(to)));
             }
         }
     }

@@ -1,5 +1,6 @@
-//! Dequantisation of keys and values, through which one token's attention reads all of them.
+//! Dequantisation of keys and values, through which prompts read them, and rounding to the precisions of tiers.
 
+use super::attention;
 use crate::arch::{KV_BLOCK, KvType, kv};
 use std::arch::x86_64::*;
 
@@ -76,4 +77,43 @@ fn q8(upper: __m128i, lower: *const u8, scale: __m512) -> [__m512; 2] {
         _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(127.5)), scale)
     };
     [values(first), values(second)]
+}
+
+/// See [`crate::arch::Arch::store_kv`]: the same bytes as the shared source, which handles the other precisions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(in crate::arch) fn quantize_kv(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
+    if !row.len().is_multiple_of(GROUP) || !matches!(kind, KvType::Q8 | KvType::Q4) {
+        return attention::quantize_kv(kind, block, i, row);
+    }
+    let [upper_row, lower_row, scale_row] = kind.row_bytes(row.len());
+    let (upper, rest) = block.split_at_mut(KV_BLOCK * upper_row);
+    let (lower, scales) = rest.split_at_mut(KV_BLOCK * lower_row);
+    let upper = upper[i * upper_row..][..upper_row].chunks_exact_mut(GROUP / 2);
+    let scales = scales[i * scale_row..][..scale_row].chunks_exact_mut(size_of::<u16>());
+    let mut lower = lower[i * lower_row..][..lower_row].chunks_exact_mut(GROUP / 2);
+    for ((values, upper), scale) in row.chunks_exact(GROUP).zip(upper).zip(scales) {
+        // SAFETY: the halves of a group.
+        let halves = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values[GROUP / 2..].as_ptr())] };
+        // The bits of magnitudes have the order of these, and those of NaN are the largest.
+        let [a, b] = halves.map(|x| _mm512_castps_si512(_mm512_abs_ps(x)));
+        let bits = kv::scale_of(f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)) as u32));
+        let codes = match bits {
+            0 | kv::NO_NUMBER => [_mm_set1_epi8(0x80u8 as i8); 2],
+            _ => halves.map(|x| {
+                let x = _mm512_mul_ps(x, _mm512_set1_ps(1.0 / kv::widen(bits)));
+                let x = _mm512_min_ps(_mm512_add_ps(x, _mm512_set1_ps(128.0)), _mm512_set1_ps(255.0));
+                // Nothing is negative, so that dropping what is behind the point rounds down.
+                _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x))
+            }),
+        };
+        scale.copy_from_slice(&bits.to_le_bytes());
+        let (high, low) = (_mm_set1_epi8(0xf0u8 as i8), _mm_set1_epi8(15));
+        let nibbles = |a, b| _mm_or_si128(_mm_and_si128(a, low), _mm_and_si128(b, high));
+        // SAFETY: room for the group's upper bits.
+        unsafe { _mm_storeu_si128(upper.as_mut_ptr().cast(), nibbles(_mm_srli_epi16::<4>(codes[0]), codes[1])) };
+        if let Some(lower) = lower.next() {
+            // SAFETY: room for the group's lower bits.
+            unsafe { _mm_storeu_si128(lower.as_mut_ptr().cast(), nibbles(codes[0], _mm_slli_epi16::<4>(codes[1]))) };
+        }
+    }
 }

@@ -31,7 +31,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     attention_f16: attention_i16::attention_f16,
     attention_stored: attention_i16::attention_stored,
     hadamard: attention::hadamard,
-    quantize_kv: attention::quantize_kv,
+    quantize_kv: kv::quantize_kv,
     load_kv: kv::load_kv,
     attention_merge: attention::attention_merge,
     attention_finish: attention::attention_finish,
