@@ -208,6 +208,19 @@ fn recurrences(c: &mut Criterion) {
     group.bench_function("ssm_step_by_state", |b| {
         b.iter(|| arch.ssm_step_by_state(&mut state, &a, &q[..n_state], &k[..n_state], &dt, &x, &mut out));
     });
+    // Four heads of RWKV, which fill the same state.
+    let d = 64;
+    let (x, w, mut out) = (noise(d), vec![0.9; d], vec![0.0; d]);
+    group.bench_function("rwkv6_step, four heads", |b| {
+        b.iter(|| state.chunks_exact_mut(d * d).for_each(|state| arch.rwkv6_step(state, &x, &x, &x, &w, &x, &mut out)));
+    });
+    let (x, a) = (vec![0.1; d], vec![0.0; d]);
+    group.bench_function("rwkv7_step, four heads", |b| {
+        b.iter(|| {
+            let key = [&x[..], &x, &w, &a, &x];
+            state.chunks_exact_mut(d * d).for_each(|state| arch.rwkv7_step(state, key, &x, &mut out));
+        });
+    });
 }
 
 criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations, recurrences);

@@ -208,6 +208,9 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
             // Few activations and wide weights: the arithmetic takes no longer than the memory does.
             let memory_bound = n_vecs <= P::VECS && block_bytes >= 2 * BLOCK;
             let depth = if memory_bound { SHALLOW } else { P::DEPTH };
+            if !memory_bound {
+                (0..n_rows).for_each(|r| prefetch(blocks(r, 0)));
+            }
             for k0 in (0..k).step_by(BLOCK) {
                 let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {

@@ -63,6 +63,8 @@ macro_rules! kernels {
             delta_rule: elementwise::delta_rule,
             ssm_step: elementwise::ssm_step,
             ssm_step_by_state: elementwise::ssm_step_by_state,
+            rwkv6_step: elementwise::rwkv6_step,
+            rwkv7_step: elementwise::rwkv7_step,
         }
     };
 }
@@ -324,6 +326,9 @@ pub(crate) struct Kernels {
         unsafe fn(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]),
     pub(crate) ssm_step_by_state:
         unsafe fn(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]),
+    pub(crate) rwkv6_step:
+        unsafe fn(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]),
+    pub(crate) rwkv7_step: unsafe fn(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
@@ -697,6 +702,33 @@ impl Arch {
         assert!(fits(state.len()) && fits(a.len()), "ssm_step_by_state: the state");
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.ssm_step_by_state)(state, a, b, c, dt, x, out) }
+    }
+
+    /// A step of RWKV 6 (arXiv 2404.05892) for a head's `state`, `(k.len(), v.len())`:
+    /// `out = (S + (first·k)·vᵀ)ᵀ·r; S = diag(w)·S + k·vᵀ`.
+    pub fn rwkv6_step(
+        self,
+        state: &mut [f32],
+        r: &[f32],
+        k: &[f32],
+        v: &[f32],
+        w: &[f32],
+        first: &[f32],
+        out: &mut [f32],
+    ) {
+        assert!([r, w, first].iter().all(|x| x.len() == k.len()) && out.len() == v.len(), "rwkv6_step");
+        assert!(Some(state.len()) == k.len().checked_mul(v.len()), "rwkv6_step: the state");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.rwkv6_step)(state, r, k, v, w, first, out) }
+    }
+
+    /// A step of RWKV 7 (arXiv 2503.14456) for a head's `state`, `(v.len(), r.len())`:
+    /// `S = S·diag(w) + (S·a)·bᵀ + v·kᵀ; out = S·r`.
+    pub fn rwkv7_step(self, state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f32], out: &mut [f32]) {
+        assert!([k, w, a, b].iter().all(|x| x.len() == r.len()) && out.len() == v.len(), "rwkv7_step");
+        assert!(Some(state.len()) == r.len().checked_mul(v.len()) && !r.is_empty(), "rwkv7_step: the state");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.rwkv7_step)(state, [r, k, w, a, b], v, out) }
     }
 
     /// `y = x / sqrt(mean(x²) + eps) · w` (Zhang & Sennrich, arXiv 1910.07467).

@@ -176,6 +176,8 @@ impl Shape {
 
 /// Number of rows that are actually quantised; a matrix repeats them, to save time.
 const ROWS: usize = 16;
+/// The same of embeddings, so that so many tokens of a prompt differ.
+const EMBEDDINGS: usize = 1024;
 
 /// A model of this shape and file type, in memory, always the same.
 ///
@@ -385,8 +387,12 @@ fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf
             Fill::Value(_) => DType::F32,
         };
         let dtype = experts.and_then(|x| x.dtype).filter(|_| name.ends_with("_exps.weight")).unwrap_or(dtype);
-        // Routers whose rows repeat would choose equal experts.
-        let n_own = if name.ends_with("ffn_gate_inp.weight") { n_rows } else { ROWS };
+        // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose rows do.
+        let n_own = match &*name {
+            "token_embd.weight" => EMBEDDINGS,
+            name if name.ends_with("ffn_gate_inp.weight") => n_rows,
+            _ => ROWS,
+        };
         let rows = match fill {
             Fill::Noise => quantised_rows(dtype, n_in, n_own),
             Fill::Value(x) => std::iter::repeat_n(x.to_le_bytes(), n_in * n_own).flatten().collect(),

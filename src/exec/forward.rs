@@ -324,8 +324,8 @@ struct MoeBuffers<'a> {
     /// `(m, n_used)`.
     chosen: &'a mut [u32],
     weights: &'a mut [f32],
-    /// Tokens of one expert, or the indices of one token's experts in `chosen`.
-    rows: &'a mut [u32],
+    /// Indices in `chosen`, in the order in which their experts are computed.
+    slots: &'a mut [u32],
     x: &'a mut [f32],
     y: &'a mut [f32],
     /// What experts read, and the sum of what they write, if those are shorter vectors.
@@ -426,7 +426,7 @@ impl<'a> Buffers<'a> {
                 router: frame.take(m_moe * n_expert),
                 chosen: frame.take(m_moe * n_used),
                 weights: frame.take(m_moe * n_used),
-                rows: frame.take(m_moe.max(n_used)),
+                slots: frame.take(m_moe * n_used),
                 x: frame.take(m_moe * n_expert_io),
                 y: frame.take(m_moe.max(m_single) * n_expert_io),
                 latent: frame.take(2 * m_moe * n_latent),
@@ -1417,51 +1417,39 @@ fn experts(
         experts_of_one(ctx, moe, (&input[..n], &mut sum[..n]), (&mut b.moe, b.inner, &mut b.scratch));
     } else {
         let (chosen, weights) = (&*chosen, &*weights);
-        for e in 0..n_expert as u32 {
-            let mut n_rows = 0;
-            for (token, chosen) in chosen.chunks_exact(n_used).enumerate() {
-                if chosen.contains(&e) {
-                    b.moe.rows[n_rows] = token as u32;
-                    n_rows += 1;
-                }
-            }
+        let ends_by_expert = sort_by_expert(chosen, b.moe.slots);
+        let mut first = 0;
+        for (e, &end) in ends_by_expert[..n_expert].iter().enumerate() {
+            let slots_of_expert = &b.moe.slots[std::mem::replace(&mut first, end)..end];
+            let n_rows = slots_of_expert.len();
             if n_rows == 0 {
                 continue;
             }
-            let rows = &b.moe.rows[..n_rows];
+            let token = |i: usize| slots_of_expert[i] as usize / n_used;
+            let rows_before = |token: usize| slots_of_expert.partition_point(|&slot| (slot as usize) < token * n_used);
             for (of_expert, &end) in b.expert_ends.iter_mut().zip(ends) {
-                *of_expert = rows.partition_point(|&row| row < end) as u32;
+                *of_expert = rows_before(end as usize) as u32;
             }
-            let of_expert = rows.partition_point(|&row| (row as usize) < n_generated);
-            let ctx = base.with(row_adapters(slots, b.expert_ends), of_expert);
+            let ctx = base.with(row_adapters(slots, b.expert_ends), rows_before(n_generated));
             let (x, y) = (&mut b.moe.x[..n_rows * n], &mut b.moe.y[..n_rows * n]);
             let workers = ctx.crew.when(n_rows > 1);
-            // A token chooses each expert at most once.
-            let weight = |token: usize| {
-                let slots = token * n_used..(token + 1) * n_used;
-                slots.filter(|&slot| chosen[slot] == e).map(|slot| weights[slot]).sum::<f32>()
-            };
+            let weight = |i: usize| weights[slots_of_expert[i] as usize];
             workers.for_chunks(x, n, |i, x| {
-                x.copy_from_slice(&input[rows[i] as usize * n..][..n]);
+                x.copy_from_slice(&input[token(i) * n..][..n]);
                 if weighs_inputs {
-                    let weight = weight(rows[i] as usize);
+                    let weight = weight(i);
                     x.iter_mut().for_each(|x| *x *= weight);
                 }
             });
-            let expert = moe.expert(e as usize);
+            let expert = moe.expert(e);
             let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, expert.up.w.n_out);
             feed_forward(ctx, &mut b.scratch, &expert, x, n_rows, inner, y, |_, _| ());
             let y = &*y;
-            workers.for_chunks(sum, SUM_ROWS * n, |i, sum| {
-                let tokens = i * SUM_ROWS..i * SUM_ROWS + sum.len() / n;
-                let first = rows.partition_point(|&token| (token as usize) < tokens.start);
-                for (&token, y) in rows[first..].iter().zip(y[first * n..].chunks_exact(n)) {
-                    let token = token as usize;
-                    if token >= tokens.end {
-                        break;
-                    }
-                    let sum = &mut sum[(token - tokens.start) * n..][..n];
-                    ctx.arch.add_scaled(sum, y, if weighs_inputs { 1.0 } else { weight(token) });
+            workers.for_chunks(sum, SUM_ROWS * n, |chunk, sum| {
+                let tokens = chunk * SUM_ROWS..chunk * SUM_ROWS + sum.len() / n;
+                for i in rows_before(tokens.start)..rows_before(tokens.end) {
+                    let sum = &mut sum[(token(i) - tokens.start) * n..][..n];
+                    ctx.arch.add_scaled(sum, &y[i * n..][..n], if weighs_inputs { 1.0 } else { weight(i) });
                 }
             });
         }
@@ -1521,9 +1509,9 @@ fn experts_of_one(
     (input, sum): (&[f32], &mut [f32]),
     (buffers, inner, scratch): (&mut MoeBuffers<'_>, &mut [u8], &mut Scratch<'_>),
 ) {
-    let MoeBuffers { chosen, weights, rows, y, .. } = buffers;
+    let MoeBuffers { chosen, weights, slots, y, .. } = buffers;
     let n = input.len();
-    let slots = &mut rows[..moe.spec.n_used];
+    let slots = &mut slots[..moe.spec.n_used];
     slots.iter_mut().zip(0..).for_each(|(slot, i)| *slot = i);
     slots.sort_unstable_by_key(|&slot| (chosen[slot as usize], slot));
     for slots in slots.chunks(MAX_EXPERTS) {
@@ -1556,6 +1544,21 @@ fn experts_of_one(
             ctx.arch.add_scaled(sum, y, weights[slot as usize]);
         }
     }
+}
+
+/// Sorts the indices of `chosen` by the expert chosen there, and returns where those of each expert end.
+fn sort_by_expert(chosen: &[u32], slots: &mut [u32]) -> [usize; MAX_EXPERT] {
+    let mut ends = [0; MAX_EXPERT];
+    chosen.iter().for_each(|&e| ends[e as usize] += 1);
+    let mut sum = 0;
+    for end in &mut ends {
+        (*end, sum) = (sum, sum + *end);
+    }
+    for (slot, &e) in (0..).zip(chosen) {
+        slots[ends[e as usize]] = slot;
+        ends[e as usize] += 1;
+    }
+    ends
 }
 
 pub(super) fn sigmoid(x: f32) -> f32 {
@@ -1617,10 +1620,13 @@ pub(super) fn divisor(sum: f32) -> f32 {
     sum.max(MIN_WEIGHT_SUM)
 }
 
-/// The experts with the largest sums of score and `bias`, best first. A group counts as much as its two best experts, or,
-/// where scores are probabilities (DeepSeek 2), its best one.
+/// The experts with the largest sums of score and `bias`, best first, the first among equals; NaN is less than any number.
+/// A group counts as much as its two best experts, or, where scores are probabilities (DeepSeek 2), its best one.
 fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u32]) {
-    let score = |e: usize| scores[e] + bias.map_or(0.0, |bias| bias[e]);
+    let score = |e: usize| {
+        let score = scores[e] + bias.map_or(0.0, |bias| bias[e]);
+        if score.is_nan() { f32::NEG_INFINITY } else { score }
+    };
     let mut open = [true; MAX_EXPERT];
     let mut group_size = scores.len();
     if let Some(groups) = spec.groups {
@@ -1642,15 +1648,23 @@ fn choose(spec: &MoeSpec, scores: &[f32], bias: Option<&[f32]>, chosen: &mut [u3
             open[largest((0..groups.n_group).filter(|&group| !open[group]), group_score)] = true;
         }
     }
-    for slot in 0..chosen.len() {
-        let (taken, rest) = chosen.split_at_mut(slot);
-        let left = (0..scores.len()).filter(|&e| open[e / group_size] && !taken.contains(&(e as u32)));
-        rest[0] = largest(left, score) as u32;
+    let candidates = (0..scores.len()).step_by(group_size).zip(open).filter(|(_, open)| *open);
+    let mut n = 0;
+    for e in candidates.flat_map(|(first, _)| first..first + group_size) {
+        let is_less = |other: &u32| score(*other as usize) < score(e);
+        if n < chosen.len() {
+            n += 1;
+        } else if !is_less(&chosen[n - 1]) {
+            continue;
+        }
+        // It takes its place among the best so far, of which the last makes room.
+        let at = chosen[..n - 1].iter().position(is_less).unwrap_or(n - 1);
+        chosen.copy_within(at..n - 1, at + 1);
+        chosen[at] = e as u32;
     }
 }
 
-/// The one of `items` with the largest score, the first among equals. NaN compares as smaller, so that some item is
-/// always chosen.
+/// The one of `items` with the largest score, the first among equals.
 fn largest(items: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> usize {
     let mut best = None;
     for item in items {
@@ -1722,5 +1736,7 @@ mod tests {
         assert_eq!(chosen, [0, 1]);
         choose(&spec(Gating::Softmax, Some((3, 1))), &[f32::NAN; 6], None, &mut chosen);
         assert_eq!(chosen, [0, 1]);
+        choose(&spec(Gating::Softmax, None), &[0.1, f32::NAN, 0.2, 0.2, 0.1, 0.1], None, &mut chosen);
+        assert_eq!(chosen, [2, 3]);
     }
 }

@@ -134,7 +134,7 @@ pub(super) fn time_cells(spec: &TimeMixSpec) -> [CellShape; 2] {
     [CausalConv::cell(shift_spec(spec.n_embd())), CellShape { n_state, n_feed: spec.n_feed() }]
 }
 
-/// RWKV 6: `y = (S + k·(u·v)ᵀ)ᵀ·r; S = w·S + k·vᵀ` for each head's state `S: (key, value)`; fed by `r, k, v, w`.
+/// [`Arch::rwkv6_step`] for each head's state; fed by `r, k, v, w`.
 struct Rule6<'a> {
     spec: &'a TimeMixSpec,
     first: &'a [f32],
@@ -152,18 +152,11 @@ impl Recurrence for Rule6<'_> {
     fn step(&self, arch: Arch, head: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
         let (d, n) = (self.spec.head_dim, self.spec.n_embd());
         let [r, k, v, w] = [0, 1, 2, 3].map(|i| &feed[i * n + head * d..][..d]);
-        let first = &self.first[head * d..][..d];
-        out.fill(0.0);
-        for (i, row) in state.chunks_exact_mut(d).enumerate() {
-            arch.add_scaled(out, v, r[i] * first[i] * k[i]);
-            arch.add_scaled(out, row, r[i]);
-            row.iter_mut().for_each(|s| *s *= w[i]);
-            arch.add_scaled(row, v, k[i]);
-        }
+        arch.rwkv6_step(state, r, k, v, w, &self.first[head * d..][..d], out);
     }
 }
 
-/// RWKV 7: `S = S·diag(w) + (S·a)·bᵀ + v·kᵀ; y = S·r` for each head's state `S: (value, key)`; fed by `r, k, v, w, a, b`.
+/// [`Arch::rwkv7_step`] for each head's state; fed by `r, k, v, w, a, b`.
 struct Rule7<'a>(&'a TimeMixSpec);
 
 impl Recurrence for Rule7<'_> {
@@ -178,13 +171,7 @@ impl Recurrence for Rule7<'_> {
     fn step(&self, arch: Arch, head: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
         let (d, n) = (self.0.head_dim, self.0.n_embd());
         let [r, k, v, w, a, b] = [0, 1, 2, 3, 4, 5].map(|i| &feed[i * n + head * d..][..d]);
-        for ((row, v), out) in state.chunks_exact_mut(d).zip(v).zip(out) {
-            let said = arch.dot(row, a);
-            row.iter_mut().zip(w).for_each(|(s, w)| *s *= w);
-            arch.add_scaled(row, b, said);
-            arch.add_scaled(row, k, *v);
-            *out = arch.dot(row, r);
-        }
+        arch.rwkv7_step(state, [r, k, w, a, b], v, out);
     }
 }
 
@@ -237,14 +224,15 @@ pub(super) fn time_mix<'a>(
                 };
                 pass.linear(b.blend, m, &mut [Product::of(matrix, to, m)]);
             }
-            for (row, feed) in b.feed.chunks_exact_mut(4 * n).enumerate() {
+            let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
+            pass.base.crew.when(m > 1).for_chunks(b.feed, 4 * n, |row, feed| {
                 let row = row * n..(row + 1) * n;
-                feed[..n].copy_from_slice(&b.r[row.clone()]);
-                feed[n..2 * n].copy_from_slice(&b.k[row.clone()]);
-                feed[2 * n..3 * n].copy_from_slice(&b.v[row.clone()]);
-                let decays = feed[3 * n..].iter_mut().zip(&b.decay[row]).zip(decay);
+                feed[..n].copy_from_slice(&r[row.clone()]);
+                feed[n..2 * n].copy_from_slice(&k[row.clone()]);
+                feed[2 * n..3 * n].copy_from_slice(&v[row.clone()]);
+                let decays = feed[3 * n..].iter_mut().zip(&decays[row]).zip(decay);
                 decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
-            }
+            });
             pass.recur(&Rule6 { spec, first }, (b.feed, 4 * n), b.by_part, b.out);
             norm_heads(pass.base.arch, spec, w, b.out);
             b.out.iter_mut().zip(&*b.gate).for_each(|(out, gate)| *out *= silu(*gate));
@@ -296,10 +284,9 @@ fn seven(
     low(pass, b.blend, &w7.rate, |x| x, b.rate);
     blend(b.blend, x, b.before, share(5));
     low(pass, b.blend, &w7.gate, sigmoid, b.gate);
-    for (row, feed) in b.feed.chunks_exact_mut(6 * n).enumerate() {
-        let row = row * n..(row + 1) * n;
-        let (r, k, v) = (&b.r[row.clone()], &mut b.k[row.clone()], &b.v[row.clone()]);
-        let (rate, decay) = (&b.rate[row.clone()], &b.decay[row]);
+    let (r, v, rate, decay) = (&*b.r, &*b.v, &*b.rate, &*b.decay);
+    pass.base.crew.when(m > 1).for_chunk_pairs(b.feed, 6 * n, b.k, n, |row, feed, k| {
+        let [r, v, rate, decay] = [r, v, rate, decay].map(|x| &x[row * n..][..n]);
         for head in 0..spec.n_head {
             let here = head * d..(head + 1) * d;
             let mut square = 0.0;
@@ -320,7 +307,7 @@ fn seven(
         feed[..n].copy_from_slice(r);
         feed[n..2 * n].copy_from_slice(k);
         feed[2 * n..3 * n].copy_from_slice(v);
-    }
+    });
     pass.recur(&Rule7(spec), (b.feed, 6 * n), b.by_part, b.out);
     norm_heads(arch, spec, w, b.out);
     for (i, out) in b.out.chunks_exact_mut(d).enumerate() {

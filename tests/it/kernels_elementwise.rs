@@ -213,6 +213,54 @@ proptest! {
     }
 
     #[test]
+    fn rwkv6_steps(d_k in 1usize..70, d_v in 1usize..70, shift in 0usize..4, seed: u64) {
+        let [r, k, w, first] = [seed, !seed, seed ^ 3, seed ^ 5].map(|seed| noise(d_k, seed));
+        let (v, (before, range)) = (noise(d_v, seed ^ 7), misaligned(&noise(d_k * d_v, seed ^ 11), shift));
+        for arch in Arch::available() {
+            let (mut state, mut out) = (before.clone(), vec![f32::NAN; d_v]);
+            arch.rwkv6_step(&mut state[range.clone()], &r, &k, &v, &w, &first, &mut out);
+            for c in 0..d_v {
+                let (mut sum, mut size) = (0.0, 0.0);
+                for i in 0..d_k {
+                    let [r, k, w, first, v] = [r[i], k[i], w[i], first[i], v[c]].map(f64::from);
+                    let s = f64::from(before[range.clone()][i * d_v + c]);
+                    let (kept, added) = (w * s, k * v);
+                    let error = 2.0 * U * (kept.abs() + added.abs());
+                    assert_close(arch, "rwkv6_step", state[range.clone()][i * d_v + c], kept + added, error);
+                    sum += r * (s + first * added);
+                    size += r.abs() * (s.abs() + (first * added).abs());
+                }
+                assert_close(arch, "rwkv6_step, out", out[c], sum, (2 * d_k + 4) as f64 * U * size);
+            }
+        }
+    }
+
+    #[test]
+    fn rwkv7_steps(n in 1usize..70, m in 1usize..20, shift in 0usize..4, seed: u64) {
+        let [r, k, w, a, b] = [seed, !seed, seed ^ 3, seed ^ 5, seed ^ 7].map(|seed| noise(n, seed));
+        let (v, (before, range)) = (noise(m, seed ^ 11), misaligned(&noise(m * n, seed ^ 13), shift));
+        for arch in Arch::available() {
+            let (mut state, mut out) = (before.clone(), vec![f32::NAN; m]);
+            arch.rwkv7_step(&mut state[range.clone()], [&r, &k, &w, &a, &b], &v, &mut out);
+            for i in 0..m {
+                let old = |j: usize| f64::from(before[range.clone()][i * n + j]);
+                let [said, size] = [|x: f64| x, f64::abs].map(|f| (0..n).map(|j| f(old(j) * f64::from(a[j]))).sum::<f64>());
+                let (mut sum, mut bound) = (0.0, 0.0);
+                for j in 0..n {
+                    let [r, k, w, b, v] = [r[j], k[j], w[j], b[j], v[i]].map(f64::from);
+                    let truth = w * old(j) + said * b + v * k;
+                    let sizes = (w * old(j)).abs() + (said * b).abs() + (v * k).abs();
+                    let error = 4.0 * U * sizes + b.abs() * (n + 1) as f64 * U * size;
+                    assert_close(arch, "rwkv7_step", state[range.clone()][i * n + j], truth, error);
+                    sum += r * truth;
+                    bound += r.abs() * (error + (n + 1) as f64 * U * truth.abs());
+                }
+                assert_close(arch, "rwkv7_step, out", out[i], sum, bound);
+            }
+        }
+    }
+
+    #[test]
     fn norms(n in length(), shift in 0usize..4, seed: u64, offset in -10f32..10.0, log_eps in -7i32..-2) {
         let x: Vec<f32> = noise(n, seed).iter().map(|x| x + offset).collect();
         let (x, range) = misaligned(&x, shift);

@@ -456,14 +456,15 @@ fn int_array(x: __m256i) -> [i32; 8] {
 #[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
 pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
-    for (i, block) in bytemuck::cast_slice::<u8, B>(bytes).iter().enumerate() {
+    let blocks = bytemuck::cast_slice::<u8, B>(bytes);
+    assert!(out.len() >= blocks.len() * B::GROUPS * record(BYTES));
+    for (block, out) in blocks.iter().zip(out.chunks_exact_mut(B::GROUPS * record(BYTES))) {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
-        for g in 0..B::GROUPS {
+        for (g, out) in out.chunks_exact_mut(record(BYTES)).enumerate() {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let q = if EXCESS { _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed())) } else { q };
-            let out = &mut out[(i * B::GROUPS + g) * record(BYTES)..][..record(BYTES)];
             if BYTES {
                 store256(&mut out[..8], q);
             } else {

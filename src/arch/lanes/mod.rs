@@ -271,6 +271,8 @@ macro_rules! elementwise_kernels {
             delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]);
             ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]);
             ssm_step_by_state(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]);
+            rwkv6_step(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]);
+            rwkv7_step(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]);
         }
     };
 }

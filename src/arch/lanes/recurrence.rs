@@ -2,7 +2,7 @@
 
 use super::Lanes;
 
-/// Sums over the rows of a state that do not wait for each other.
+/// Sums that do not wait for each other.
 const SUMS: usize = 4;
 
 /// See [`crate::arch::Arch::delta_rule`].
@@ -150,16 +150,93 @@ pub(in crate::arch) fn ssm_step_by_state<V: Lanes>(
 ) {
     let n = b.len();
     assert!(state.len() == n * x.len() && a.len() == state.len() && c.len() == n && dt.len() == x.len());
-    let channels = state.chunks_exact_mut(n).zip(a.chunks_exact(n)).zip(dt.iter().zip(x)).zip(out);
-    for (((state, a), (dt, x)), out) in channels {
-        let (u, dt, mut sum) = (z.splat(dt * x), z.splat(*dt), z);
-        for (i, state) in state.chunks_mut(V::N).enumerate() {
-            let at = i * V::N..i * V::N + state.len();
-            let decay = super::exp(dt * z.load(&a[at.clone()]));
-            let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
-            x.store(state);
-            sum = x.mul_add(z.load(&c[at]), sum);
+    let fours = state.chunks_mut(SUMS * n).zip(a.chunks(SUMS * n)).zip(dt.chunks(SUMS).zip(x.chunks(SUMS)));
+    for (((state, a), (dt, x)), out) in fours.zip(out.chunks_mut(SUMS)) {
+        // The lanes of four channels are added up at once.
+        let mut sums = [z; SUMS];
+        let channels = state.chunks_exact_mut(n).zip(a.chunks_exact(n)).zip(dt.iter().zip(x)).zip(&mut sums);
+        for (((state, a), (dt, x)), sum) in channels {
+            let (u, dt) = (z.splat(dt * x), z.splat(*dt));
+            for (i, state) in state.chunks_mut(V::N).enumerate() {
+                let at = i * V::N..i * V::N + state.len();
+                let decay = super::exp(dt * z.load(&a[at.clone()]));
+                let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
+                x.store(state);
+                *sum = x.mul_add(z.load(&c[at]), *sum);
+            }
         }
-        *out = sum.sum();
+        out.copy_from_slice(&V::sum4(sums)[..out.len()]);
+    }
+}
+
+/// See [`crate::arch::Arch::rwkv6_step`].
+#[inline(always)]
+pub(in crate::arch) fn rwkv6_step<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    r: &[f32],
+    k: &[f32],
+    v: &[f32],
+    w: &[f32],
+    first: &[f32],
+    out: &mut [f32],
+) {
+    let d_v = v.len();
+    assert!(state.len() == k.len() * d_v && [r, w, first].iter().all(|x| x.len() == k.len()) && out.len() == d_v);
+    let bonus: f32 = r.iter().zip(first).zip(k).map(|((r, first), k)| r * first * k).sum();
+    for c in (0..d_v).step_by(SUMS * V::N) {
+        let columns = c..d_v.min(c + SUMS * V::N);
+        let mut sums = [z; SUMS];
+        for (i, row) in state.chunks_exact_mut(d_v).enumerate() {
+            let (r, k, w) = (z.splat(r[i]), z.splat(k[i]), z.splat(w[i]));
+            let parts = row[columns.clone()].chunks_mut(V::N).zip(v[columns.clone()].chunks(V::N));
+            for ((s, v), sum) in parts.zip(&mut sums) {
+                let x = z.load(s);
+                *sum = r.mul_add(x, *sum);
+                k.mul_add(z.load(v), w * x).store(s);
+            }
+        }
+        let parts = out[columns.clone()].chunks_mut(V::N).zip(v[columns].chunks(V::N));
+        for ((out, v), sum) in parts.zip(sums) {
+            z.splat(bonus).mul_add(z.load(v), sum).store(out);
+        }
+    }
+}
+
+/// See [`crate::arch::Arch::rwkv7_step`].
+#[inline(always)]
+pub(in crate::arch) fn rwkv7_step<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    [r, k, w, a, b]: [&[f32]; 5],
+    v: &[f32],
+    out: &mut [f32],
+) {
+    let n = r.len();
+    assert!(state.len() == n * v.len() && [k, w, a, b].iter().all(|x| x.len() == n) && out.len() == v.len());
+    // The lanes of four rows are added up at once.
+    for ((rows, v), out) in state.chunks_mut(SUMS * n).zip(v.chunks(SUMS)).zip(out.chunks_mut(SUMS)) {
+        let mut sums = [z; SUMS];
+        for c in (0..n).step_by(V::N) {
+            let columns = c..n.min(c + V::N);
+            let a = z.load(&a[columns.clone()]);
+            for (row, sum) in rows.chunks_exact(n).zip(&mut sums) {
+                *sum = z.load(&row[columns.clone()]).mul_add(a, *sum);
+            }
+        }
+        let said = V::sum4(sums);
+        let mut sums = [z; SUMS];
+        for c in (0..n).step_by(V::N) {
+            let columns = c..n.min(c + V::N);
+            let (r, k) = (z.load(&r[columns.clone()]), z.load(&k[columns.clone()]));
+            let (w, b) = (z.load(&w[columns.clone()]), z.load(&b[columns.clone()]));
+            for (((row, sum), said), v) in rows.chunks_exact_mut(n).zip(&mut sums).zip(said).zip(v) {
+                let s = &mut row[columns.clone()];
+                let x = z.splat(*v).mul_add(k, z.splat(said).mul_add(b, z.load(s) * w));
+                x.store(s);
+                *sum = x.mul_add(r, *sum);
+            }
+        }
+        out.copy_from_slice(&V::sum4(sums)[..out.len()]);
     }
 }

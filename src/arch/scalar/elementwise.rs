@@ -83,6 +83,34 @@ pub(super) fn ssm_step_by_state(
     }
 }
 
+pub(super) fn rwkv6_step(
+    state: &mut [f32],
+    r: &[f32],
+    k: &[f32],
+    v: &[f32],
+    w: &[f32],
+    first: &[f32],
+    out: &mut [f32],
+) {
+    out.fill(0.0);
+    for (i, row) in state.chunks_exact_mut(v.len()).enumerate() {
+        add_scaled(out, v, r[i] * first[i] * k[i]);
+        add_scaled(out, row, r[i]);
+        row.iter_mut().for_each(|s| *s *= w[i]);
+        add_scaled(row, v, k[i]);
+    }
+}
+
+pub(super) fn rwkv7_step(state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f32], out: &mut [f32]) {
+    for ((row, v), out) in state.chunks_exact_mut(r.len()).zip(v).zip(out) {
+        let said = dot(row, a);
+        row.iter_mut().zip(w).for_each(|(s, w)| *s *= w);
+        add_scaled(row, b, said);
+        add_scaled(row, k, *v);
+        *out = dot(row, r);
+    }
+}
+
 pub(super) fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     let mean_square = dot(x, x) / x.len() as f32;
     let scale = 1.0 / (mean_square + eps).sqrt();
