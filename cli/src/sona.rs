@@ -7,9 +7,11 @@ use super::model::{ModelArgs, ResidenceArgs};
 use super::output::paint;
 use super::output::{Failure, OverwriteArg, note, print, print_json, printable, size};
 use clap::Subcommand;
+use ruvllm::Tokenizer;
 #[cfg(feature = "chat")]
 use ruvllm::exec::Engine;
 use ruvllm::gguf::{Gguf, NewFile};
+use ruvllm::learn::TopicStatus;
 use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -125,12 +127,15 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Tell what is in a version
+    /// Tell what is in a version, topic by topic
     Show {
         #[command(flatten)]
         folder: FolderArg,
         /// Its number [default: the version in effect]
         version: Option<u64>,
+        /// The model, to tell the words of topics by
+        #[arg(short, long, value_name = "FILE")]
+        model: Option<PathBuf>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
@@ -195,7 +200,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
         Action::Status { folder, json } => status(&folder.existing()?, *json),
         Action::Log { folder, json } => log(&folder.existing()?, *json),
-        Action::Show { folder, version, json } => show(&folder.existing()?, *version, *json),
+        Action::Show { folder, version, model, json } => show(&folder.existing()?, *version, model.as_deref(), *json),
         Action::Rollback { folder, version } => {
             folder.existing()?.rollback(*version)?;
             note(format!("version {version} is in effect"));
@@ -300,25 +305,46 @@ fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), Failure> {
+fn show(folder: &SonaFolder, version: Option<u64>, model: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let version = version.unwrap_or(folder.version());
     let path = version_path(folder, version)?;
     let gguf = Gguf::open(&path)?;
     let metadata = gguf.metadata();
     let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
-    let layers = gguf.tensor("layers.adapter").map_or(0, |file| file.n_elems());
     let made = folder.history().iter().find(|event| event.version == version);
+    let topics = folder.topics(version)?;
+    let model = model.map(Gguf::open).transpose()?;
+    let tokenizer =
+        model.map(|gguf| Tokenizer::from_metadata(gguf.metadata())).transpose().map_err(ruvllm::Error::from)?;
+    let words = |topic: &TopicStatus| -> Vec<String> {
+        let word = |token: &u32| tokenizer.as_ref()?.decode_lossy(&[*token], false).ok();
+        topic.words.iter().filter_map(word).collect()
+    };
     if as_json {
+        let topic = |topic: &TopicStatus| {
+            json!({
+                "id": topic.id, "requests": topic.n_requests, "tokens": topic.n_tokens, "adapter": topic.has_adapter,
+                "divergence": topic.divergence, "word_ids": topic.words, "words": words(topic),
+            })
+        };
         return print_json(&json!({
-            "version": version, "path": path, "updates": updates, "strength": strength, "layers_bytes": layers,
-            "made": made.map(event),
+            "version": version, "path": path, "updates": updates, "strength": strength, "made": made.map(event),
+            "topics": topics.iter().map(topic).collect::<Vec<_>>(),
         }));
     }
-    let layers =
-        if layers > 0 { format!("an adapter of inner layers, {}", size(layers)) } else { "the head alone".into() };
     let made = made.map_or(String::new(), |made| format!("{} {}", made.kind.name(), utc(made.timestamp)));
     let path = printable(&path.display().to_string());
-    print(format!("version {version}  {made}\n{updates} updates, strength {strength}, {layers}\n{path}\n"))
+    print(format!("version {version}  {made}\n{updates} updates, strength {strength}\n"))?;
+    for topic in &topics {
+        let adapter = match topic.has_adapter {
+            true => format!("an adapter of inner layers, divergence {:.5}", topic.divergence),
+            false => "the head alone".to_owned(),
+        };
+        let (requests, tokens, words) = (topic.n_requests, topic.n_tokens, words(topic).join(" "));
+        let words = if words.is_empty() { words } else { format!(": {}", printable(&words)) };
+        print(format!("topic {}  {requests} requests, {tokens} tokens, {adapter}{words}\n", topic.id))?;
+    }
+    print(format!("{path}\n"))
 }
 
 fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
