@@ -215,8 +215,8 @@ impl Recording {
         Ok(Some(Recording { sona, background, session_id, begun, n: 0, in_effect: (0, None) }))
     }
 
-    /// Brings the version in effect into the session.
-    fn refresh(&mut self, session: &mut Session) -> Result<(), ruvllm::Error> {
+    /// Brings the version in effect into the session, with what it learnt of the prompt's topic.
+    fn refresh(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), ruvllm::Error> {
         let generation = self.sona.generation();
         if self.in_effect.0 == generation {
             return Ok(());
@@ -224,8 +224,8 @@ impl Recording {
         if let Some(id) = self.in_effect.1.take() {
             session.detach(id)?;
         }
-        let adapter = self.sona.adapter()?;
-        self.in_effect = (generation, adapter.map(|adapter| session.attach(adapter.into(), 1.0)).transpose()?);
+        let adapter = self.sona.adapter(prompt)?;
+        self.in_effect = (generation, adapter.map(|adapter| session.attach(adapter, 1.0)).transpose()?);
         Ok(())
     }
 
@@ -492,10 +492,10 @@ impl Chat<'_> {
 
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
-        if let Some(recording) = &mut self.recording {
-            recording.refresh(&mut self.session)?;
-        }
         let ids = self.prompt()?;
+        if let Some(recording) = &mut self.recording {
+            recording.refresh(&mut self.session, &ids)?;
+        }
         let kept = match self.session.keep(&ids) {
             0 => self.session.reuse(&ids)?.total(),
             kept => kept,

@@ -10,6 +10,7 @@ use clap::Subcommand;
 #[cfg(feature = "chat")]
 use ruvllm::exec::Engine;
 use ruvllm::gguf::{Gguf, NewFile};
+use ruvllm::learn::TopicStatus;
 use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -125,7 +126,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Tell what is in a version
+    /// Tell what is in a version, topic by topic
     Show {
         #[command(flatten)]
         folder: FolderArg,
@@ -306,19 +307,32 @@ fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), 
     let gguf = Gguf::open(&path)?;
     let metadata = gguf.metadata();
     let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
-    let layers = gguf.tensor("layers.adapter").map_or(0, |file| file.n_elems());
     let made = folder.history().iter().find(|event| event.version == version);
+    let topics = folder.topics(version)?;
     if as_json {
+        let topic = |topic: &TopicStatus| {
+            json!({
+                "id": topic.id, "requests": topic.n_requests, "tokens": topic.n_tokens, "adapter": topic.has_adapter,
+                "divergence": topic.divergence,
+            })
+        };
         return print_json(&json!({
-            "version": version, "path": path, "updates": updates, "strength": strength, "layers_bytes": layers,
-            "made": made.map(event),
+            "version": version, "path": path, "updates": updates, "strength": strength, "made": made.map(event),
+            "topics": topics.iter().map(topic).collect::<Vec<_>>(),
         }));
     }
-    let layers =
-        if layers > 0 { format!("an adapter of inner layers, {}", size(layers)) } else { "the head alone".into() };
     let made = made.map_or(String::new(), |made| format!("{} {}", made.kind.name(), utc(made.timestamp)));
     let path = printable(&path.display().to_string());
-    print(format!("version {version}  {made}\n{updates} updates, strength {strength}, {layers}\n{path}\n"))
+    print(format!("version {version}  {made}\n{updates} updates, strength {strength}\n"))?;
+    for topic in &topics {
+        let adapter = match topic.has_adapter {
+            true => format!("an adapter of inner layers, divergence {:.5}", topic.divergence),
+            false => "the head alone".to_owned(),
+        };
+        let (requests, tokens) = (topic.n_requests, topic.n_tokens);
+        print(format!("topic {}  {requests} requests, {tokens} tokens, {adapter}\n", topic.id))?;
+    }
+    print(format!("{path}\n"))
 }
 
 fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {

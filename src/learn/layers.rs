@@ -1,11 +1,13 @@
-//! An adapter of inner layers that is learnt in the background by backpropagation, within a bound on control text.
+//! Adapters of inner layers, one for each topic, that are learnt in the background by backpropagation, within a bound on
+//! control text.
 
 use super::slices::Pause;
+use super::topics::{Counts, Topics, Trained};
 use super::{Evidence, Learner};
 use crate::clock::Timer;
 use crate::error::{Error, SessionError};
-use crate::exec::{AdapterId, Session, cross_entropy, divergence, log_sum};
-use crate::lora::{Adapter, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
+use crate::exec::{AdapterId, Session, cross_entropy, log_sum};
+use crate::lora::{Adapter, ControlWindow, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
 use crate::model::Site;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,18 +31,43 @@ const PART: f64 = 0.8;
 /// What was learnt in inner layers, and on what text it may not change the model much.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
-    pub(crate) adapter: Option<Arc<Adapter>>,
-    pub(crate) control: Vec<u32>,
-    /// Mean `KL(base ‖ adapted)` of the adapter alone on control text, in nats.
-    pub(crate) divergence: f64,
-    /// The adapter, while the learner belongs to a session.
+    pub(crate) topics: Topics,
+    /// The topic whose adapter is in effect.
+    pub(crate) chosen: Option<u32>,
+    control: Vec<u32>,
+    /// Pairs of tokens of the control text.
+    ordinary: Counts,
+    /// The chosen topic's adapter, while the learner belongs to a session.
     pub(super) attached: Option<AdapterId>,
 }
 
 impl Layers {
+    /// With nothing learnt.
+    pub(crate) fn new(control: Vec<u32>) -> Layers {
+        Layers { ordinary: Counts::of(&control), control, ..Default::default() }
+    }
+
+    pub(crate) fn control(&self) -> &[u32] {
+        &self.control
+    }
+
+    pub(super) fn ordinary(&self) -> &Counts {
+        &self.ordinary
+    }
+
+    /// The adapter in effect.
+    pub(super) fn adapter(&self) -> Option<&Arc<Adapter>> {
+        self.topics.get(self.chosen?)?.trained.adapter.as_ref()
+    }
+
+    /// The largest divergence of any topic's adapter.
+    pub(super) fn divergence(&self) -> f64 {
+        self.topics.all.iter().map(|topic| topic.trained.divergence).fold(0.0, f64::max)
+    }
+
     /// What the head may add to a divergence of `bound` in all.
-    pub(super) fn left_of(&self, bound: f64) -> f64 {
-        (bound.sqrt() - self.divergence.sqrt()).max(0.0).powi(2)
+    fn left_of(&self, bound: f64) -> f64 {
+        (bound.sqrt() - self.divergence().sqrt()).max(0.0).powi(2)
     }
 
     /// Adds control text; windows of it at equal distances stay if it is too long.
@@ -51,6 +78,7 @@ impl Layers {
             let windows = (0..most).flat_map(|i| &self.control[i * n / most * WINDOW..][..WINDOW]);
             self.control = windows.copied().collect();
         }
+        self.ordinary = Counts::of(&self.control);
     }
 }
 
@@ -151,46 +179,39 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    /// The model's own `ln p` before each of `window[1..]`, `(n − 1, n_vocab)`.
-    fn base(&mut self, window: &[u32], scale: f32) -> Result<Vec<f32>, Error> {
-        let mut log_p = Vec::new();
+    /// What the model alone predicts in a window.
+    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, Error> {
+        let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
         self.reader.session.set_scale(self.id, 0.0)?;
-        self.reader.read(window, |_, logits| {
-            let lse = log_sum(logits);
-            log_p.extend(logits.iter().map(|l| l - lse));
-        })?;
+        self.reader.read(tokens, |_, logits| window.push(logits))?;
         self.reader.session.set_scale(self.id, scale)?;
-        Ok(log_p)
+        Ok(window)
     }
 
     /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
-    fn rehearse(&mut self, window: &[u32], max_divergence: f64) -> Result<(), Error> {
-        let log_p = self.base(window, 1.0)?;
-        let n_vocab = self.reader.session.model().hparams().n_vocab;
-        let weight = self.strength / (window.len() - 1) as f32;
+    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), Error> {
+        let window = self.base(tokens, 1.0)?;
         if !self.reader.goes_on {
             return Ok(());
         }
-        let objective =
-            |i: usize, logits: &mut [f32]| divergence(logits, &log_p[(i - 1) * n_vocab..][..n_vocab], weight);
-        let mean = self.gradient(window, 1, &objective)? / f64::from(self.strength);
-        self.strength = next_strength(self.strength, mean, REHEARSED * max_divergence);
+        let objective = window.objective(self.strength);
+        let loss = self.gradient(tokens, 1, &|i, logits: &mut [f32]| objective(i - 1, logits))?;
+        self.strength = next_strength(self.strength, loss, REHEARSED * max_divergence);
         Ok(())
     }
 
     /// Mean divergence from the model over windows, with the adapter at `scale`.
     fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, Error> {
-        let n_vocab = self.reader.session.model().hparams().n_vocab;
         let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
-        for window in windows {
-            let log_p = self.base(window, scale)?;
+        for tokens in windows {
+            let window = self.base(tokens, scale)?;
             if !self.reader.goes_on {
                 break;
             }
-            self.reader.read(window, |i, logits| {
+            self.reader.read(tokens, |i, logits| {
                 row.clear();
                 row.extend_from_slice(logits);
-                sum += divergence(&mut row, &log_p[(i - 1) * n_vocab..][..n_vocab], 1.0);
+                sum += window.divergence(i - 1, &mut row);
                 n += 1;
             })?;
         }
@@ -222,16 +243,21 @@ impl Training<'_> {
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
     fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, Error> {
         let measured: Vec<&[u32]> = windows(control, self.reader.session.n_ctx(), true).collect();
-        let mut scale = 1.0;
-        let divergence = loop {
-            let divergence = self.divergence(&measured, scale)?;
+        // A few windows tell about how strong it may be, all of them whether it is.
+        let few: Vec<&[u32]> = measured.iter().copied().step_by(4).collect();
+        let (mut scale, mut measures) = (1.0, [&few, &measured].into_iter());
+        let mut windows = measures.next();
+        let mut divergence = 0.0;
+        while let Some(measured) = windows {
+            divergence = self.divergence(measured, scale)?;
             let excess = divergence / bound.max(1e-12);
             if !self.reader.goes_on || excess <= 1.0 {
-                break divergence;
+                windows = measures.next();
+                continue;
             }
             // The divergence grows with the square of the strength, as long as it is small.
             scale = if scale < 1e-3 || excess.is_nan() { 0.0 } else { scale * (0.98 / excess.sqrt()).max(0.1) as f32 };
-        };
+        }
         self.reader.session.update_adapter(self.id, |adapter| adapter.rescale(scale))?;
         Ok(divergence)
     }
@@ -247,32 +273,58 @@ impl Learner {
     /// The learner without what it learnt in inner layers.
     pub(crate) fn without_layers(&self) -> Learner {
         let mut learner = self.clone();
-        learner.set_layers(Layers { control: self.layers.control.clone(), ..Default::default() });
+        learner.set_layers(Layers::new(self.layers.control.clone()));
         learner
     }
 
     /// Replaces what was learnt in inner layers; the head has what they leave of the bound.
     pub(crate) fn set_layers(&mut self, layers: Layers) {
         self.layers = layers;
+        self.share_bound();
+    }
+
+    /// Replaces what was learnt of a topic, if it is known.
+    pub(crate) fn set_trained(&mut self, topic: u32, trained: Trained) {
+        self.layers.topics.set_trained(topic, trained);
+        self.share_bound();
+    }
+
+    fn share_bound(&mut self) {
         self.adapter.rates.max_divergence = self.layers.left_of(self.options.max_divergence);
     }
 
-    /// Learns lessons in inner layers, of a session without learner or adapters, then reduces their strength until the bound holds;
-    /// without lessons it does only that. Nothing is learnt where the model has parts without a gradient, and nothing stays
-    /// without control text. False if `pause` gave up: then nothing has changed.
+    /// Whether there is enough control text to learn in inner layers.
+    pub(crate) fn can_learn_layers(&self) -> bool {
+        self.layers.control.len() >= 2 * MEASURED * WINDOW
+    }
+
+    /// The topic that a text belongs to, which may be a new one.
+    pub(crate) fn sort(&mut self, text: &[u32]) -> u32 {
+        let Layers { topics, ordinary, .. } = &mut self.layers;
+        topics.sort(&Counts::of(text), ordinary)
+    }
+
+    /// Adds a text to a topic.
+    pub(crate) fn add_to_topic(&mut self, topic: u32, text: &[u32]) {
+        self.layers.topics.add(topic, &Counts::of(text));
+    }
+
+    /// Learns lessons of a topic in inner layers, of a session without learner or adapters, then reduces their strength until
+    /// the bound holds; without lessons it does only that. Nothing is learnt where the model has parts without a gradient, and
+    /// nothing stays without control text. False if `pause` gave up: then nothing has changed.
     pub(crate) fn learn_layers(
         &mut self,
         session: &mut Session,
+        topic: u32,
         lessons: &Lessons<'_>,
         pause: &mut dyn FnMut(Duration) -> bool,
     ) -> Result<bool, Error> {
-        let control = self.layers.control.clone();
-        if control.len() < 2 * MEASURED * WINDOW {
-            self.set_layers(Layers { control, ..Default::default() });
+        if !self.can_learn_layers() {
+            self.set_trained(topic, Trained::default());
             return Ok(true);
         }
-        let adapter = match &self.layers.adapter {
-            Some(adapter) => Arc::clone(adapter),
+        let adapter = match self.layers.topics.trained(topic).adapter {
+            Some(adapter) => adapter,
             None if lessons.is_empty() => return Ok(true),
             None => match Adapter::zeros(session.model(), RANK, 1, is_trained) {
                 Ok(adapter) => Arc::new(adapter),
@@ -283,42 +335,48 @@ impl Learner {
         let id = session.attach(adapter, 1.0)?;
         let reader = Reader { session: &mut *session, pause, goes_on: true };
         let mut training = Training { reader, id, gradients, strength: FIRST_STRENGTH };
-        let bound = PART.powi(2) * self.options.max_divergence;
-        let learnt = training.learn(lessons, &control, self.n_updates(), bound);
-        let outcome = learnt.and_then(|()| training.limit(&control, bound));
+        let (control, bound) = (&self.layers.control, PART.powi(2) * self.options.max_divergence);
+        let learnt = training.learn(lessons, control, self.n_updates(), bound);
+        let outcome = learnt.and_then(|()| training.limit(control, bound));
         let goes_on = training.reader.goes_on;
         let adapter = session.detach(id)?;
         match outcome {
-            Ok(divergence) if goes_on => {
-                self.set_layers(Layers { adapter: Some(adapter), control, divergence, attached: None });
-            }
+            Ok(divergence) if goes_on => self.set_trained(topic, Trained { adapter: Some(adapter), divergence }),
             Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
             Err(error) => return Err(error),
         }
         Ok(goes_on)
     }
 
-    /// What text that is not learnt yet says of what was learnt in inner layers, compared with that of `before`: its tokens
-    /// became likelier in their own places than in each other's only if their order is predicted better. Nothing if `pause`
-    /// gave up.
+    /// Reduces the strength of what was learnt of each topic until the bound holds.
+    pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), Error> {
+        for topic in self.layers.topics.ids() {
+            self.learn_layers(session, topic, &[], &mut |_| true)?;
+        }
+        Ok(())
+    }
+
+    /// What text of a topic that is not learnt yet says of what was learnt of it in inner layers, compared with what `before`
+    /// has: its tokens became likelier in their own places than in each other's only if their order is predicted better.
+    /// Nothing if `pause` gave up.
     pub(crate) fn evidence_of_layers(
         &self,
         before: &Learner,
         session: &mut Session,
+        topic: u32,
         lessons: &Lessons<'_>,
         pause: &mut dyn FnMut(Duration) -> bool,
     ) -> Result<Option<Evidence>, Error> {
         let n_ctx = session.n_ctx();
         let mut evidence = Evidence::default();
-        let [own, other] = [self, before].map(|learner| learner.layers.adapter.as_ref().map(Arc::as_ptr));
-        if own == other {
+        let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);
+        if both[0].as_ref().map(Arc::as_ptr) == both[1].as_ref().map(Arc::as_ptr) {
             return Ok(Some(evidence));
         }
         for (text, first) in pieces(lessons, n_ctx) {
             let mut found = [Vec::new(), Vec::new()];
-            for (learner, found) in [self, before].into_iter().zip(&mut found) {
-                let adapter = learner.layers.adapter.clone();
-                let id = adapter.map(|adapter| session.attach(adapter, 1.0)).transpose()?;
+            for (adapter, found) in both.iter().zip(&mut found) {
+                let id = adapter.clone().map(|adapter| session.attach(adapter, 1.0)).transpose()?;
                 let mut reader = Reader { session: &mut *session, pause: &mut *pause, goes_on: true };
                 let outcome = reader.exchanged(text);
                 let goes_on = reader.goes_on;

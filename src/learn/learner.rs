@@ -5,6 +5,7 @@ use super::head::{Adapted, HeadRows, MAX_RANK};
 use super::layers::{CONTROL_TOKENS, Layers};
 use super::moments::{SLOTS, softmax};
 use super::optimiser::{HeadLearner, Rates};
+use super::topics::{Counts, KINDS, MAX_TOPICS, TopicStatus};
 use crate::arch::Arch;
 use crate::error::LearnError;
 use crate::exec::{OutputRows, TokenKind};
@@ -77,7 +78,7 @@ impl LearnerOptions {
         let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
         let whitened = control.max(recent).div_ceil(2);
         let whitening = 4 * (whitened * (n + whitened) + n);
-        let control_text = 8 * CONTROL_TOKENS as u64;
+        let control_text = 24 * CONTROL_TOKENS as u64 + 16 * (MAX_TOPICS as u64 + 1) * u64::from(KINDS);
         let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
         let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
         moments + control_text + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
@@ -269,11 +270,32 @@ impl Learner {
         self.adapter.control.len()
     }
 
-    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers the most that both can have,
-    /// as each is measured alone.
+    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers the most that both can have
+    /// in any topic, as each is measured alone.
     pub fn divergence(&self) -> f64 {
         let head = self.adapter.divergence(self.adapter.head.scale);
-        if self.layers.divergence == 0.0 { head } else { (head.sqrt() + self.layers.divergence.sqrt()).powi(2) }
+        let layers = self.layers.divergence();
+        if layers == 0.0 { head } else { (head.sqrt() + layers.sqrt()).powi(2) }
+    }
+
+    /// What [`Sona`](crate::sona::Sona) learnt in inner layers.
+    pub fn topics(&self) -> Vec<TopicStatus> {
+        self.layers.topics.status()
+    }
+
+    /// The topic whose adapter of inner layers has its effect.
+    pub fn topic(&self) -> Option<u32> {
+        self.layers.chosen
+    }
+
+    /// Gives the adapter of a topic its effect, or none; a learner that belongs to a session is to be set again.
+    pub fn set_topic(&mut self, topic: Option<u32>) {
+        self.layers.chosen = topic;
+    }
+
+    /// The topic to whose text a text belongs rather than to none, by which tokens follow which.
+    pub fn nearest_topic(&self, text: &[u32]) -> Option<u32> {
+        self.layers.topics.nearest(&Counts::of(text), self.layers.ordinary())
     }
 
     /// Strength of the adapter; 0 while it changes nothing.
@@ -282,14 +304,14 @@ impl Learner {
     }
 
     /// The adapter alone, as one that any LoRA implementation can apply: of the head, where `A`, and `W·B` in place of `B`,
-    /// change the output, and of inner layers, if [`Sona`](crate::sona::Sona) learnt one.
+    /// change the output, and of inner layers, if a [topic](Learner::set_topic) is chosen.
     ///
     /// # Errors
     /// If `model` is another one, nothing has been learnt yet, or what was learnt has no effect.
     pub fn to_adapter(&self, model: &Model) -> Result<Adapter, LearnError> {
         self.check(model)?;
         let head = &self.adapter.head;
-        let inner = self.layers.adapter.as_deref().cloned();
+        let inner = self.layers.adapter().map(|adapter| Adapter::clone(adapter));
         if head.is_idle() || head.wb.iter().all(|&x| x == 0.0) {
             let none = if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect };
             return inner.ok_or(none);

@@ -16,14 +16,16 @@ mod optimiser;
 mod session;
 mod slices;
 mod state;
+mod topics;
 
 pub use experts::Losses;
 pub use head::MAX_RANK;
 pub use learner::{Learner, LearnerOptions};
+pub use topics::TopicStatus;
 
 pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use moments::softmax;
 pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};
 pub(crate) use slices::{Pause, Slices};
-pub(crate) use state::{number, put, values};
+pub(crate) use state::{number, put, topics_in, values};

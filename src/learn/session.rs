@@ -124,7 +124,7 @@ impl Session {
         self.refresh(&mut learner.adapter, slices)?;
         learner.adapter.reproject(self.model().arch(), slices);
         learner.adapter.limit(self.model().arch(), slices);
-        let adapter = learner.layers.adapter.clone();
+        let adapter = learner.layers.adapter().cloned();
         learner.layers.attached = adapter.map(|adapter| self.attach(adapter, 1.0)).transpose()?;
         drop(self.take_learner());
         self.set_hook(Box::new(learner));

@@ -5,6 +5,7 @@ use super::layers::{CONTROL_TOKENS, Layers};
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
 use super::optimiser::Evidence;
+use super::topics::{Counts, KINDS, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
 use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use crate::lora::Adapter;
@@ -119,12 +120,23 @@ impl Learner {
         }
         put(&mut w, "neighbours.keys", &[n, tokens.len()], DType::F16, &keys);
         put(&mut w, "neighbours.tokens", &[tokens.len()], DType::I32, &tokens);
-        put(&mut w, "layers.control", &[self.layers.control.len()], DType::I32, &self.layers.control);
-        if let Some(adapter) = &self.layers.adapter {
-            let file = adapter.to_bytes()?;
-            put(&mut w, "layers.adapter", &[file.len()], DType::I8, &file);
-            put(&mut w, "layers.divergence", &[1], DType::F64, &[self.layers.divergence]);
+        let control = self.layers.control();
+        put(&mut w, "layers.control", &[control.len()], DType::I32, control);
+        w.metadata("learned.next_topic", self.layers.topics.next);
+        let (mut numbers, mut kinds, mut counts, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for topic in &self.layers.topics.all {
+            let adapter = topic.trained.adapter.as_ref().map(|adapter| adapter.to_bytes()).transpose()?;
+            let file = adapter.unwrap_or_default();
+            let (id, n_kinds) = (f64::from(topic.id), topic.counts.each.len() as f64);
+            numbers.extend([id, topic.n_requests as f64, topic.trained.divergence, n_kinds, file.len() as f64]);
+            kinds.extend(topic.counts.each.iter().map(|(kind, _)| *kind));
+            counts.extend(topic.counts.each.iter().map(|(_, count)| *count));
+            files.extend(file);
         }
+        put(&mut w, "topics.numbers", &[NUMBERS, numbers.len() / NUMBERS], DType::F64, &numbers);
+        put(&mut w, "topics.kinds", &[kinds.len()], DType::I32, &kinds);
+        put(&mut w, "topics.counts", &[counts.len()], DType::I32, &counts);
+        put(&mut w, "topics.adapters", &[files.len()], DType::I8, &files);
         for (name, blend) in e.blends() {
             let numbers = blend.numbers();
             put(&mut w, name, &[numbers.len()], DType::F64, &numbers);
@@ -196,15 +208,8 @@ impl Learner {
         let keys: Vec<half::f16> =
             values(gguf, "neighbours.keys", n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
         keys.chunks_exact(n).zip(tokens).for_each(|(key, token)| e.neighbours.push(key, token));
-        let mut layers = Layers {
-            control: values(gguf, "layers.control", 1, 0..=CONTROL_TOKENS, DType::I32, known)?,
-            ..Default::default()
-        };
-        if let Some(t) = gguf.tensor("layers.adapter") {
-            layers.adapter = Some(Arc::new(Adapter::from_bytes(gguf.data(t).to_vec(), model)?));
-            layers.divergence =
-                values(gguf, "layers.divergence", 1, 1..=1, DType::F64, |x| (0.0..=f64::MAX).contains(x))?[0];
-        }
+        let mut layers = Layers::new(values(gguf, "layers.control", 1, 0..=CONTROL_TOKENS, DType::I32, known)?);
+        layers.topics = read_topics(gguf, &mut |_, file| Ok(Some(Arc::new(Adapter::from_bytes(file, model)?))))?;
         for (name, blend) in e.blends_mut() {
             let numbers: Vec<f64> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F64, |x: &f64| x.is_finite())?;
             if !blend.restore(&numbers) {
@@ -225,6 +230,63 @@ impl Learner {
         learner.set_layers(layers);
         Ok(learner)
     }
+}
+
+/// Numbers of a topic: its own, its requests, divergence, kinds of pairs, and the bytes of its adapter.
+const NUMBERS: usize = 5;
+
+/// What is known of the topics in a file, without the model.
+pub(crate) fn topics_in(path: &Path) -> Result<Vec<TopicStatus>, LearnError> {
+    let gguf = Gguf::open(path)?;
+    let mut adapted = Vec::new();
+    let topics = read_topics(&gguf, &mut |id, _| {
+        adapted.push(id);
+        Ok(None)
+    })?;
+    let mut status = topics.status();
+    status.iter_mut().for_each(|topic| topic.has_adapter = adapted.contains(&topic.id));
+    Ok(status)
+}
+
+/// Reads topics; `adapter` makes that of a topic of its file.
+fn read_topics(
+    gguf: &Gguf,
+    adapter: &mut dyn FnMut(u32, Vec<u8>) -> Result<Option<Arc<Adapter>>, LearnError>,
+) -> Result<Topics, LearnError> {
+    let name = "topics.numbers";
+    let most = MAX_TOPICS * KINDS as usize;
+    let sound = |x: &f64| (0.0..=1e15).contains(x);
+    let numbers: Vec<f64> = values(gguf, name, NUMBERS, 0..=MAX_TOPICS, DType::F64, sound)?;
+    let kinds: Vec<u32> = values(gguf, "topics.kinds", 1, 0..=most, DType::I32, |kind| *kind < KINDS)?;
+    let n = kinds.len();
+    let counts: Vec<u32> = values(gguf, "topics.counts", 1, n..=n, DType::I32, |count| *count > 0)?;
+    let mut files = gguf.tensor("topics.adapters").map_or(&[][..], |t| gguf.data(t));
+    let mut each = kinds.into_iter().zip(counts);
+    // Files of earlier builds have none.
+    let next = gguf.metadata().opt_u64("learned.next_topic")?.unwrap_or(0).min(1 << 30) as u32;
+    let mut topics = Topics { all: Vec::new(), next };
+    let damaged = |what: &str| LearnError::Value { name, what: what.into() };
+    for numbers in numbers.chunks_exact(NUMBERS) {
+        let id = numbers[0] as u32;
+        if id >= next || topics.get(id).is_some() {
+            return Err(damaged("a topic twice, or out of order"));
+        }
+        let each: Vec<(u32, u32)> = each.by_ref().take(numbers[3] as usize).collect();
+        if each.len() as f64 != numbers[3] || each.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+            return Err(damaged("counts out of order"));
+        }
+        let total = each.iter().map(|(_, count)| u64::from(*count)).sum();
+        let (file, rest) = files.split_at_checked(numbers[4] as usize).ok_or_else(|| damaged("adapters end early"))?;
+        files = rest;
+        let adapter = if file.is_empty() { None } else { adapter(id, file.to_vec())? };
+        topics.all.push(Topic {
+            id,
+            counts: Counts { each, total },
+            n_requests: numbers[1] as u64,
+            trained: Trained { adapter, divergence: numbers[2] },
+        });
+    }
+    Ok(topics)
 }
 
 /// Largest sums that a file may contain: later additions, all below 1e100, are lost in rounding, so no stream leads

@@ -24,6 +24,7 @@
 //! ```
 
 mod adapter;
+mod control;
 mod file;
 mod gradients;
 mod merge;
@@ -34,11 +35,11 @@ mod svd;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
+pub(crate) use control::{ControlWindow, FIRST_STRENGTH, next_strength};
 pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
-pub(crate) use optimiser::{FIRST_STRENGTH, next_strength};
 pub use registry::AdapterRegistry;
 
 #[cfg(doc)]

@@ -203,16 +203,6 @@ pub fn change_norm(term: &Term) -> f64 {
     product_norm(term.a(), term.b(), term.rank())
 }
 
-/// Weight of the divergence on rehearsed text in the loss of the first step.
-pub(crate) const FIRST_STRENGTH: f32 = 8.0;
-
-/// That weight in the next step: it rises while the divergence is above its bound, and falls at the same rate while it is not. If it
-/// rose faster, it would reach values at which nothing is learnt, long before the same text comes again.
-pub(crate) fn next_strength(strength: f32, divergence: f64, bound: f64) -> f32 {
-    let excess = divergence / bound.max(1e-9) - 1.0;
-    (strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

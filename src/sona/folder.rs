@@ -5,7 +5,8 @@ use super::log::{Limits, Log};
 use super::trajectory::{Record, Trajectory};
 use crate::cache::{SEED, mix};
 use crate::clock::unix_millis;
-use crate::error::SonaError;
+use crate::error::{Error, SonaError};
+use crate::learn::{TopicStatus, topics_in};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
@@ -229,6 +230,17 @@ impl SonaFolder {
     /// The file of a version, as [`Learner::open`](crate::learn::Learner::open) reads it.
     pub fn version_path(&self, version: u64) -> PathBuf {
         self.path.join(VERSIONS).join(format!("{version:06}.gguf"))
+    }
+
+    /// What is known of the topics of a version.
+    ///
+    /// # Errors
+    /// If there is no such version, or its file cannot be read.
+    pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, Error> {
+        if !self.versions().contains(&version) {
+            return Err(SonaError::NoSuchVersion { version }.into());
+        }
+        Ok(topics_in(&self.version_path(version))?)
     }
 
     /// What is learnt from on, which has not taken effect yet.

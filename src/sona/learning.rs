@@ -5,7 +5,7 @@ use super::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, sessio
 use super::trajectory::Trajectory;
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SonaError};
-use crate::exec::{Engine, Session, SessionOptions};
+use crate::exec::{CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum};
 use crate::learn::{Learner, LearnerOptions, Losses, Pause, UPDATE_TOKENS};
 use crate::lora::Adapter;
 use std::collections::VecDeque;
@@ -29,6 +29,10 @@ const JUDGED: usize = 4;
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
+/// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at least and at most.
+const SAMPLED: usize = 20;
+const LEAST_SAMPLE: usize = 8;
+const LONGEST_SAMPLE: usize = 64;
 /// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the time.
 const BUSY_REST: u32 = 49;
 /// Time after which one that rests looks whether its owner waits.
@@ -167,6 +171,7 @@ impl SonaBuilder {
                 options: self,
                 state: Mutex::new(state),
                 worker: Mutex::new(worker),
+                adapters: Mutex::default(),
                 owners: AtomicUsize::new(0),
             }),
         })
@@ -189,9 +194,14 @@ struct Shared {
     state: Mutex<State>,
     /// Locked while something is learnt; before `state`, where both are.
     worker: Mutex<Worker>,
+    /// Adapters of a version, by topic.
+    adapters: Mutex<(u64, Vec<Chosen>)>,
     /// Calls that wait for the worker to change what is learnt: learning gives up for them.
     owners: AtomicUsize,
 }
+
+/// A topic, or none, and the adapter that a request has with it, if it has one.
+type Chosen = (Option<u32>, Option<Arc<Adapter>>);
 
 struct State {
     folder: SonaFolder,
@@ -257,23 +267,50 @@ impl Sona {
         self.state().generation
     }
 
-    /// The version in effect, for [`Session::set_learner`].
+    /// The version in effect, for [`Session::set_learner`], with the adapter of no [topic](Sona::topic).
     pub fn learner(&self) -> Learner {
         Learner::clone(&self.state().learner)
     }
 
-    /// The version in effect as an adapter of the output head and of inner layers, for
-    /// [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing.
+    /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text it belongs, by which tokens
+    /// follow which, unless a sample of it speaks against its adapter by two standard errors. The sample, a twentieth
+    /// of the prompt, is read with the adapter and without it side by side, if it is at least eight tokens.
     ///
     /// # Errors
-    /// If the learner belongs to another model.
-    pub fn adapter(&self) -> Result<Option<Adapter>, LearnError> {
+    /// If the pass fails.
+    pub fn topic(&self, prompt: &[u32]) -> Result<Option<u32>, Error> {
         let learner = Arc::clone(&self.state().learner);
-        match learner.to_adapter(self.shared.engine.model()) {
-            Ok(adapter) => Ok(Some(adapter)),
-            Err(LearnError::NothingLearnt | LearnError::NoEffect) => Ok(None),
-            Err(error) => Err(error),
+        choose(&self.shared.engine, &learner, prompt)
+    }
+
+    /// The version in effect as an adapter of the output head, and of inner layers as far as they help a `prompt`
+    /// ([`Sona::topic`]), for [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing. As long
+    /// as the version is in effect, the same topic has the same adapter.
+    ///
+    /// # Errors
+    /// As [`Sona::topic`], or if the learner belongs to another model.
+    pub fn adapter(&self, prompt: &[u32]) -> Result<Option<Arc<Adapter>>, Error> {
+        let (learner, generation) = {
+            let state = self.state();
+            (Arc::clone(&state.learner), state.generation)
+        };
+        let topic = choose(&self.shared.engine, &learner, prompt)?;
+        let mut made = lock(&self.shared.adapters);
+        if made.0 != generation {
+            *made = (generation, Vec::new());
         }
+        if let Some((_, adapter)) = made.1.iter().find(|(of, _)| *of == topic) {
+            return Ok(adapter.clone());
+        }
+        let mut learner = Learner::clone(&learner);
+        learner.set_topic(topic);
+        let adapter = match learner.to_adapter(self.shared.engine.model()) {
+            Ok(adapter) => Some(Arc::new(adapter)),
+            Err(LearnError::NothingLearnt | LearnError::NoEffect) => None,
+            Err(error) => return Err(error.into()),
+        };
+        made.1.push((topic, adapter.clone()));
+        Ok(adapter)
     }
 
     /// Records a request, and learns from its tokens in time; returns its number. The first tokens that the latest requests of
@@ -357,7 +394,7 @@ impl Sona {
         let learner = worker.session.take_learner();
         outcome?;
         let mut learner = learner.ok_or(LearnError::NotLearning)?;
-        learner.learn_layers(&mut worker.session, &[], &mut |_| true)?;
+        learner.limit_layers(&mut worker.session)?;
         let learner = ready(&mut worker.session, learner, None)?;
         self.begin_version(&mut worker, EventKind::Calibrated, learner)
     }
@@ -378,7 +415,7 @@ impl Sona {
     pub fn import(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let mut learner = Learner::open(path, self.shared.engine.model())?;
         let mut worker = self.owner();
-        learner.learn_layers(&mut worker.session, &[], &mut |_| true)?;
+        learner.limit_layers(&mut worker.session)?;
         let learner = ready(&mut worker.session, learner, self.shared.options.instant_lr)?;
         self.begin_version(&mut worker, EventKind::Imported, learner)
     }
@@ -623,9 +660,22 @@ fn learn_batch(
 ) -> Result<Option<Outcome>, Error> {
     let lessons = batch.iter().map(|found| (found, found.lesson(options.quality_threshold)));
     let lessons: Vec<(&Trajectory, Range<usize>)> = lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
-    let is_judged = |i: &usize| i % JUDGED == JUDGED - 1;
-    let (judged, learnt): (Vec<usize>, Vec<usize>) = (0..lessons.len()).partition(is_judged);
     let Worker { session, working } = worker;
+    let mut learner = Learner::clone(working);
+    let has_layers = options.inner_layers && learner.can_learn_layers();
+    // Some of each topic are kept from what is learnt of it.
+    let (mut topics, mut judged, mut learnt) = (Vec::new(), Vec::new(), Vec::new());
+    for (i, (found, lesson)) in lessons.iter().enumerate() {
+        let text = &found.tokens[lesson.clone()];
+        let topic = if has_layers { learner.sort(text) } else { 0 };
+        if topics.iter().filter(|&&other| other == topic).count() % JUDGED == JUDGED - 1 {
+            judged.push(i);
+        } else {
+            learnt.push(i);
+            learner.add_to_topic(topic, text);
+        }
+        topics.push(topic);
+    }
     let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, pause: Pause<'_>| {
         let mut learner = learner.clone();
         let mut losses = Losses::default();
@@ -641,21 +691,38 @@ fn learn_batch(
         }
         Ok(Some((learner, losses)))
     };
-    let texts = |which: &[usize]| -> Vec<(&[u32], Range<usize>)> {
-        which.iter().map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone())).collect()
+    let texts = |which: &[usize], topic: u32| -> Vec<(&[u32], Range<usize>)> {
+        let which = which.iter().filter(|&&i| topics[i] == topic);
+        which.map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone())).collect()
     };
-    let mut learner = Learner::clone(working);
-    // What nothing can judge is not learnt in inner layers.
-    let has_layers = options.inner_layers && !judged.is_empty();
-    if has_layers && !learner.learn_layers(session, &texts(&learnt), pause)? {
+    let learn_layers = |session: &mut Session, learner: &mut Learner, which: &[usize], pause: Pause<'_>| {
+        for topic in learner.layers.topics.ids() {
+            let texts = texts(which, topic);
+            if has_layers && !texts.is_empty() && !learner.learn_layers(session, topic, &texts, pause)? {
+                return Ok::<_, Error>(false);
+            }
+        }
+        Ok(true)
+    };
+    if !learn_layers(session, &mut learner, &learnt, pause)? {
         return Ok(None);
     }
-    let Some(evidence) = learner.evidence_of_layers(before, session, &texts(&judged), pause)? else { return Ok(None) };
     // What is not supported yet is learnt on without effect, unless text speaks against it.
-    let layers = if evidence.sum >= 0.0 { learner.layers.clone() } else { before.layers.clone() };
-    if evidence.verdict() != Some(true) {
-        learner.set_layers(before.layers.clone());
+    let (mut layers, mut supported) = (learner.layers.clone(), learner.layers.clone());
+    for topic in layers.topics.ids() {
+        let texts = texts(&judged, topic);
+        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, pause)? else {
+            return Ok(None);
+        };
+        let earlier = before.layers.topics.trained(topic);
+        if evidence.sum < 0.0 {
+            layers.topics.set_trained(topic, earlier.clone());
+        }
+        if evidence.verdict() != Some(true) {
+            supported.topics.set_trained(topic, earlier);
+        }
     }
+    learner.set_layers(supported);
     let Some((candidate, _)) = read(session, &learner, &learnt, true, pause)? else { return Ok(None) };
     let candidate = Arc::new(candidate);
     let Some((_, with)) = read(session, &candidate, &judged, false, pause)? else { return Ok(None) };
@@ -684,7 +751,10 @@ fn learn_batch(
     let Some((mut next, _)) = read(session, from, rest, true, pause)? else { return Ok(None) };
     if !is_harmful {
         next.set_layers(layers);
-        if has_layers && !next.learn_layers(session, &texts(rest), pause)? {
+        for &i in rest {
+            next.add_to_topic(topics[i], &lessons[i].0.tokens[lessons[i].1.clone()]);
+        }
+        if !learn_layers(session, &mut next, rest, pause)? {
             return Ok(None);
         }
     }
@@ -714,6 +784,8 @@ fn read_lesson(
     let mut losses = Losses::default();
     let mut goes_on = true;
     session.clear();
+    let mut learner = learner;
+    learner.set_topic(learner.nearest_topic(&tokens[lesson.clone()]));
     session.set_learner_in_slices(learner, &mut |took| goes_on = goes_on && pause(took))?;
     let n_ctx = session.n_ctx();
     let mut at = lesson.start;
@@ -751,7 +823,38 @@ fn read_lesson(
     let learner = session.take_learner();
     session.clear();
     outcome?;
-    Ok(learner.filter(|_| goes_on).map(|learner| (learner, losses)))
+    let learner = learner.filter(|_| goes_on);
+    Ok(learner.map(|mut learner| {
+        learner.set_topic(None);
+        (learner, losses)
+    }))
+}
+
+/// The topic of a learner whose adapter helps a prompt; see [`Sona::topic`].
+fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u32>, Error> {
+    let Some(topic) = learner.nearest_topic(prompt) else { return Ok(None) };
+    let Some(adapter) = learner.layers.topics.trained(topic).adapter else { return Ok(None) };
+    let sample = &prompt[prompt.len() - (prompt.len() / SAMPLED).min(LONGEST_SAMPLE)..];
+    if sample.len() < LEAST_SAMPLE {
+        return Ok(Some(topic));
+    }
+    let options = SessionOptions { n_ctx: Some(sample.len()), ..Default::default() };
+    let [mut with, mut without] = [engine.sequence(&options)?, engine.sequence(&options)?];
+    with.attach(adapter, 1.0)?;
+    let (known, predicted) = (&sample[..sample.len() - 1], &sample[1..]);
+    let mut outputs = Outputs::default();
+    let mut slots = [&mut with, &mut without].map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(0));
+    engine.step(&mut slots, &mut outputs, &CancelToken::default())?;
+    let n_vocab = engine.model().hparams().n_vocab;
+    let gains = predicted.iter().enumerate().map(|(i, &token)| {
+        let [with, without] = [0, 1].map(|slot| {
+            let logits = &outputs.logits(slot)[i * n_vocab..][..n_vocab];
+            f64::from(logits[token as usize] - log_sum(logits))
+        });
+        with - without
+    });
+    let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| (sum + gain, squares + gain * gain));
+    Ok((sum >= -2.0 * squares.sqrt()).then_some(topic))
 }
 
 /// A learner whose products are there, so that it has its effect; it learns at the rate `instant_lr`.

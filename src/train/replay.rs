@@ -1,8 +1,8 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::error::Error;
-use crate::exec::{AdapterId, Session, cross_entropy, divergence, log_sum};
-use crate::lora::{FIRST_STRENGTH, Gradients, next_strength};
+use crate::exec::{AdapterId, Session, cross_entropy};
+use crate::lora::{ControlWindow, FIRST_STRENGTH, Gradients, next_strength};
 use std::ops::Range;
 
 /// Tokens of a window of control text.
@@ -20,8 +20,8 @@ pub(super) struct Replay {
     base: Session,
     /// Weight of the divergence.
     pub(super) strength: f32,
-    /// The base model's `ln p` after each token of a window, `(n − 1, n_vocab)`.
-    log_p: Vec<f32>,
+    /// The window that was read last.
+    window: ControlWindow,
 }
 
 impl Replay {
@@ -34,7 +34,8 @@ impl Replay {
         };
         let half = text.len() / 2;
         let (replayed, measured) = (windows(0..half), windows(half..text.len()));
-        Replay { text: text.to_vec(), replayed, measured, base, strength: FIRST_STRENGTH, log_p: Vec::new() }
+        let window = ControlWindow::new(base.model().hparams().n_vocab);
+        Replay { text: text.to_vec(), replayed, measured, base, strength: FIRST_STRENGTH, window }
     }
 
     /// Tokens predicted in each of the windows that are measured on.
@@ -52,14 +53,10 @@ impl Replay {
     }
 
     fn read(&mut self, window: &Range<usize>) -> Result<(), Error> {
-        let (text, log_p) = (&self.text[window.start..window.end - 1], &mut self.log_p);
-        log_p.clear();
+        let text = &self.text[window.start..window.end - 1];
+        self.window.clear();
         self.base.clear();
-        self.base.prefill_each(text, 0, |_, logits| {
-            let lse = log_sum(logits);
-            log_p.extend(logits.iter().map(|l| l - lse));
-        })?;
-        Ok(())
+        Ok(self.base.prefill_each(text, 0, |_, logits| self.window.push(logits))?)
     }
 
     /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`, and adapts the strength.
@@ -73,39 +70,34 @@ impl Replay {
     ) -> Result<(), Error> {
         let window = self.replayed[turn % self.replayed.len()].clone();
         self.read(&window)?;
-        let n_vocab = session.model().hparams().n_vocab;
-        let log_p = &self.log_p;
-        let weight = self.strength / (window.len() - 1) as f32;
-        let objective = |i: usize, logits: &mut [f32]| divergence(logits, &log_p[i * n_vocab..][..n_vocab], weight);
         session.clear();
         let tokens = &self.text[window.start..window.end - 1];
-        let mean = session.gradient(id, tokens, 0, &objective, gradients)? / f64::from(self.strength);
-        self.strength = next_strength(self.strength, mean, SHARE * max_divergence);
+        let loss = session.gradient(id, tokens, 0, &self.window.objective(self.strength), gradients)?;
+        self.strength = next_strength(self.strength, loss, SHARE * max_divergence);
         Ok(())
     }
 
     /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each window of the other
     /// half; in nats.
     pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), Error> {
-        let (arch, n_vocab) = (session.model().arch(), session.model().hparams().n_vocab);
+        let arch = session.model().arch();
         let (mut apart, mut n, mut rises) = (0.0, 0, Vec::new());
         let windows = self.replayed.iter().map(|w| (w, true)).chain(self.measured.iter().map(|w| (w, false)));
         let windows: Vec<(Range<usize>, bool)> = windows.map(|(w, replayed)| (w.clone(), replayed)).collect();
         let mut row = Vec::new();
         for (window, is_replayed) in windows {
             self.read(&window)?;
-            let (log_p, text) = (&self.log_p, &self.text[window.clone()]);
+            let (base, text) = (&self.window, &self.text[window.clone()]);
             let mut rise = 0.0;
             session.clear();
             session.prefill_each(&text[..text.len() - 1], 0, |i, logits| {
-                let log_p = &log_p[i * n_vocab..][..n_vocab];
                 row.clear();
                 row.extend_from_slice(logits);
                 if is_replayed {
-                    apart += divergence(&mut row, log_p, 1.0);
+                    apart += base.divergence(i, &mut row);
                 } else {
                     let next = text[i + 1];
-                    rise += cross_entropy(arch, &mut row, next, 1.0) + f64::from(log_p[next as usize]);
+                    rise += cross_entropy(arch, &mut row, next, 1.0) + f64::from(base.log_p(i)[next as usize]);
                 }
             })?;
             if is_replayed {

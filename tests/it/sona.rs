@@ -2,8 +2,8 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::exec::{Engine, EngineOptions, Session};
-use ruvllm::learn::LearnerOptions;
+use ruvllm::exec::{Engine, EngineOptions, Session, SessionOptions};
+use ruvllm::learn::{Learner, LearnerOptions, Losses};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
@@ -154,7 +154,7 @@ fn what_helps_takes_effect_and_can_be_undone() {
     assert_eq!(sona.generation(), 0);
     sona.calibrate(&control()).unwrap();
     assert_eq!(sona.generation(), 1);
-    assert!(sona.adapter().unwrap().is_none());
+    assert!(sona.adapter(&PHRASES.concat()).unwrap().is_none());
     teach(&sona, "a", 24);
     sona.work().unwrap();
     let history = sona.history();
@@ -165,10 +165,12 @@ fn what_helps_takes_effect_and_can_be_undone() {
     assert!(event.divergence > 0.0 && event.divergence <= LearnerOptions::default().max_divergence);
     assert_eq!(sona.generation(), 2);
     // In effect the same way for sessions and for schedules.
-    let adapter = sona.adapter().unwrap().unwrap();
+    let adapter = sona.adapter(&PHRASES.concat()).unwrap().unwrap();
     let [mut learning, mut adapted] = [(); 2].map(|()| engine.session().unwrap());
-    learning.set_learner(sona.learner()).unwrap();
-    adapted.attach(adapter.into(), 1.0).unwrap();
+    let mut learner = sona.learner();
+    learner.set_topic(sona.topic(&PHRASES.concat()).unwrap());
+    learning.set_learner(learner).unwrap();
+    adapted.attach(adapter, 1.0).unwrap();
     for session in [&mut learning, &mut adapted] {
         session.prefill(&PHRASES[0]).unwrap();
     }
@@ -180,12 +182,12 @@ fn what_helps_takes_effect_and_can_be_undone() {
     let file = folder.0.join("exported.gguf");
     sona.export(&file).unwrap();
     sona.rollback(1).unwrap();
-    assert!(sona.generation() == 1 && sona.adapter().unwrap().is_none());
+    assert!(sona.generation() == 1 && sona.adapter(&PHRASES.concat()).unwrap().is_none());
     assert!(matches!(sona.rollback(9), Err(Error::Sona(SonaError::NoSuchVersion { version: 9 }))));
     sona.rollback(2).unwrap();
     assert_eq!(sona.learner().to_bytes().unwrap(), learnt);
     sona.rollback(0).unwrap();
-    assert!(sona.generation() == 0 && sona.adapter().unwrap().is_none());
+    assert!(sona.generation() == 0 && sona.adapter(&PHRASES.concat()).unwrap().is_none());
     sona.import(&file).unwrap();
     assert_eq!((sona.generation(), sona.learner().to_bytes().unwrap()), (3, learnt.clone()));
     drop(sona);
@@ -220,7 +222,7 @@ fn poison_takes_no_effect() {
     assert!(event.judged.0 > 1000, "{event:?}");
     // What was learnt before may lose its effect on such text; nothing else comes of it.
     let is_unchanged = sona.learner().to_bytes().unwrap() == learnt;
-    assert!(is_unchanged || sona.adapter().unwrap().is_none(), "{event:?}");
+    assert!(is_unchanged || sona.adapter(&PHRASES.concat()).unwrap().is_none(), "{event:?}");
     assert!(event.divergence <= LearnerOptions::default().max_divergence);
 }
 
@@ -243,7 +245,7 @@ fn inner_layers_learn() {
         }
         sona.work().unwrap();
         let (_, before, after) = sona.history().pop().unwrap().judged;
-        (sona.adapter().unwrap(), sona.learner().divergence(), after - before)
+        (sona.adapter(&phrases(99, PHRASES)).unwrap(), sona.learner().divergence(), after - before)
     };
     let has_layers = |adapter: &Adapter| adapter.terms().any(|(site, _)| adapter.sites()[site].layer().is_some());
     assert!(!has_layers(&learnt(false, false).0.unwrap()));
@@ -268,13 +270,52 @@ fn inner_layers_learn() {
         all
     };
     let alone = predicted(&mut session);
-    session.attach(both.into(), 1.0).unwrap();
+    session.attach(both, 1.0).unwrap();
     let adapted = predicted(&mut session);
     let divergences =
         alone.iter().zip(&adapted).map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
     let mean = divergences.sum::<f64>() / alone.len() as f64;
     // Head and layers are held to it on a part of the text each.
     assert!(mean > 0.0 && mean < 1.5 * bound, "{mean}");
+}
+
+/// Texts of two kinds get adapters of their own, which prompts choose; ordinary text chooses none. Versions cover them.
+#[test]
+fn topics_have_adapters_of_their_own() {
+    const OTHER: [[u32; 4]; 2] = [[40, 41, 42, 43], [44, 45, 46, 47]];
+    let (engine, folder) = (engine(), Folder::new());
+    let learner = LearnerOptions { control_tokens: 1024, ..Default::default() };
+    let sona = builder().learner(learner).open(&folder.0, &engine).unwrap();
+    sona.calibrate(&control()).unwrap();
+    for seed in 0..32 {
+        sona.record(request("a", phrases(seed, PHRASES))).unwrap();
+        sona.record(request("b", phrases(seed, OTHER))).unwrap();
+    }
+    sona.work().unwrap();
+    let topics = sona.learner().topics();
+    assert_eq!(topics.iter().filter(|topic| topic.has_adapter).count(), 2, "{topics:?}");
+    // A quarter is counted from the next batch on.
+    assert!(topics.len() == 2 && topics.iter().all(|topic| topic.n_requests == 24), "{topics:?}");
+    let prompts = [PHRASES, OTHER].map(|kind| phrases(99, kind));
+    let chosen = [0, 1].map(|i| sona.topic(&prompts[i]).unwrap());
+    assert_eq!(chosen, [Some(topics[0].id), Some(topics[1].id)]);
+    assert_eq!(sona.topic(&control()[..64]).unwrap(), None);
+    // A long prompt, of which a sample is read, too.
+    assert_eq!(sona.topic(&prompts[0].repeat(4)).unwrap(), chosen[0]);
+    let [one, again, other] =
+        [&prompts[0], &prompts[0].repeat(2), &prompts[1]].map(|prompt| sona.adapter(prompt).unwrap().unwrap());
+    assert!(std::sync::Arc::ptr_eq(&one, &again) && *one != *other);
+    // Within the bound, whichever is chosen.
+    assert!(sona.learner().divergence() <= LearnerOptions::default().max_divergence);
+    let version = sona.generation();
+    sona.rollback(1).unwrap();
+    assert!(sona.learner().topics().is_empty() && sona.topic(&prompts[0]).unwrap().is_none());
+    sona.rollback(version).unwrap();
+    assert_eq!(sona.learner().topics(), topics);
+    drop(sona);
+    let opened = open(&folder.0);
+    assert_eq!(opened.topics(version).unwrap(), topics);
+    assert!(matches!(opened.topics(77), Err(Error::Sona(SonaError::NoSuchVersion { version: 77 }))));
 }
 
 /// An answer is learnt if it was rated well, its prompt if it was not rated, nothing of what was rated badly.
@@ -497,139 +538,234 @@ fn shown(name: &str, changes: &[f64], n_tokens: &[usize]) {
     println!("{name}: {:+.1} % ({:+.1} to {:+.1})", percent[0], percent[1], percent[2]);
 }
 
-/// What learning by itself gains, and consolidating adapters would: three streams take turns in blocks of 2,000 tokens, as
-/// requests of 128 tokens; second and later visits count.
+/// Tokens of a request of the streams, and of its prompt, which chooses a topic.
+const REQUEST: usize = 128;
+const PROMPT: usize = 32;
+
+/// Three streams that take turns in blocks of 2,000 tokens, 8,000 of each: (stream, whether it is its first visit, request).
+fn turns(read: impl Fn(&str) -> Vec<u32>) -> Vec<(usize, bool, Vec<u32>)> {
+    let streams =
+        ["river-station", "project-docs", "bakery-papers"].map(|name| read(&format!("tests/data/{name}.txt")));
+    let mut requests = Vec::new();
+    for visit in 0..4 {
+        for (i, stream) in streams.iter().enumerate() {
+            let block = stream.chunks(2000).nth(visit).unwrap_or_default();
+            requests.extend(block.chunks(REQUEST).filter(|r| r.len() > 1).map(|r| (i, visit == 0, r.to_vec())));
+        }
+    }
+    requests
+}
+
+/// Losses of a text with the adapters of a session and its learner, which learns nothing meanwhile.
+fn score(session: &mut Session, text: &[u32]) -> Losses {
+    let learner = session.learner().unwrap().clone();
+    session.clear();
+    let losses = session.record(text).unwrap();
+    session.set_learner(learner).unwrap();
+    losses
+}
+
+/// What learning by itself gains: three streams in turns, as requests that are scored before they are recorded. Of each, the
+/// first tokens are a prompt that chooses a topic; second and later visits count. `RUVLLM_ARMS` names the arms to measure.
 #[test]
 #[ignore = "measures"]
-fn streams_in_turns() {
-    use ruvllm::exec::{AdapterId, Probe, SessionOptions, Tap};
-    use ruvllm::learn::Learner;
-    use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
-    use std::sync::Arc;
-    const BLOCK: usize = 2000;
-    const REQUEST: usize = 128;
-    /// Tokens of each stream.
-    const STREAM: usize = 8000;
+fn topics_in_turns() {
     let (engine, read) = shipped();
     let model = engine.model();
     let control = read("models/demo-heldout.txt");
     let (known, unknown) = control.split_at(control.len() / 2);
-    let streams =
-        ["river-station", "project-docs", "bakery-papers"].map(|name| read(&format!("tests/data/{name}.txt")));
-    // (stream, first visit, request)
-    let mut requests = Vec::new();
-    for visit in 0.. {
-        let before = requests.len();
-        for (i, stream) in streams.iter().enumerate() {
-            let end = (visit * BLOCK + BLOCK).min(stream.len()).min(STREAM);
-            let block = stream.get(visit * BLOCK..end.max(visit * BLOCK)).unwrap_or(&[]);
-            requests.extend(block.chunks(REQUEST).filter(|request| request.len() > 1).map(|r| (i, visit == 0, r)));
+    let requests = turns(read);
+    let wanted = std::env::var("RUVLLM_ARMS").unwrap_or_default();
+    let session = |learner: Learner| {
+        let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
+        session.set_learner(learner).unwrap();
+        session
+    };
+    let new = || Learner::new(model, &LearnerOptions::default()).unwrap();
+    // Losses of the prompt and of what follows.
+    let observe = |session: &mut Session, request: &[u32]| {
+        session.clear();
+        let (prompt, rest) = request.split_at(PROMPT.min(request.len() - 1));
+        [prompt, rest].map(|part| session.observe(part).unwrap())
+    };
+    let mut plain = session(new());
+    let alone: Vec<Losses> = requests.iter().map(|(.., request)| score(&mut plain, request)).collect();
+    let windows: Vec<&[u32]> = unknown.chunks(REQUEST).filter(|window| window.len() > 1).collect();
+    let control_alone: Vec<f64> = windows.iter().map(|window| score(&mut plain, window).base).collect();
+    let mut instant = session(new());
+    instant.calibrate(known).unwrap();
+    let instant_alone: Vec<[Losses; 2]> = requests.iter().map(|(.., r)| observe(&mut instant, r)).collect();
+
+    let arms = [
+        ("head", 1, false, ""),
+        ("layers", 1, true, ""),
+        ("folders", 3, true, ""),
+        ("words shuffled", 1, true, "words"),
+        ("topics shuffled", 1, true, "topics"),
+    ];
+    for (name, n_folders, inner_layers, shuffled) in arms {
+        if !wanted.is_empty() && !wanted.split(',').any(|arm| arm == name) {
+            continue;
         }
-        if requests.len() == before {
-            break;
+        let folders: Vec<Folder> = (0..n_folders).map(|_| Folder::new()).collect();
+        let open = |folder: &Folder| Sona::builder().inner_layers(inner_layers).open(&folder.0, &engine).unwrap();
+        let sonas: Vec<Sona> = folders.iter().map(open).collect();
+        sonas.iter().for_each(|sona| sona.calibrate(known).unwrap());
+        // The topic that the prompt chooses, that of none, one by chance, and the best in hindsight.
+        let choices = ["by the prompt", "none", "by chance", "in hindsight"];
+        let mut learning: Vec<Vec<Session>> =
+            sonas.iter().map(|_| choices.iter().map(|_| session(new())).collect()).collect();
+        let mut judges: Vec<Session> = sonas.iter().map(|sona| session(sona.learner())).collect();
+        let mut generations = vec![u64::MAX; n_folders];
+        let mut at_once: Vec<Vec<[Losses; 2]>> = vec![Vec::new(); choices.len()];
+        // With the version in effect, which learns nothing at once.
+        let mut still = vec![Vec::new(); 2];
+        let (mut rng, mut round, mut counts, mut n_chosen) = (chance(17, 1 << 20), Vec::new(), [0; 3], [[0; 12]; 3]);
+        for (n, (i, _, request)) in requests.iter().enumerate() {
+            let at = i % n_folders;
+            let sona = &sonas[at];
+            if sona.generation() != generations[at] {
+                generations[at] = sona.generation();
+                learning[at].iter_mut().for_each(|session| session.set_learner(sona.learner()).unwrap());
+            }
+            let learner = sona.learner();
+            let topics = learner.topics();
+            let topics: Vec<u32> = topics.iter().filter(|topic| topic.has_adapter).map(|topic| topic.id).collect();
+            let mut with = |topic: Option<u32>| {
+                let mut learner = learner.clone();
+                learner.set_topic(topic);
+                judges[at].set_learner(learner).unwrap();
+                score(&mut judges[at], request).adapter
+            };
+            let options: Vec<Option<u32>> = [None].into_iter().chain(topics.iter().copied().map(Some)).collect();
+            let losses: Vec<f64> = options.iter().map(|&topic| with(topic)).collect();
+            let best = (0..options.len()).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap();
+            let chosen = sona.topic(&request[..PROMPT.min(request.len())]).unwrap();
+            let by_chance = options[rng.next().unwrap() as usize % options.len()];
+            still[0].push(losses[options.iter().position(|&topic| topic == chosen).unwrap()]);
+            still[1].push(losses[0]);
+            counts[0] += usize::from(chosen.is_none());
+            counts[1] += usize::from(chosen == options[best]);
+            counts[2] += 1;
+            n_chosen[*i][chosen.map_or(11, |topic| topic as usize % 11)] += 1;
+            for (choice, topic) in [chosen, None, by_chance, options[best]].into_iter().enumerate() {
+                let session = &mut learning[at][choice];
+                let mut learner = session.take_learner().unwrap();
+                learner.set_topic(topic);
+                session.set_learner(learner).unwrap();
+                at_once[choice].push(observe(session, request));
+            }
+            let record = |sona: &Sona, i: usize, tokens: Vec<u32>| {
+                sona.record(request_of(i, tokens)).unwrap();
+            };
+            match shuffled {
+                "topics" => round.push((*i, request.clone())),
+                "words" => {
+                    let mut tokens = request.clone();
+                    let mut rng = chance(n as u64, tokens.len());
+                    (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
+                    record(sona, *i, tokens);
+                }
+                _ => record(sona, *i, request.clone()),
+            }
+            // A round of visits, each request made of pieces of all three.
+            if round.len() == 48 {
+                for j in 0..48 {
+                    let piece = |p: usize| round[(j % 16) + 16 * ((j / 16 + p) % 3)].1.chunks(PROMPT).nth(p);
+                    let tokens = (0..REQUEST / PROMPT).filter_map(piece).flatten().copied().collect::<Vec<u32>>();
+                    record(sona, j / 16, tokens);
+                    if j % 10 == 9 {
+                        sona.work().unwrap();
+                    }
+                }
+                round.clear();
+            } else if n % 10 == 9 && shuffled != "topics" {
+                sonas.iter().for_each(|sona| sona.work().unwrap());
+            }
         }
+        println!("{name}:");
+        let later: Vec<usize> = (0..requests.len()).filter(|&n| !requests[n].1).collect();
+        let streams = [("river", Some(0)), ("docs", Some(1)), ("bakery", Some(2)), ("all", None)];
+        for (stream, which) in streams {
+            let picked: Vec<usize> =
+                later.iter().copied().filter(|&n| which.is_none_or(|i| requests[n].0 == i)).collect();
+            let sizes: Vec<usize> = picked.iter().map(|&n| alone[n].n).collect();
+            for (what, still) in ["by the prompt", "none"].iter().zip(&still) {
+                let changes: Vec<f64> = picked.iter().map(|&n| still[n] - alone[n].base).collect();
+                shown(&format!("  {stream}, {what}, against the model alone"), &changes, &sizes);
+            }
+        }
+        for (c, choice) in choices.iter().enumerate() {
+            for (stream, which) in streams {
+                let picked = later.iter().copied().filter(|&n| which.is_none_or(|i| requests[n].0 == i));
+                let picked: Vec<usize> = picked.filter(|_| which.is_none() || c == 0).collect();
+                if picked.is_empty() {
+                    continue;
+                }
+                let change = |n: usize, part: usize| {
+                    // A prompt is read before its topic is known.
+                    let ours = if part == 0 { &at_once[1][n][0] } else { &at_once[c][n][1] };
+                    [ours.adapter - instant_alone[n][part].adapter, ours.mixture - instant_alone[n][part].mixture]
+                };
+                let parts = |n: usize, part: usize| instant_alone[n][part].n;
+                for (which, what) in ["adapter", "mixture"].into_iter().enumerate() {
+                    let after: Vec<f64> = picked.iter().map(|&n| change(n, 1)[which]).collect();
+                    let sizes: Vec<usize> = picked.iter().map(|&n| parts(n, 1)).collect();
+                    shown(&format!("  {stream}, {choice}, against the instant loop, {what}"), &after, &sizes);
+                    let all: Vec<f64> = picked.iter().map(|&n| change(n, 0)[which] + change(n, 1)[which]).collect();
+                    let sizes: Vec<usize> = picked.iter().map(|&n| parts(n, 0) + parts(n, 1)).collect();
+                    shown("    prompts included", &all, &sizes);
+                }
+            }
+        }
+        for (at, sona) in sonas.iter().enumerate() {
+            let learner = sona.learner();
+            for topic in [None].into_iter().chain(learner.topics().iter().map(|topic| Some(topic.id))) {
+                let mut learner = learner.clone();
+                learner.set_topic(topic);
+                judges[at].set_learner(learner).unwrap();
+                let (mut rises, mut n) = (Vec::new(), Vec::new());
+                for (window, alone) in windows.iter().zip(&control_alone) {
+                    let losses = score(&mut judges[at], window);
+                    rises.push(losses.adapter - alone);
+                    n.push(losses.n);
+                }
+                shown(&format!("  control text, topic {topic:?}"), &rises, &n);
+            }
+            let count = |kind| sona.history().iter().filter(|event| event.kind == kind).count();
+            let [yes, same, no] = [EventKind::Accepted, EventKind::Unchanged, EventKind::Refused].map(count);
+            println!("  {yes} accepted, {same} unchanged, {no} refused; divergence {}", learner.divergence());
+            for topic in learner.topics() {
+                println!("  topic {}: {} requests, adapter {}", topic.id, topic.n_requests, topic.has_adapter);
+            }
+        }
+        println!("  chosen: none {} of {}, the best {}; {n_chosen:?}", counts[0], counts[2], counts[1]);
     }
+}
+
+fn request_of(i: usize, tokens: Vec<u32>) -> Trajectory {
+    request(&format!("{i}"), tokens)
+}
+
+/// What consolidating adapters would gain: the same streams, against the instant loop alone.
+#[test]
+#[ignore = "measures"]
+fn streams_in_turns() {
+    use ruvllm::exec::{AdapterId, Probe, Tap};
+    use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
+    use std::sync::Arc;
+    const BLOCK: usize = 2000;
+    let (engine, read) = shipped();
+    let model = engine.model();
+    let control = read("models/demo-heldout.txt");
+    let (known, unknown) = control.split_at(control.len() / 2);
+    let requests = turns(read);
     let session = |options: &LearnerOptions| {
         let mut session = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
         session.set_learner(Learner::new(model, options).unwrap()).unwrap();
         session.calibrate(known).unwrap();
         session
     };
-    // Losses of a text with the adapters of a session and its learner, which learns nothing meanwhile.
-    let score = |session: &mut Session, text: &[u32]| {
-        let learner = session.learner().unwrap().clone();
-        session.clear();
-        let losses = session.record(text).unwrap();
-        session.set_learner(learner).unwrap();
-        losses
-    };
-
-    // The model alone.
-    let mut plain = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-    plain.set_learner(Learner::new(model, &LearnerOptions::default()).unwrap()).unwrap();
-    let alone: Vec<f64> = requests.iter().map(|(.., request)| score(&mut plain, request).base).collect();
-    let windows: Vec<&[u32]> = unknown.chunks(REQUEST).filter(|window| window.len() > 1).collect();
-    let control_alone: Vec<f64> = windows.iter().map(|window| score(&mut plain, window).base).collect();
-
-    // The instant loop alone.
-    let mut instant = session(&LearnerOptions::default());
-    let (mut instant_alone, mut n_tokens) = (Vec::new(), Vec::new());
-    for (_, is_first, request) in &requests {
-        instant.clear();
-        let found = instant.observe(request).unwrap();
-        if !is_first {
-            instant_alone.push([found.adapter, found.mixture]);
-            n_tokens.push(found.n);
-        }
-    }
-
-    // What ships: recorded, learnt in the background, in effect through the gate; the head alone first. Beside it a session that
-    // goes on learning at once from each version.
-    let mut head_alone: Option<Vec<f64>> = None;
-    for (inner_layers, shuffled) in [(false, false), (true, false), (true, true)] {
-        let folder = Folder::new();
-        let sona = Sona::builder().inner_layers(inner_layers).open(&folder.0, &engine).unwrap();
-        let mut found = Vec::new();
-        let mut both = Vec::new();
-        sona.calibrate(known).unwrap();
-        let mut learning = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-        let mut judge = engine.session_with(&SessionOptions { n_ctx: Some(256), ..Default::default() }).unwrap();
-        let (mut changes, mut sizes, mut generation) = (vec![Vec::new(); 3], vec![Vec::new(); 3], u64::MAX);
-        for (n, (i, is_first, request)) in requests.iter().enumerate() {
-            if sona.generation() != generation {
-                judge.set_learner(sona.learner()).unwrap();
-                learning.set_learner(sona.learner()).unwrap();
-                generation = sona.generation();
-            }
-            let losses = score(&mut judge, request);
-            learning.clear();
-            let at_once = learning.observe(request).unwrap();
-            if !is_first {
-                changes[*i].push(losses.adapter - alone[n]);
-                found.push(losses.adapter);
-                both.push([at_once.adapter, at_once.mixture]);
-                sizes[*i].push(losses.n);
-            }
-            let mut tokens = request.to_vec();
-            if shuffled {
-                let mut rng = chance(n as u64, tokens.len());
-                (0..tokens.len()).for_each(|j| tokens.swap(j, rng.next().unwrap() as usize));
-            }
-            sona.record(Trajectory {
-                session_id: format!("{i}"),
-                n_prompt: tokens.len(),
-                tokens,
-                ..Default::default()
-            })
-            .unwrap();
-            if n % 10 == 9 {
-                sona.work().unwrap();
-            }
-        }
-        for (i, name) in ["river", "docs", "bakery"].into_iter().enumerate() {
-            shown(&format!("sona, layers {inner_layers}, shuffled {shuffled}, {name}"), &changes[i], &sizes[i]);
-        }
-        shown("  all", &changes.concat(), &sizes.concat());
-        let head = head_alone.get_or_insert_with(|| found.clone());
-        let more: Vec<f64> = found.iter().zip(head.iter()).map(|(a, b)| a - b).collect();
-        shown("  all, against the head alone", &more, &n_tokens);
-        for (which, what) in ["adapter", "mixture"].into_iter().enumerate() {
-            let more: Vec<f64> = both.iter().zip(&instant_alone).map(|(a, b)| a[which] - b[which]).collect();
-            shown(&format!("  with the instant loop, against that alone, {what}"), &more, &n_tokens);
-        }
-        let (mut rises, mut n) = (Vec::new(), Vec::new());
-        for (window, alone) in windows.iter().zip(&control_alone) {
-            judge.set_learner(sona.learner()).unwrap();
-            let losses = score(&mut judge, window);
-            rises.push(losses.adapter - alone);
-            n.push(losses.n);
-        }
-        shown("  control text", &rises, &n);
-        let kinds = sona.history();
-        let count = |kind| kinds.iter().filter(|event| event.kind == kind).count();
-        let [yes, same, no] = [EventKind::Accepted, EventKind::Unchanged, EventKind::Refused].map(count);
-        println!("  {yes} accepted, {same} unchanged, {no} refused");
-    }
 
     // The instant loop alone, and with its adapter consolidated into a base adapter at the end of each block.
     #[derive(Clone, Copy, PartialEq, Debug)]
@@ -669,7 +805,7 @@ fn streams_in_turns() {
         while at < requests.len() {
             let (stream, visit) = (requests[at].0, at);
             while at < requests.len() && requests[at].0 == stream && at - visit < BLOCK.div_ceil(REQUEST) {
-                let (_, is_first, request) = requests[at];
+                let (_, is_first, request) = &requests[at];
                 learning.clear();
                 let found = learning.observe(request).unwrap();
                 if strategy == Strategy::Shuffled {
@@ -1039,6 +1175,39 @@ fn slices() {
         at(0.999),
         &times[times.len().saturating_sub(8)..]
     );
+}
+
+/// What choosing a topic adds to the time to the first token, on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn choosing_a_topic() {
+    let (engine, read) = shipped();
+    let (folder, text) = (Folder::new(), read("tests/data/river-station.txt"));
+    let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+    let control = read("models/demo-heldout.txt");
+    sona.calibrate(&control[..control.len() / 2]).unwrap();
+    for piece in text.chunks_exact(128).take(60) {
+        sona.record(request("a", piece.to_vec())).unwrap();
+    }
+    sona.work().unwrap();
+    let mut session = engine.session().unwrap();
+    for n in [128, 512] {
+        let mut shares: Vec<f64> = (0..41)
+            .map(|i| {
+                let prompt = &text[4000 + i * 64..][..n];
+                let begun = Instant::now();
+                assert!(sona.topic(prompt).unwrap().is_some());
+                let choosing = begun.elapsed();
+                session.clear();
+                let begun = Instant::now();
+                session.prefill(prompt).unwrap();
+                choosing.as_secs_f64() / begun.elapsed().as_secs_f64()
+            })
+            .collect();
+        shares.sort_by(f64::total_cmp);
+        let [median, low, high] = [20, 14, 27].map(|i| 100.0 * shares[i]);
+        println!("a prompt of {n} tokens: +{median:.1} % ({low:.1} to {high:.1})");
+    }
 }
 
 /// The model that ships, on two threads, and what turns a file of the repository into its tokens.

@@ -15,7 +15,7 @@ use ruvllm::sona::{Background, Sona, Trajectory};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A user, and what is learnt from their requests alone.
@@ -23,15 +23,13 @@ pub(super) struct Learner {
     sona: Sona,
     /// Learns until it is dropped.
     _background: Background,
-    /// The version in effect, and its adapter, if it has one.
-    in_effect: Mutex<(u64, Option<Arc<Adapter>>)>,
 }
 
 impl Learner {
     fn open(args: &Args, folder: &Path, tenant: &str, engine: &Engine) -> Result<Arc<Learner>, Failure> {
         let sona = args.sona.open(folder, tenant, engine)?;
         let background = sona.start()?;
-        Ok(Arc::new(Learner { sona, _background: background, in_effect: Mutex::default() }))
+        Ok(Arc::new(Learner { sona, _background: background }))
     }
 
     /// One for each key, or one for all if there are no keys to tell users by.
@@ -57,15 +55,9 @@ impl Learner {
         }
     }
 
-    /// What is in effect.
-    pub(super) fn adapter(&self) -> Result<Option<Arc<Adapter>>, ApiError> {
-        let mut in_effect = self.in_effect.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = self.sona.generation();
-        if in_effect.0 != generation {
-            let adapter = self.sona.adapter().map_err(ruvllm::Error::from)?;
-            *in_effect = (generation, adapter.map(Arc::new));
-        }
-        Ok(in_effect.1.clone())
+    /// What is in effect for a prompt.
+    pub(super) fn adapter(&self, prompt: &[u32]) -> Result<Option<Arc<Adapter>>, ApiError> {
+        Ok(self.sona.adapter(prompt)?)
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) struct Job {
 impl Job {
     /// A request for answer `i`, to `tokens`.
     fn request(&self, tokens: Vec<u32>, i: usize, mask: Option<Box<dyn TokenMask>>) -> Result<Request, ApiError> {
+        let learnt = self.app.learner(&self.caller).map(|learner| learner.adapter(&tokens)).transpose()?.flatten();
         let request = Request::new(tokens, self.params.sampler(i, mask)?);
         let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
         request = request.salt(&*self.caller.tenant);
@@ -42,9 +43,7 @@ impl Job {
         for ChosenAdapter { adapter, scale, .. } in &self.params.adapters {
             request = request.adapter(Arc::clone(adapter), *scale);
         }
-        if let Some(learner) = self.app.learner(&self.caller)
-            && let Some(adapter) = learner.adapter()?
-        {
+        if let Some(adapter) = learnt {
             request = request.adapter(adapter, 1.0);
         }
         Ok(request)

@@ -1,10 +1,10 @@
 //! Backpropagation into the last quarter of the layers, chunk by chunk.
 
-use super::{LearningOptions, base_softmax};
+use super::LearningOptions;
 use crate::error::Error;
-use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy, divergence};
+use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy};
 use crate::learn::{Evidence, random, softmax};
-use crate::lora::{Adapter, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
+use crate::lora::{Adapter, ControlWindow, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
 use crate::model::Site;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,30 +20,26 @@ const REHEARSED: usize = 64;
 /// Control text on which backpropagation must keep the base model's predictions.
 pub(super) struct Rehearsal<'t> {
     text: &'t [u32],
-    /// First token of each window, and the base model's `ln p` after each of its tokens, `(n − 1, n_vocab)`.
-    windows: Vec<(usize, Vec<f32>)>,
+    /// First token of each window, and what the model alone predicts there.
+    windows: Vec<(usize, ControlWindow)>,
     n_chunk: usize,
 }
 
 impl<'t> Rehearsal<'t> {
     pub(super) fn new(session: &mut Session, text: &'t [u32], n_chunk: usize) -> Result<Self, Error> {
-        let (arch, finish) = (session.model().arch(), session.model().hparams().logit_finish());
         let n = (text.len() / n_chunk).min(REHEARSED);
-        let (mut p, mut logits) = (Vec::new(), Vec::new());
         let mut windows = Vec::new();
         for i in 0..n {
             let start = i * (text.len() - n_chunk) / n;
-            let mut log_p = Vec::new();
-            session.window(text, start..start + n_chunk, 0, &mut |_, _, raw| {
-                let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
-                log_p.extend(logits.iter().map(|l| l - lse as f32));
-            })?;
-            windows.push((start, log_p));
+            let mut window = ControlWindow::new(session.model().hparams().n_vocab);
+            session.clear();
+            session.prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| window.push(logits))?;
+            windows.push((start, window));
         }
         Ok(Rehearsal { text, windows, n_chunk })
     }
 
-    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the mean divergence in nats.
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the loss.
     fn gradient(
         &self,
         session: &mut Session,
@@ -52,14 +48,10 @@ impl<'t> Rehearsal<'t> {
         strength: f32,
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        let (start, log_p) = &self.windows[turn % self.windows.len()];
-        let n_vocab = session.model().hparams().n_vocab;
-        let n = self.n_chunk - 1;
-        let weight = strength / n as f32;
+        let (start, window) = &self.windows[turn % self.windows.len()];
         session.clear();
-        let objective = |i: usize, logits: &mut [f32]| divergence(logits, &log_p[i * n_vocab..][..n_vocab], weight);
-        let total = session.gradient(id, &self.text[*start..start + n], 0, &objective, gradients)?;
-        Ok(total / f64::from(strength))
+        let tokens = &self.text[*start..start + self.n_chunk - 1];
+        session.gradient(id, tokens, 0, &window.objective(strength), gradients)
     }
 }
 
@@ -180,9 +172,8 @@ impl DeepArm {
             if self.told == Told::Chance {
                 self.randomise(turn);
             }
-            let divergence =
-                rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
-            self.strength = next_strength(self.strength, divergence, REHEARSED_SHARE * self.max_divergence);
+            let loss = rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
+            self.strength = next_strength(self.strength, loss, REHEARSED_SHARE * self.max_divergence);
             let DeepArm { session, descent, gradients, .. } = self;
             session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
         }
