@@ -5,6 +5,9 @@ every matrix of the layers, AdamW, 512 tokens per step on two threads.
 
     pip install torch transformers peft
     python tests/speed_peft.py [small]
+
+On an AMD processor, MKL takes its AVX-512 code only if a library that defines `int mkl_serv_intel_cpu_true(void) { return 1; }`
+is preloaded: products are more than twice as fast then (Zen 5).
 """
 
 import sys
