@@ -7,6 +7,7 @@ use super::model::{ModelArgs, ResidenceArgs};
 use super::output::paint;
 use super::output::{Failure, OverwriteArg, note, print, print_json, printable, size};
 use clap::Subcommand;
+use ruvllm::Tokenizer;
 #[cfg(feature = "chat")]
 use ruvllm::exec::Engine;
 use ruvllm::gguf::{Gguf, NewFile};
@@ -132,6 +133,9 @@ enum Action {
         folder: FolderArg,
         /// Its number [default: the version in effect]
         version: Option<u64>,
+        /// The model, to tell the words of topics by
+        #[arg(short, long, value_name = "FILE")]
+        model: Option<PathBuf>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
@@ -196,7 +200,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
         Action::Status { folder, json } => status(&folder.existing()?, *json),
         Action::Log { folder, json } => log(&folder.existing()?, *json),
-        Action::Show { folder, version, json } => show(&folder.existing()?, *version, *json),
+        Action::Show { folder, version, model, json } => show(&folder.existing()?, *version, model.as_deref(), *json),
         Action::Rollback { folder, version } => {
             folder.existing()?.rollback(*version)?;
             note(format!("version {version} is in effect"));
@@ -301,7 +305,7 @@ fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), Failure> {
+fn show(folder: &SonaFolder, version: Option<u64>, model: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let version = version.unwrap_or(folder.version());
     let path = version_path(folder, version)?;
     let gguf = Gguf::open(&path)?;
@@ -309,11 +313,18 @@ fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), 
     let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
     let made = folder.history().iter().find(|event| event.version == version);
     let topics = folder.topics(version)?;
+    let model = model.map(Gguf::open).transpose()?;
+    let tokenizer =
+        model.map(|gguf| Tokenizer::from_metadata(gguf.metadata())).transpose().map_err(ruvllm::Error::from)?;
+    let words = |topic: &TopicStatus| -> Vec<String> {
+        let word = |token: &u32| tokenizer.as_ref()?.decode_lossy(&[*token], false).ok();
+        topic.words.iter().filter_map(word).collect()
+    };
     if as_json {
         let topic = |topic: &TopicStatus| {
             json!({
                 "id": topic.id, "requests": topic.n_requests, "tokens": topic.n_tokens, "adapter": topic.has_adapter,
-                "divergence": topic.divergence,
+                "divergence": topic.divergence, "word_ids": topic.words, "words": words(topic),
             })
         };
         return print_json(&json!({
@@ -329,8 +340,9 @@ fn show(folder: &SonaFolder, version: Option<u64>, as_json: bool) -> Result<(), 
             true => format!("an adapter of inner layers, divergence {:.5}", topic.divergence),
             false => "the head alone".to_owned(),
         };
-        let (requests, tokens) = (topic.n_requests, topic.n_tokens);
-        print(format!("topic {}  {requests} requests, {tokens} tokens, {adapter}\n", topic.id))?;
+        let (requests, tokens, words) = (topic.n_requests, topic.n_tokens, words(topic).join(" "));
+        let words = if words.is_empty() { words } else { format!(": {}", printable(&words)) };
+        print(format!("topic {}  {requests} requests, {tokens} tokens, {adapter}{words}\n", topic.id))?;
     }
     print(format!("{path}\n"))
 }

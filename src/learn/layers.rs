@@ -35,7 +35,7 @@ pub(crate) struct Layers {
     /// The topic whose adapter is in effect.
     pub(crate) chosen: Option<u32>,
     control: Vec<u32>,
-    /// Pairs of tokens of the control text.
+    /// How often each token is in the control text.
     ordinary: Counts,
     /// The chosen topic's adapter, while the learner belongs to a session.
     pub(super) attached: Option<AdapterId>,
@@ -300,8 +300,9 @@ impl Learner {
 
     /// The topic that a text belongs to, which may be a new one.
     pub(crate) fn sort(&mut self, text: &[u32]) -> u32 {
+        let n_vocab = self.n_vocab;
         let Layers { topics, ordinary, .. } = &mut self.layers;
-        topics.sort(&Counts::of(text), ordinary)
+        topics.sort(&Counts::of(text), ordinary, n_vocab)
     }
 
     /// Adds a text to a topic.

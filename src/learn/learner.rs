@@ -5,7 +5,7 @@ use super::head::{Adapted, HeadRows, MAX_RANK};
 use super::layers::{CONTROL_TOKENS, Layers};
 use super::moments::{SLOTS, softmax};
 use super::optimiser::{HeadLearner, Rates};
-use super::topics::{Counts, KINDS, MAX_TOPICS, TopicStatus};
+use super::topics::{Counts, MAX_TOPICS, TopicStatus};
 use crate::arch::Arch;
 use crate::error::LearnError;
 use crate::exec::{OutputRows, TokenKind};
@@ -78,7 +78,7 @@ impl LearnerOptions {
         let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
         let whitened = control.max(recent).div_ceil(2);
         let whitening = 4 * (whitened * (n + whitened) + n);
-        let control_text = 24 * CONTROL_TOKENS as u64 + 16 * (MAX_TOPICS as u64 + 1) * u64::from(KINDS);
+        let control_text = 24 * CONTROL_TOKENS as u64 + 16 * MAX_TOPICS as u64 * n_vocab;
         let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
         let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
         moments + control_text + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
@@ -138,7 +138,7 @@ pub struct Learner {
     pub(crate) fingerprint: u64,
     pub(super) arch: Arch,
     n_embd: usize,
-    n_vocab: usize,
+    pub(super) n_vocab: usize,
     pub(crate) options: LearnerOptions,
     pub(crate) adapter: HeadLearner,
     pub(crate) experts: Experts,
@@ -280,7 +280,7 @@ impl Learner {
 
     /// What [`Sona`](crate::sona::Sona) learnt in inner layers.
     pub fn topics(&self) -> Vec<TopicStatus> {
-        self.layers.topics.status()
+        self.layers.topics.status(self.layers.ordinary())
     }
 
     /// The topic whose adapter of inner layers has its effect.
@@ -293,9 +293,9 @@ impl Learner {
         self.layers.chosen = topic;
     }
 
-    /// The topic to whose text a text belongs rather than to none, by which tokens follow which.
+    /// The topic to whose text a text belongs rather than to none, by how often it uses each token.
     pub fn nearest_topic(&self, text: &[u32]) -> Option<u32> {
-        self.layers.topics.nearest(&Counts::of(text), self.layers.ordinary())
+        self.layers.topics.nearest(&Counts::of(text), self.layers.ordinary(), self.n_vocab)
     }
 
     /// Strength of the adapter; 0 while it changes nothing.

@@ -5,7 +5,7 @@ use super::layers::{CONTROL_TOKENS, Layers};
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
 use super::optimiser::Evidence;
-use super::topics::{Counts, KINDS, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
+use super::topics::{Counts, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
 use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use crate::lora::Adapter;
@@ -123,18 +123,18 @@ impl Learner {
         let control = self.layers.control();
         put(&mut w, "layers.control", &[control.len()], DType::I32, control);
         w.metadata("learned.next_topic", self.layers.topics.next);
-        let (mut numbers, mut kinds, mut counts, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut numbers, mut tokens, mut counts, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for topic in &self.layers.topics.all {
             let adapter = topic.trained.adapter.as_ref().map(|adapter| adapter.to_bytes()).transpose()?;
             let file = adapter.unwrap_or_default();
             let (id, n_kinds) = (f64::from(topic.id), topic.counts.each.len() as f64);
             numbers.extend([id, topic.n_requests as f64, topic.trained.divergence, n_kinds, file.len() as f64]);
-            kinds.extend(topic.counts.each.iter().map(|(kind, _)| *kind));
+            tokens.extend(topic.counts.each.iter().map(|(token, _)| *token));
             counts.extend(topic.counts.each.iter().map(|(_, count)| *count));
             files.extend(file);
         }
         put(&mut w, "topics.numbers", &[NUMBERS, numbers.len() / NUMBERS], DType::F64, &numbers);
-        put(&mut w, "topics.kinds", &[kinds.len()], DType::I32, &kinds);
+        put(&mut w, "topics.tokens", &[tokens.len()], DType::I32, &tokens);
         put(&mut w, "topics.counts", &[counts.len()], DType::I32, &counts);
         put(&mut w, "topics.adapters", &[files.len()], DType::I8, &files);
         for (name, blend) in e.blends() {
@@ -209,7 +209,8 @@ impl Learner {
             values(gguf, "neighbours.keys", n, len..=len, DType::F16, |x: &half::f16| x.is_finite())?;
         keys.chunks_exact(n).zip(tokens).for_each(|(key, token)| e.neighbours.push(key, token));
         let mut layers = Layers::new(values(gguf, "layers.control", 1, 0..=CONTROL_TOKENS, DType::I32, known)?);
-        layers.topics = read_topics(gguf, &mut |_, file| Ok(Some(Arc::new(Adapter::from_bytes(file, model)?))))?;
+        layers.topics =
+            read_topics(gguf, n_vocab, &mut |_, file| Ok(Some(Arc::new(Adapter::from_bytes(file, model)?))))?;
         for (name, blend) in e.blends_mut() {
             let numbers: Vec<f64> = values(gguf, name, 1, 0..=MAX_NUMBERS, DType::F64, |x: &f64| x.is_finite())?;
             if !blend.restore(&numbers) {
@@ -232,18 +233,19 @@ impl Learner {
     }
 }
 
-/// Numbers of a topic: its own, its requests, divergence, kinds of pairs, and the bytes of its adapter.
+/// Numbers of a topic: its own, its requests, divergence, kinds of tokens, and the bytes of its adapter.
 const NUMBERS: usize = 5;
 
 /// What is known of the topics in a file, without the model.
 pub(crate) fn topics_in(path: &Path) -> Result<Vec<TopicStatus>, LearnError> {
     let gguf = Gguf::open(path)?;
+    let control = values(&gguf, "layers.control", 1, 0..=CONTROL_TOKENS, DType::I32, |_| true)?;
     let mut adapted = Vec::new();
-    let topics = read_topics(&gguf, &mut |id, _| {
+    let topics = read_topics(&gguf, u32::MAX, &mut |id, _| {
         adapted.push(id);
         Ok(None)
     })?;
-    let mut status = topics.status();
+    let mut status = topics.status(&Counts::of(&control));
     status.iter_mut().for_each(|topic| topic.has_adapter = adapted.contains(&topic.id));
     Ok(status)
 }
@@ -251,17 +253,18 @@ pub(crate) fn topics_in(path: &Path) -> Result<Vec<TopicStatus>, LearnError> {
 /// Reads topics; `adapter` makes that of a topic of its file.
 fn read_topics(
     gguf: &Gguf,
+    n_vocab: u32,
     adapter: &mut dyn FnMut(u32, Vec<u8>) -> Result<Option<Arc<Adapter>>, LearnError>,
 ) -> Result<Topics, LearnError> {
     let name = "topics.numbers";
-    let most = MAX_TOPICS * KINDS as usize;
+    let most = MAX_TOPICS.saturating_mul(n_vocab as usize);
     let sound = |x: &f64| (0.0..=1e15).contains(x);
     let numbers: Vec<f64> = values(gguf, name, NUMBERS, 0..=MAX_TOPICS, DType::F64, sound)?;
-    let kinds: Vec<u32> = values(gguf, "topics.kinds", 1, 0..=most, DType::I32, |kind| *kind < KINDS)?;
-    let n = kinds.len();
+    let tokens: Vec<u32> = values(gguf, "topics.tokens", 1, 0..=most, DType::I32, |token| *token < n_vocab)?;
+    let n = tokens.len();
     let counts: Vec<u32> = values(gguf, "topics.counts", 1, n..=n, DType::I32, |count| *count > 0)?;
     let mut files = gguf.tensor("topics.adapters").map_or(&[][..], |t| gguf.data(t));
-    let mut each = kinds.into_iter().zip(counts);
+    let mut each = tokens.into_iter().zip(counts);
     // Files of earlier builds have none.
     let next = gguf.metadata().opt_u64("learned.next_topic")?.unwrap_or(0).min(1 << 30) as u32;
     let mut topics = Topics { all: Vec::new(), next };

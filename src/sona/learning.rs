@@ -195,13 +195,10 @@ struct Shared {
     /// Locked while something is learnt; before `state`, where both are.
     worker: Mutex<Worker>,
     /// Adapters of a version, by topic.
-    adapters: Mutex<(u64, Vec<Chosen>)>,
+    adapters: Mutex<(u64, Vec<(Option<u32>, Option<Arc<Adapter>>)>)>,
     /// Calls that wait for the worker to change what is learnt: learning gives up for them.
     owners: AtomicUsize,
 }
-
-/// A topic, or none, and the adapter that a request has with it, if it has one.
-type Chosen = (Option<u32>, Option<Arc<Adapter>>);
 
 struct State {
     folder: SonaFolder,
@@ -272,8 +269,8 @@ impl Sona {
         Learner::clone(&self.state().learner)
     }
 
-    /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text it belongs, by which tokens
-    /// follow which, unless a sample of it speaks against its adapter by two standard errors. The sample, a twentieth
+    /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text it belongs, by how often
+    /// it uses each token, unless a sample of it speaks against its adapter by two standard errors. The sample, a twentieth
     /// of the prompt, is read with the adapter and without it side by side, if it is at least eight tokens.
     ///
     /// # Errors
