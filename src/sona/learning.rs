@@ -195,10 +195,13 @@ struct Shared {
     /// Locked while something is learnt; before `state`, where both are.
     worker: Mutex<Worker>,
     /// Adapters of a version, by topic.
-    adapters: Mutex<(u64, Vec<(Option<u32>, Option<Arc<Adapter>>)>)>,
+    adapters: Mutex<(u64, Vec<Chosen>)>,
     /// Calls that wait for the worker to change what is learnt: learning gives up for them.
     owners: AtomicUsize,
 }
+
+/// A topic, or none, and the adapter that a request has with it, if it has one.
+type Chosen = (Option<u32>, Option<Arc<Adapter>>);
 
 struct State {
     folder: SonaFolder,

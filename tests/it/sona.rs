@@ -1177,6 +1177,39 @@ fn slices() {
     );
 }
 
+/// What choosing a topic adds to the time to the first token, on a machine that does nothing else.
+#[test]
+#[ignore = "measures"]
+fn choosing_a_topic() {
+    let (engine, read) = shipped();
+    let (folder, text) = (Folder::new(), read("tests/data/river-station.txt"));
+    let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+    let control = read("models/demo-heldout.txt");
+    sona.calibrate(&control[..control.len() / 2]).unwrap();
+    for piece in text.chunks_exact(128).take(60) {
+        sona.record(request("a", piece.to_vec())).unwrap();
+    }
+    sona.work().unwrap();
+    let mut session = engine.session().unwrap();
+    for n in [128, 512] {
+        let mut shares: Vec<f64> = (0..41)
+            .map(|i| {
+                let prompt = &text[4000 + i * 64..][..n];
+                let begun = Instant::now();
+                assert!(sona.topic(prompt).unwrap().is_some());
+                let choosing = begun.elapsed();
+                session.clear();
+                let begun = Instant::now();
+                session.prefill(prompt).unwrap();
+                choosing.as_secs_f64() / begun.elapsed().as_secs_f64()
+            })
+            .collect();
+        shares.sort_by(f64::total_cmp);
+        let [median, low, high] = [20, 14, 27].map(|i| 100.0 * shares[i]);
+        println!("a prompt of {n} tokens: +{median:.1} % ({low:.1} to {high:.1})");
+    }
+}
+
 /// The model that ships, on two threads, and what turns a file of the repository into its tokens.
 fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
