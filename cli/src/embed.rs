@@ -4,8 +4,9 @@ use super::input::{file_or_pipe, read_text};
 use super::model::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use super::output::{Failure, print};
 use clap::ValueEnum;
+use ruvllm::SessionError;
 use ruvllm::exec::{Embedder, EngineOptions, SessionOptions};
-use ruvllm::model::Pooling;
+use ruvllm::model::{Model, Pooling};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ are cosines; json+ has those of all pairs.";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum PoolingArg {
+    None,
     Mean,
     Cls,
     Last,
@@ -56,7 +58,7 @@ pub(super) struct Args {
     /// What comes between texts
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     embd_separator: String,
-    /// From the states of a text's tokens to its vector [default: what the file says, else mean]
+    /// From the states of a text's tokens to its vector; none: a vector for each token [default: what the file says, else mean]
     #[arg(long, value_enum)]
     pooling: Option<PoolingArg>,
     /// Norm that vectors are divided by: 2 is their length, 1 the sum of absolute values, 0 makes the largest 32760,
@@ -87,14 +89,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(&args.residence)?;
     let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
     let mut embedder = Embedder::new(&engine)?.normalise(false).n_batch(args.batch_size as usize);
-    if let Some(pooling) = args.pooling {
-        embedder = embedder.pooling(match pooling {
-            PoolingArg::Mean => Pooling::Mean,
-            PoolingArg::Cls => Pooling::Cls,
-            PoolingArg::Last => Pooling::Last,
-        });
+    let pooling = match args.pooling {
+        Some(PoolingArg::Mean) => Some(Pooling::Mean),
+        Some(PoolingArg::Cls) => Some(Pooling::Cls),
+        Some(PoolingArg::Last) => Some(Pooling::Last),
+        Some(PoolingArg::None) | None => None,
+    };
+    if let Some(pooling) = pooling {
+        embedder = embedder.pooling(pooling);
     }
-    let mut vectors = embedder.embed(&texts)?;
+    let mut vectors = match args.pooling {
+        Some(PoolingArg::None) => of_tokens(&model, &embedder, &texts)?,
+        _ => embedder.embed(&texts)?,
+    };
     vectors.iter_mut().for_each(|vector| normalise(vector, args.embd_normalize));
     let mut out = String::new();
     match args.embd_output_format {
@@ -117,6 +124,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     print(out)
+}
+
+/// The hidden states of all tokens, text after text.
+fn of_tokens(model: &Model, embedder: &Embedder, texts: &[&str]) -> Result<Vec<Vec<f32>>, Failure> {
+    let tokenizer = model.tokenizer().ok_or(SessionError::NoTokenizer)?;
+    let mut vectors = Vec::new();
+    for text in texts {
+        let states = embedder.states_of(&tokenizer.encode(text, true, true))?;
+        vectors.extend(states.chunks_exact(model.hparams().n_embd).map(<[f32]>::to_vec));
+    }
+    Ok(vectors)
 }
 
 /// Divides by the `p`-norm; 0 is the largest value, of which 32760 are left, −1 nothing.

@@ -245,7 +245,7 @@ fn wrong_calls() {
     fails(&["-p", "x", "--override-kv", "a=b"], 2, &["KEY=TYPE:VALUE"]);
     fails(&["-p", "x", "--override-kv", "a=word:b"], 2, &["int, float, bool and str"]);
     fails(&["-p", "x", "--override-kv", "a=int:b"], 2, &["not an integer"]);
-    fails(&["embed", "-p", "x", "--pooling", "rank"], 2, &["mean, cls, last"]);
+    fails(&["embed", "-p", "x", "--pooling", "rank"], 2, &["none, mean, cls, last"]);
     fails(&["template", "--messages", "m.json"], 2, &["--template"]);
     fails(&["template", "--messages", "m.json", "--kwargs", "[1]"], 2, &["JSON object"]);
     fails(&["template", "--messages", "m.json", "--now", "yesterday"], 2, &["yesterday"]);
@@ -276,6 +276,9 @@ fn vectors_of_texts() {
     assert_eq!((vectors.len(), vectors[0].len()), (2, 64));
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     assert!((dot(&vectors[0], &vectors[0]) - 1.0).abs() < 1e-4);
+    // Of tokens instead of texts; the last token's is what `last` takes.
+    let (tokens, last) = (embed(&["-p", "one", "--pooling", "none"]), embed(&["-p", "one", "--pooling", "last"]));
+    assert!(tokens.lines().count() > 1 && tokens.lines().last() == last.lines().next(), "{tokens}");
     let answer = embed(&["-p", "one#two", "--embd-separator", "#", "--embd-output-format", "json+"]);
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     let number = |value: &serde_json::Value| value.as_f64().unwrap() as f32;
