@@ -549,18 +549,16 @@ unsafe fn weigh(
     let z = zero();
     let (mut scores, mut top) = ([z; N_VECTORS], z.splat(f32::NEG_INFINITY));
     for (t, score) in scores.iter_mut().enumerate() {
-        // SAFETY: the row's scores.
+        // SAFETY: the row's scores of the span; lanes that are masked are not read.
         *score = F32x16(unsafe {
-            _mm512_mask_loadu_ps(
-                _mm512_set1_ps(f32::NEG_INFINITY),
-                mask(span, t),
-                (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES),
-            )
+            _mm512_maskz_loadu_ps(mask(span, t), (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
         });
         if p.softcap > 0.0 {
             let cap = z.splat(p.softcap);
             *score = tanh(*score / cap) * cap;
         }
+        // After the cap, which would make them finite.
+        *score = F32x16(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), mask(span, t), score.0));
         top = score.max(top);
     }
     let top = _mm512_reduce_max_ps(top.0);
