@@ -24,7 +24,6 @@
 //! ```
 
 mod adapter;
-mod control;
 mod file;
 mod gradients;
 mod merge;
@@ -35,7 +34,6 @@ mod svd;
 
 pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
-pub(crate) use control::{ControlWindow, FIRST_STRENGTH, next_strength};
 pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};

@@ -1,8 +1,8 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::error::Error;
-use crate::exec::{AdapterId, Session, cross_entropy};
-use crate::lora::{ControlWindow, FIRST_STRENGTH, Gradients, next_strength};
+use crate::exec::{AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, next_strength};
+use crate::lora::Gradients;
 use std::ops::Range;
 
 /// Tokens of a window of control text.

@@ -2,9 +2,11 @@
 
 use super::LearningOptions;
 use crate::error::Error;
-use crate::exec::{AdapterId, Engine, Session, SessionOptions, cross_entropy};
+use crate::exec::{
+    AdapterId, ControlWindow, Engine, FIRST_STRENGTH, Session, SessionOptions, cross_entropy, next_strength,
+};
 use crate::learn::{Evidence, random, softmax};
-use crate::lora::{Adapter, ControlWindow, FIRST_STRENGTH, Gradients, Optimiser, Sgd, next_strength};
+use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
 use crate::model::Site;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

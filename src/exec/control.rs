@@ -1,6 +1,6 @@
 //! Control text, from whose prediction by the model alone an adapter that is trained must not lead far away.
 
-use crate::exec::{divergence, log_sum};
+use super::gradient::{divergence, log_sum};
 
 /// What the model alone predicts in a window of control text.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl ControlWindow {
         divergence(row, self.log_p(i), 1.0)
     }
 
-    /// Objective of [`Session::gradient`](crate::exec::Session::gradient) from the window's first token on: `strength` times
+    /// Objective of [`Session::gradient`](super::Session::gradient) from the window's first token on: `strength` times
     /// the mean divergence.
     pub(crate) fn objective(&self, strength: f32) -> impl Fn(usize, &mut [f32]) -> f64 + Sync + '_ {
         let weight = strength / (self.log_p.len() / self.n_vocab) as f32;
