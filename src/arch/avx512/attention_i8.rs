@@ -142,9 +142,9 @@ pub(super) fn attention_stored(
                         last = span;
                     }
                     let out = out.add(r * p.head_dim_v);
-                    let top = weigh(room, r, &last, stored.v == KvType::Q8, (&mut max[r], &mut sums[r]), out, p);
+                    let unit = weigh(room, r, &last, stored.v == KvType::Q8, (&mut max[r], &mut sums[r]), out, p);
                     ahead.point();
-                    add_weighted(room, top, p.head_dim_v / GROUP, out);
+                    add_weighted(room, unit, p.head_dim_v / GROUP, out);
                     ahead.point();
                 }
             }
@@ -213,7 +213,7 @@ fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
     for q in q.chunks_exact(LANES) {
         let q = z.load(q);
         top = q.abs().max(top);
-        finite = finite + (q - q);
+        finite = q.mul_add(z, finite);
     }
     let largest = top.max_lane();
     let inverse = z.splat(if largest >= TINY { MAX_QUERY / largest } else { 0.0 });
