@@ -936,7 +936,7 @@ impl Loss {
     /// rounded constant), and the factor between the block's and the running maximum (difference, exp, product).
     fn of_weight(self, spread: f64) -> f64 {
         match self {
-            Loss::Words => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
+            Loss::Words | Loss::Bytes => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
             _ => 0.0,
         }
     }
