@@ -1,6 +1,7 @@
 //! Context shift: keys are turned to their new positions, what is kept stays, the same every time, and nobody else sees it.
 
 use crate::common::emulated;
+use crate::mutants::models;
 use crate::run::{Pass, engine, level};
 use crate::tiny::{N_VOCAB, Parts, Tiny};
 use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvTiers, KvType, ScheduleOptions, Scheduler, SessionOptions};
@@ -172,11 +173,14 @@ fn refused_by_name() {
     let mut long = Tiny::Phi3.parts(DType::F32);
     long.vector("rope_factors_short.weight", &[1.0; 8]);
     long.vector("rope_factors_long.weight", &[1.5; 8]);
+    let of_family = |name: &str| open(models().iter().find(|model| model.name == name).unwrap().parts());
     let tiered = SessionOptions { kv_tiers: Some(KvTiers::default()), ..keeping(0, 256, KvType::F16) };
     for (model, options, what) in [
         (open(Tiny::gpt2()), keeping(0, 256, KvType::F16), "learned positions"),
         (open(long), keeping(0, 256, KvType::F16), "learned rope factors"),
         (Tiny::Gemma2.model(DType::F32), keeping(0, 256, KvType::F16), "sliding windows"),
+        (of_family("deepseek2-lite"), keeping(0, 256, KvType::F16), "latent attention"),
+        (of_family("hunyuan-dense"), keeping(0, 256, KvType::F16), "norms of keys after their rotation"),
         (llama.clone(), tiered, "precision by age"),
         (llama.clone(), keeping(0, 256, KvType::Q6), "keys of fewer than 8 bits"),
     ] {
