@@ -30,7 +30,7 @@ const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
 /// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at least and at most.
-const SAMPLED: usize = 64;
+const SAMPLED: usize = 128;
 const LEAST_SAMPLE: usize = 8;
 const LONGEST_SAMPLE: usize = 64;
 /// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the time.
@@ -273,7 +273,7 @@ impl Sona {
     }
 
     /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text it belongs, by how often
-    /// it uses each token, unless a sample of it speaks against its adapter by two standard errors. The sample, one in 64
+    /// it uses each token, unless a sample of it speaks against its adapter by two standard errors. The sample, one in 128
     /// of the prompt's tokens, is read with the adapter and without it side by side, if it is at least eight tokens.
     ///
     /// # Errors
