@@ -286,20 +286,18 @@ unsafe fn few_rows<P: UnpackRows>(
     let (turned, sums) = rest.split_at_mut(P::LANES * BLOCK);
     // `[activation row][lane]`
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..P::LANES * P::LANES]);
-    for (t, w) in w.chunks(P::LANES * row_bytes).enumerate() {
-        let n_rows = w.len() / row_bytes;
+    for tile in apart(y.cols(), P::LANES) {
         for k0 in (0..k).step_by(depth) {
             let n = (k - k0).min(depth);
-            // The next weight rows, which lie behind these, are read in one stream.
-            for line in (w.len() * k0 / k..w.len() * (k0 + n) / k).step_by(64) {
-                prefetch_line(w.as_ptr().wrapping_add(w.len() + line));
-            }
             let start = k0 / depth * depth_bytes;
             let end = (start + depth_bytes).min(row_bytes);
             // Lanes of missing rows hold the last one.
             let mut rows = [w; MAX_LANES];
-            for (r, row) in rows.iter_mut().enumerate() {
-                *row = &w[r.min(n_rows - 1) * row_bytes..][start..end];
+            for (lane, row) in rows[..P::LANES].iter_mut().enumerate() {
+                *row = &w[tile.row(lane.min(tile.rows - 1)) * row_bytes..][start..end];
+                for line in (0..end - start).step_by(64) {
+                    prefetch_line(row.as_ptr().wrapping_add(AHEAD + line));
+                }
             }
             // SAFETY: the caller's promise.
             unsafe { (few.fill)(dtype, &rows, panel, turned) };
@@ -315,9 +313,43 @@ unsafe fn few_rows<P: UnpackRows>(
             }
         }
         for i in 0..y.rows() {
-            y.row(i)[t * P::LANES..][..n_rows].copy_from_slice(&sums[i * P::LANES..][..n_rows]);
+            let y = y.row(i);
+            for (lane, sum) in sums[i * P::LANES..][..tile.rows].iter().enumerate() {
+                y[tile.row(lane)] = *sum;
+            }
         }
     }
+}
+
+/// How far ahead of their use few rows' weights are prefetched, in bytes of each weight row.
+pub(super) const AHEAD: usize = 512;
+
+/// Weight rows that lie far apart, a lane each: lane `l` goes along the `l`th part of the rows from its beginning to its
+/// end, so that the CPU's prefetcher sees as many long streams.
+#[derive(Clone, Copy)]
+pub(super) struct Apart {
+    pub(super) first: usize,
+    pub(super) stride: usize,
+    /// How many.
+    pub(super) rows: usize,
+}
+
+impl Apart {
+    /// The row of a lane.
+    pub(super) fn row(self, lane: usize) -> usize {
+        self.first + lane * self.stride
+    }
+}
+
+/// All of `n` rows, once each; only the last rows may be fewer than `lanes`.
+pub(super) fn apart(n: usize, lanes: usize) -> impl Iterator<Item = Apart> {
+    // An odd number of rows apart, lanes do not meet in the same sets of the L1 cache.
+    let stride = move |first: usize| ((n - first) / lanes).saturating_sub(1) / 2 * 2 + 1;
+    let below = move |first: usize| (first < n).then_some(first);
+    std::iter::successors(below(0), move |&part| below(part + stride(part) * lanes)).flat_map(move |part| {
+        let stride = stride(part);
+        (part..part + stride).map(move |first| Apart { first, stride, rows: lanes.min(n - first) })
+    })
 }
 
 /// Prefetches `bytes` into the L2 cache.

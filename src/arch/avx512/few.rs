@@ -6,15 +6,16 @@
 //! transposed; then a lane is a weight row, and scales, offsets and `f32` sums follow in the order of the panels'
 //! tiles, with the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their panels.
 
-use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
+use super::gemm::{F32Panels, IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
 use super::planes::{self, UnpackPlanes, Unpacked};
-use super::streams::{self, Large, Record, Small};
+use super::streams::{self, Large, Plain, Record, Small};
 use crate::arch::avx2::gemm::{round, round_halves};
 use crate::arch::gemm::{self, UnpackRows, prefetch_line};
 use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;
 use bytemuck::Pod;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// 256 activations rounded to bytes: the integers and scales of the panels in the order of [`BlockP16`].
@@ -129,6 +130,11 @@ pub(super) const fn blocks_of_32() -> Gemm {
     Gemm { few: streams::MOST, pack: pack_records, kernel: kernel_of_32, ..gemm::table::<Panels32>() }
 }
 
+/// The [`Gemm`] table entry for numbers that are not in blocks.
+pub(super) const fn plain() -> Gemm {
+    Gemm { few: streams::MOST, pack: pack_plain, kernel: kernel_plain, ..gemm::table::<F32Panels>() }
+}
+
 type Panels32 = IntPanels<true, 16, true>;
 
 /// As [`pack`], for blocks of 32.
@@ -140,13 +146,59 @@ unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<Panels32>(x, m, k, packed) };
     }
-    let records = bytemuck::cast_slice_mut::<_, Record>(&mut packed[..m * (k / 32) * size_of::<Record>()]);
-    for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, records) in x.as_chunks().0.iter().zip(records.chunks_exact_mut(m)) {
-            // SAFETY: this level includes AVX2.
-            let record = unsafe { round_halves(x) };
-            records[i] = *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24");
-        }
+    pack_blocks(x, m, k, packed, |x| -> Record {
+        // SAFETY: this level includes AVX2.
+        let record = unsafe { round_halves(x) };
+        *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24")
+    });
+}
+
+/// Whether numbers that are not in blocks are multiplied by `streams`, 32 columns at a time.
+fn streams_plain(m: usize, k: usize) -> bool {
+    m <= streams::MOST && k.is_multiple_of(32)
+}
+
+/// As [`pack`], for numbers that are not in blocks.
+///
+/// # Safety
+/// As for [`Gemm::pack`].
+unsafe fn pack_plain(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
+    if !streams_plain(m, k) {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::pack::<F32Panels>(x, m, k, packed) };
+    }
+    pack_blocks(x, m, k, packed, |x: &[f32; 32]| *x);
+}
+
+/// Implements [`Gemm::kernel`] for numbers that are not in blocks.
+///
+/// # Safety
+/// As for [`Gemm::kernel`].
+unsafe fn kernel_plain(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    packed: &[u8],
+    k: usize,
+    workspace: &mut [CacheLine],
+) {
+    let m = y.rows();
+    if !streams_plain(m, k) {
+        // SAFETY: the caller's promise.
+        return unsafe { gemm::kernel::<F32Panels>(y, dtype, w, packed, k, workspace) };
+    }
+    let x = packed_blocks::<32, _>(packed, m, k);
+    macro_rules! multiply {
+        ($number:ty) => {
+            // SAFETY: the CPU has this level's features.
+            unsafe { streams::multiply::<Plain<$number>>(y, w, x) }
+        };
+    }
+    match dtype {
+        DType::F32 => multiply!(f32),
+        DType::F16 => multiply!(f16),
+        DType::BF16 => multiply!(bf16),
+        _ => unreachable!("{dtype} is no plain format"),
     }
 }
 
@@ -167,7 +219,7 @@ unsafe fn kernel_of_32(
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<Panels32>(y, dtype, w, packed, k, workspace) };
     }
-    let x = bytemuck::cast_slice(&packed[..m * (k / 32) * size_of::<Record>()]);
+    let x = packed_blocks::<32, _>(packed, m, k);
     macro_rules! multiply {
         ($block:ty) => {
             // SAFETY: the CPU has this level's features.
@@ -193,11 +245,22 @@ unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
     }
-    let blocks = bytemuck::cast_slice_mut::<_, X>(&mut packed[..m * (k / VALUES) * size_of::<X>()]);
+    // SAFETY: this level includes AVX2.
+    pack_blocks(x, m, k, packed, |x| unsafe { X::round(x) });
+}
+
+/// Writes `[block][row]` of `m` rows, a block for each `N` of `k` values.
+fn pack_blocks<const N: usize, B: Pod>(
+    x: &[f32],
+    m: usize,
+    k: usize,
+    packed: &mut [u8],
+    block: impl Fn(&[f32; N]) -> B,
+) {
+    let blocks = bytemuck::cast_slice_mut::<_, B>(&mut packed[..m * (k / N) * size_of::<B>()]);
     for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, blocks) in x.as_chunks::<VALUES>().0.iter().zip(blocks.chunks_exact_mut(m)) {
-            // SAFETY: this level includes AVX2.
-            blocks[i] = unsafe { X::round(x) };
+        for (x, blocks) in x.as_chunks().0.iter().zip(blocks.chunks_exact_mut(m)) {
+            blocks[i] = block(x);
         }
     }
 }
@@ -219,7 +282,7 @@ unsafe fn kernel<X: Rounded>(
         return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
     }
     // SAFETY: the CPU has this level's features.
-    unsafe { X::alone(y, dtype, w, packed_blocks(packed, y.rows(), k)) }
+    unsafe { X::alone(y, dtype, w, packed_blocks::<VALUES, _>(packed, y.rows(), k)) }
 }
 
 /// Implements [`Both::kernel`].
@@ -235,14 +298,14 @@ unsafe fn both<X: Rounded>(
     k: usize,
 ) {
     let Acts::P16 { x, .. } = *generated else { unreachable!("the form this level asks for") };
-    let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
+    let packed = packed_blocks::<VALUES, X>(packed, y.rows() - generated.m(), k);
     // SAFETY: the CPU has this level's features.
     unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
 }
 
-/// What [`pack`] wrote for `m` rows.
-fn packed_blocks<X: Rounded>(packed: &[u8], m: usize, k: usize) -> &[X] {
-    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<X>()])
+/// What [`pack_blocks`] wrote.
+fn packed_blocks<const N: usize, B: Pod>(packed: &[u8], m: usize, k: usize) -> &[B] {
+    bytemuck::cast_slice(&packed[..m * (k / N) * size_of::<B>()])
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]

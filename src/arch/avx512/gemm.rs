@@ -46,7 +46,7 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
         DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
-        _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
+        _ => with_groups!(dtype, bytes, const { few::plain() }),
     }
 }
 

@@ -22,13 +22,14 @@
 //! | Q8_0 | 528 | 112 |
 
 use super::few::Spans;
-use super::gemm::LANES;
-use super::matmul::{load_16, power_of_two};
+use super::gemm::{LANES, transpose};
+use super::matmul::{load_16, load_64, power_of_two};
 use super::planes;
 use crate::arch::ColumnsMut;
-use crate::arch::gemm::prefetch_line;
+use crate::arch::gemm::{AHEAD, Apart, apart, prefetch_line};
 use crate::quant::*;
 use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
@@ -109,12 +110,23 @@ pub(super) struct Large<B, X>(PhantomData<(B, X)>);
 /// Up to eight blocks of 32 weights.
 pub(super) struct Small<B>(PhantomData<B>);
 
+/// Numbers that are not in blocks.
+pub(super) trait TurnPlain {
+    /// The bytes of 32 of them, which may lie anywhere.
+    type Block: Pod;
+    /// What a word has, 16 rows of each.
+    type Columns: AsRef<[__m512]>;
+
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn columns(word: __m512i) -> Self::Columns;
+}
+
+/// Up to eight times 32 numbers.
+pub(super) struct Plain<T>(PhantomData<T>);
+
 /// Most activation rows.
 pub(super) const MOST: usize = 16;
-/// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 % longer, four times as
-/// far 16 %.
-const AHEAD: usize = 512;
-
 /// Products of all rows of `w` with those of `x`, which has the activations of each row for a block, then for the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
@@ -122,50 +134,40 @@ pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
     let (m, n, w) = (y.rows(), y.cols(), bytemuck::cast_slice::<_, S::Block>(w));
     let row_blocks = x.len() / m;
     assert!(m <= MOST && x.len() == m * row_blocks && w.len() == n * row_blocks, "streams: {m} rows");
-    let mut first = 0;
-    while n - first >= LANES {
-        // An odd number of rows apart, lanes do not meet in the same sets of the L1 cache.
-        let run = ((n - first) / LANES - 1) / 2 * 2 + 1;
-        let stride = run * row_blocks * size_of::<S::Block>();
-        for t in first..first + run {
-            let mut totals = [_mm512_setzero_ps(); MOST];
-            for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
-                let rows = Rows { first: w[t * row_blocks + k * S::BLOCKS..].as_ptr().cast(), stride };
-                // SAFETY: this function has the features; rows `t`, `t + run` and so on have these blocks.
-                unsafe { step::<S>(&mut totals[..m], rows, x) };
-            }
-            put(y, &totals[..m], LANES, |lane| lane * run + t);
-        }
-        first += run * LANES;
-    }
-    if first < n {
+    let mut copies = None;
+    for tile in apart(n, LANES) {
         let mut totals = [_mm512_setzero_ps(); MOST];
-        // Those of missing rows are zero.
-        let mut copies = [[S::Block::zeroed(); 8]; LANES];
         for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
-            let n_blocks = x.len() / m;
-            for (copy, row) in copies.iter_mut().zip(w[first * row_blocks..].chunks_exact(row_blocks)) {
-                copy[..n_blocks].copy_from_slice(&row[k * S::BLOCKS..][..n_blocks]);
-            }
-            let rows = Rows { first: copies.as_ptr().cast(), stride: size_of_val(&copies[0]) };
-            // SAFETY: as above.
+            let (first, n_blocks) = (k * S::BLOCKS, x.len() / m);
+            let rows = if tile.rows == LANES {
+                let stride = tile.stride * row_blocks * size_of::<S::Block>();
+                Rows { first: w[tile.first * row_blocks + first..].as_ptr().cast(), stride }
+            } else {
+                // Those of missing rows are zero.
+                let copies = copies.get_or_insert_with(|| [[S::Block::zeroed(); 8]; LANES]);
+                for (lane, copy) in copies[..tile.rows].iter_mut().enumerate() {
+                    copy[..n_blocks].copy_from_slice(&w[tile.row(lane) * row_blocks + first..][..n_blocks]);
+                }
+                Rows { first: copies.as_ptr().cast(), stride: size_of_val(&copies[0]) }
+            };
+            // SAFETY: this function has the features; all rows have these blocks.
             unsafe { step::<S>(&mut totals[..m], rows, x) };
         }
-        put(y, &totals[..m], n - first, |lane| first + lane);
+        put(y, &totals[..m], tile);
     }
 }
 
-/// Stores the first `n` lanes of the sums of each activation row.
+/// Stores the sums of each activation row.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn put(y: &mut ColumnsMut<'_>, totals: &[__m512], n: usize, column: impl Fn(usize) -> usize) {
+fn put(y: &mut ColumnsMut<'_>, totals: &[__m512], tile: Apart) {
     for (i, total) in totals.iter().enumerate() {
         let mut sums = [0.0f32; LANES];
         // SAFETY: array and register have the same size.
         unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), *total) };
         let y = y.row(i);
-        for (lane, sum) in sums[..n].iter().enumerate() {
-            y[column(lane)] = *sum;
+        for (lane, sum) in sums[..tile.rows].iter().enumerate() {
+            y[tile.row(lane)] = *sum;
         }
     }
 }
@@ -262,6 +264,37 @@ impl<B: TurnSmall> Step for Small<B> {
     }
 }
 
+impl<T: TurnPlain> Step for Plain<T> {
+    type Block = T::Block;
+    type X = [f32; 32];
+    const BLOCKS: usize = 8;
+
+    #[inline(never)]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add<const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[[f32; 32]], m: usize) {
+        let mut sums = *totals;
+        for (b, x) in x.chunks(m).enumerate() {
+            let x: &[[f32; 32]; M] = x.first_chunk().expect("M rows");
+            rows.prefetch(8 * size_of::<T::Block>(), b);
+            let mut column = 0;
+            for line in (0..size_of::<T::Block>()).step_by(64) {
+                // SAFETY: the caller's promise.
+                let words = unsafe { rows.line(b * size_of::<T::Block>() + line) };
+                for word in words {
+                    // SAFETY: as above.
+                    for w in unsafe { T::columns(word) }.as_ref() {
+                        for i in 0..M {
+                            sums[i] = _mm512_fmadd_ps(*w, _mm512_set1_ps(x[i][column]), sums[i]);
+                        }
+                        column += 1;
+                    }
+                }
+            }
+        }
+        *totals = sums;
+    }
+}
+
 impl Rows {
     /// Prefetches an eighth of the lines of later `bytes` of each row. Spread over the work they leave the buffers for
     /// misses to others.
@@ -305,6 +338,19 @@ impl Rows {
         // SAFETY: the caller's promise.
         let ([a, b, c, d], [e, f, g, h]) = unsafe { (self.words(at), self.words(at + 16)) };
         [a, b, c, d, e, f, g, h]
+    }
+
+    /// The 16 words from byte `at` on. Rows of a power of two bytes meet in the same sets of the L1 cache, so that each line
+    /// is read at once.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn line(self, at: usize) -> [__m512i; 16] {
+        let mut q = [_mm512_setzero_si512(); LANES];
+        for (r, q) in q.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *q = unsafe { _mm512_loadu_si512(self.first.wrapping_add(r * self.stride + at).cast()) };
+        }
+        transpose(q)
     }
 
     /// The half-precision number at byte `at` of each row's block.
@@ -636,6 +682,47 @@ small!(BlockQ4_0, halved: 4, |rows| rows.half(0), both_nibbles(rows, 2));
 small!(BlockQ5_0, halved: 3, |rows| rows.half(0), with_fifth_bits(both_nibbles(rows, 6), rows, 2));
 small!(BlockIq4Nl, halved: 0, |rows| rows.half(0), look_up(&IQ4_VALUES, both_nibbles(rows, 2)));
 small!(BlockMxfp4, halved: 0, |rows| exponents(rows), look_up(&MXFP4_VALUES, both_nibbles(rows, 1)));
+
+impl TurnPlain for f32 {
+    type Block = [u8; 128];
+    type Columns = [__m512; 1];
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn columns(word: __m512i) -> [__m512; 1] {
+        [_mm512_castsi512_ps(word)]
+    }
+}
+
+impl TurnPlain for f16 {
+    type Block = [u8; 64];
+    type Columns = [__m512; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx512bw")]
+    unsafe fn columns(word: __m512i) -> [__m512; 2] {
+        // The lower halves of all lanes, then the upper ones.
+        let mut order = [0u16; 32];
+        for (i, order) in order.iter_mut().enumerate() {
+            *order = (i % LANES * 2 + i / LANES) as u16;
+        }
+        let halves = _mm512_permutexvar_epi16(load_64(bytemuck::cast_ref(&order)), word);
+        let [low, high] = [_mm512_castsi512_si256(halves), _mm512_extracti64x4_epi64::<1>(halves)];
+        [_mm512_cvtph_ps(low), _mm512_cvtph_ps(high)]
+    }
+}
+
+impl TurnPlain for bf16 {
+    type Block = [u8; 64];
+    type Columns = [__m512; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn columns(word: __m512i) -> [__m512; 2] {
+        let high = _mm512_and_si512(word, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(word)), _mm512_castsi512_ps(high)]
+    }
+}
 
 /// The low nibbles of 16 bytes, then the high ones.
 #[inline]
