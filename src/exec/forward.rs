@@ -172,19 +172,39 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
-    /// How far it is: computed from there to layer `end`, which is moved there. What layers before left in the arena is
-    /// still there: a pass of the same size takes the same buffers.
+    /// How far it is: computed from there to layer `end`, or to where it pauses, and moved there. What was left in the arena
+    /// before is still there: a pass of the same size takes the same buffers.
     pub(crate) at: &'a mut LayerAt,
     pub(crate) end: usize,
+    /// If it may pause: called between two parts, with the next one; `true` pauses it.
+    pub(crate) pause: Option<&'a dyn Fn(LayerAt) -> bool>,
     /// If layers are left to a device, the destination of the residual stream, `(rows, n_embd)`.
     pub(crate) hidden: Option<&'a mut [f32]>,
 }
 
-/// The next layer of a pass, and its first recurrence.
+/// Parts of a layer between which a pass may pause: the mixer; a dense feed-forward layer's gate, its `up`, the rest. What
+/// else follows a mixer is one part, and so is the last layer, as little of it is computed for a prompt.
+pub(crate) const N_PARTS: usize = 4;
+
+/// The next layer of a pass, the next of its parts, and its first recurrence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerAt {
     pub(crate) layer: usize,
+    pub(crate) part: usize,
     cell: usize,
+}
+
+impl LayerAt {
+    /// Whether something was computed.
+    pub(crate) fn is_begun(self) -> bool {
+        (self.layer, self.part) != (0, 0)
+    }
+
+    /// Goes to the next part; returns whether the pass pauses there.
+    fn pauses(&mut self, part: usize, pause: Option<&dyn Fn(LayerAt) -> bool>) -> bool {
+        self.part = part;
+        pause.is_some_and(|pause| pause(*self))
+    }
 }
 
 /// What all products of a pass need.
@@ -469,7 +489,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, hidden } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, pause, hidden } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -477,7 +497,7 @@ pub(crate) fn forward(
     let n_last = if probe.sees_all_rows() { m } else { n_outputs };
     let sizes = Sizes::of(model, crew.n_threads());
     let mut b = arena.plan(|frame| Buffers::take(frame, sizes, slots.iter().map(Slot::size), n_last))?;
-    if at.layer == 0 {
+    if !at.is_begun() {
         for slot in &*slots {
             slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
         }
@@ -511,66 +531,84 @@ pub(crate) fn forward(
         if is_last && !probe.sees_all_rows() {
             rows = Rows::Outputs;
         }
-        if let Some(w) = &layer.alt_up {
-            let slots = Adapters(slots);
-            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-            b.streams.predict(ctx, &mut b.scratch, h, w, b.x);
-        }
-        if has_mixer {
-            norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
-            probe.tensor(Tap::AttnNorm, i, b.normed);
+        if at.part == 0 {
             if let Some(w) = &layer.alt_up {
                 let slots = Adapters(slots);
                 let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-                laurel(ctx, h, &w.laurel, &mut b);
+                b.streams.predict(ctx, &mut b.scratch, h, w, b.x);
             }
-            mixer(base, h, (spec, layer), (i, &mut at.cell), rows, slots, &mut b, probe)?;
+            if has_mixer {
+                norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+                probe.tensor(Tap::AttnNorm, i, b.normed);
+                if let Some(w) = &layer.alt_up {
+                    let slots = Adapters(slots);
+                    let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+                    laurel(ctx, h, &w.laurel, &mut b);
+                }
+                mixer(base, h, (spec, layer), (i, &mut at.cell), rows, slots, &mut b, probe)?;
+            }
+            if rows == Rows::Outputs {
+                if n_outputs == 0 {
+                    at.layer = h.n_layer;
+                    at.pauses(0, pause);
+                    return Ok(());
+                }
+                gather(slots, b.x, h.n_embd);
+                gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
+                if let Some(spec) = h.streams {
+                    gather(slots, b.streams.all, spec.n_stream * h.n_embd);
+                    gather(slots, b.beside, h.n_embd);
+                    b.streams.all = &mut std::mem::take(&mut b.streams.all)[..n_outputs * spec.n_stream * h.n_embd];
+                }
+                b.keep_rows(n_outputs, h.n_embd);
+            }
+            let n_rows = b.x.len() / h.n_embd;
+            if let FeedForward::Moe(moe) = &layer.ffn
+                && moe.spec.routes_early
+            {
+                let n_generated = n_generated(is_last, rows, slots);
+                let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+                route(base, moe, (n_generated, n_rows), &Adapters(slots), ends, b.x, (&mut b.moe, &mut b.scratch));
+            }
+            if spec.norms == Norms::Parallel {
+                norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+            }
+            if has_mixer {
+                add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+            }
+            if layer.alt_up.is_some() {
+                let side = &b.beside[..b.x.len()];
+                b.x.iter_mut().zip(side).for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
+            }
+            probe.tensor(Tap::FfnInp, i, b.x);
+
+            if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
+                norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+                probe.tensor(Tap::FfnNorm, i, b.normed);
+            }
         }
-        if rows == Rows::Outputs {
-            if n_outputs == 0 {
-                return Ok(());
-            }
-            gather(slots, b.x, h.n_embd);
-            gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
-            if let Some(spec) = h.streams {
-                gather(slots, b.streams.all, spec.n_stream * h.n_embd);
-                gather(slots, b.beside, h.n_embd);
-                b.streams.all = &mut std::mem::take(&mut b.streams.all)[..n_outputs * spec.n_stream * h.n_embd];
-            }
-            b.keep_rows(n_outputs, h.n_embd);
+        if at.part == 0 && !is_last && at.pauses(1, pause) {
+            return Ok(());
         }
         let n_rows = b.x.len() / h.n_embd;
-        if let FeedForward::Moe(moe) = &layer.ffn
-            && moe.spec.routes_early
-        {
-            let n_generated = n_generated(is_last, rows, slots);
-            let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-            route(base, moe, (n_generated, n_rows), &Adapters(slots), ends, b.x, (&mut b.moe, &mut b.scratch));
-        }
-        if spec.norms == Norms::Parallel {
-            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
-        }
-        if has_mixer {
-            add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
-        }
-        if layer.alt_up.is_some() {
-            let side = &b.beside[..b.x.len()];
-            b.x.iter_mut().zip(side).for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
-        }
-        probe.tensor(Tap::FfnInp, i, b.x);
-
-        if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
-            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
-            probe.tensor(Tap::FfnNorm, i, b.normed);
-        }
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
                 let show = |tap: Tap, values: &[f32]| probe.tensor(tap, i, values);
                 let (n_generated, slots) = (n_generated(is_last, rows, slots), Adapters(slots));
                 let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
                 let ctx = base.with(adapters, n_generated);
-                let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
-                feed_forward(ctx, &mut b.scratch, ffn, b.normed, n_rows, inner, b.branch, show);
+                let mut inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
+                if pause.is_none() || is_last {
+                    feed_forward(ctx, &mut b.scratch, ffn, b.normed, n_rows, inner, b.branch, show);
+                } else {
+                    feed_forward_part(ctx, &mut b.scratch, ffn, at.part, b.normed, n_rows, &mut inner, b.branch);
+                    while at.part + 1 < N_PARTS {
+                        if at.pauses(at.part + 1, pause) {
+                            return Ok(());
+                        }
+                        feed_forward_part(ctx, &mut b.scratch, ffn, at.part, b.normed, n_rows, &mut inner, b.branch);
+                    }
+                }
             }
             FeedForward::Moe(moe) => {
                 let n_generated = n_generated(is_last, rows, slots);
@@ -608,9 +646,12 @@ pub(crate) fn forward(
         if rows == Rows::All {
             pool(base.arch, slots, i, b.x, h.n_embd);
         }
+        at.layer = i + 1;
+        if at.pauses(0, pause) && !is_last {
+            return Ok(());
+        }
     }
 
-    at.layer = end;
     if end < h.n_layer {
         hidden.into_iter().for_each(|hidden| hidden.copy_from_slice(b.x));
         return Ok(());
@@ -1326,16 +1367,41 @@ fn feed_forward(
         linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
     }
     show(Tap::FfnUp, up);
-    if let Some(n) = ffn.sparsity {
-        ctx.crew.when(m > 1).for_chunks(gate, ffn.up.w.n_out, |_, gate| gaussian_top_k(gate, n));
-    }
     let inner = activate(ctx, ffn, m, gate, up);
     linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
 }
 
-/// The activation of `m` rows of a feed-forward layer; the result replaces `gate` or `up`.
+/// One of the products of [`feed_forward`], part 1, 2 or 3 of a layer.
+fn feed_forward_part(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    ffn: &Ffn,
+    part: usize,
+    x: &[f32],
+    m: usize,
+    FfnBuffers { gate, up }: &mut FfnBuffers<'_>,
+    y: &mut [f32],
+) {
+    match (part, &ffn.gate) {
+        (1, Some(w_gate)) => linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m)]),
+        (1, None) => {}
+        (2, _) => {
+            linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
+            activate(ctx, ffn, m, gate, up);
+        }
+        _ => {
+            let inner = if ffn.activation.is_gated() { gate } else { up };
+            linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
+        }
+    }
+}
+
+/// The activation of `m` rows of a feed-forward layer, behind its sparsity; the result replaces `gate` or `up`.
 fn activate<'a>(ctx: Ctx<'_>, ffn: &Ffn, m: usize, gate: &'a mut [f32], up: &'a mut [f32]) -> &'a [f32] {
     let (arch, workers, n_ff) = (ctx.arch, ctx.crew.when(m > 1), ffn.up.w.n_out);
+    if let Some(n) = ffn.sparsity {
+        workers.for_chunks(gate, n_ff, |_, gate| gaussian_top_k(gate, n));
+    }
     match ffn.activation {
         Activation::SwiGlu => workers.for_chunks(gate, n_ff, |i, gate| arch.silu_mul(gate, &up[i * n_ff..][..n_ff])),
         Activation::GeGlu => workers.for_chunks(gate, n_ff, |i, gate| arch.gelu_mul(gate, &up[i * n_ff..][..n_ff])),
