@@ -317,7 +317,7 @@ fn drafts_change_no_answer() {
     let (n, n_parallel): (_, &[usize]) = if long() { (1000, &[1, 2, 4, 8, 16, 32, 64]) } else { (32, &[16]) };
     let expected = answers_alone(n, &session_options(600, 512));
     let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
-    let budget = Some(page_bytes(longest));
+    let budget = Some(page_bytes(longest) + ADAPTER.bytes());
     let speculation = |i: usize| {
         let text = || [Case::numbered(i).prompt, expected[i].0.iter().map(|piece| piece.token).collect()].concat();
         // All of them with all limits.
