@@ -19,11 +19,10 @@ use std::sync::Arc;
 pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -> f64 {
     let target = target as usize;
     let logit = f64::from(logits[target]);
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = largest(logits);
     arch.softmax(logits);
     // The largest probability is 1 over the sum of exponentials.
-    let largest = logits.iter().copied().fold(0.0, f32::max);
-    let loss = f64::from(max) - f64::from(largest).ln() - logit;
+    let loss = f64::from(max) - f64::from(largest(logits)).ln() - logit;
     logits[target] -= 1.0;
     if weight != 1.0 {
         logits.iter_mut().for_each(|x| *x *= weight);
@@ -31,9 +30,20 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
     f64::from(weight) * loss
 }
 
+/// The largest value, passing over NaN.
+fn largest(x: &[f32]) -> f32 {
+    // Several maxima side by side: each waits for the one before.
+    let mut lanes = [f32::NEG_INFINITY; 32];
+    let (chunks, rest) = x.as_chunks::<32>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(max, x)| *max = max.max(*x));
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
 /// `ln Σ exp` of a row of logits.
 pub(crate) fn log_sum(logits: &[f32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = largest(logits);
     max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln()
 }
 

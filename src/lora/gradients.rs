@@ -64,7 +64,17 @@ impl Gradients {
 
     /// Euclidean norm of all gradients together.
     pub fn norm(&self) -> f64 {
-        self.values().map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let squares = |x: &[f32]| {
+            // Several sums side by side: each waits for the one before.
+            let mut lanes = [0.0; 16];
+            let (chunks, rest) = x.as_chunks::<16>();
+            for chunk in chunks {
+                lanes.iter_mut().zip(chunk).for_each(|(sum, &x)| *sum += square(x));
+            }
+            lanes.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
+        };
+        self.terms.iter().flatten().map(|term| squares(term.a()) + squares(term.b())).sum::<f64>().sqrt()
     }
 
     /// Sites of the model; [`Gradients::term`] uses their indices.
