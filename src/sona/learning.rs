@@ -775,7 +775,7 @@ fn learn_batch(
 /// Scores `tokens[lesson]`, and learns them if `learns`; nothing if `pause` gave up.
 fn read_lesson(
     session: &mut Session,
-    learner: Learner,
+    mut learner: Learner,
     tokens: &[u32],
     lesson: Range<usize>,
     learns: bool,
@@ -784,7 +784,6 @@ fn read_lesson(
     let mut losses = Losses::default();
     let mut goes_on = true;
     session.clear();
-    let mut learner = learner;
     learner.set_topic(learner.nearest_topic(&tokens[lesson.clone()]));
     session.set_learner_in_slices(learner, &mut |took| goes_on = goes_on && pause(took))?;
     let n_ctx = session.n_ctx();

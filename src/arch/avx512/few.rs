@@ -140,14 +140,11 @@ unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<Panels32>(x, m, k, packed) };
     }
-    let records = bytemuck::cast_slice_mut::<_, Record>(&mut packed[..m * (k / 32) * size_of::<Record>()]);
-    for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, records) in x.as_chunks().0.iter().zip(records.chunks_exact_mut(m)) {
-            // SAFETY: this level includes AVX2.
-            let record = unsafe { round_halves(x) };
-            records[i] = *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24");
-        }
-    }
+    pack_blocks(x, m, k, packed, |x| -> Record {
+        // SAFETY: this level includes AVX2.
+        let record = unsafe { round_halves(x) };
+        *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24")
+    });
 }
 
 /// Implements [`Gemm::kernel`] for blocks of 32.
@@ -193,11 +190,22 @@ unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
     }
-    let blocks = bytemuck::cast_slice_mut::<_, X>(&mut packed[..m * (k / VALUES) * size_of::<X>()]);
+    // SAFETY: this level includes AVX2.
+    pack_blocks(x, m, k, packed, |x| unsafe { X::round(x) });
+}
+
+/// Writes `[block][row]` of `m` rows, a block for each `N` of `k` values.
+fn pack_blocks<const N: usize, B: Pod>(
+    x: &[f32],
+    m: usize,
+    k: usize,
+    packed: &mut [u8],
+    block: impl Fn(&[f32; N]) -> B,
+) {
+    let blocks = bytemuck::cast_slice_mut::<_, B>(&mut packed[..m * (k / N) * size_of::<B>()]);
     for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, blocks) in x.as_chunks::<VALUES>().0.iter().zip(blocks.chunks_exact_mut(m)) {
-            // SAFETY: this level includes AVX2.
-            blocks[i] = unsafe { X::round(x) };
+        for (x, blocks) in x.as_chunks().0.iter().zip(blocks.chunks_exact_mut(m)) {
+            blocks[i] = block(x);
         }
     }
 }
