@@ -161,6 +161,13 @@ def gemma4():
     }
 
 
+def world():
+    """RWKV's vocabulary: all bytes, and some texts; token 261 is an empty line."""
+    texts = [bytes([i]) if i > 127 else chr(i) for i in range(256)] + ["th", " the", "'\"", "\u4e00", "\n\n", "in", b"\xe4\xb8"]
+    sizes = [len(text if isinstance(text, bytes) else text.encode()) for text in texts]
+    return "".join(f"{i} {text!r} {size}\n" for i, (text, size) in enumerate(zip(texts, sizes), 1)).encode()
+
+
 def sentencepiece():
     """tokenizer.model: unknown, two controls, a user's token, the bytes and some texts."""
     from sentencepiece import sentencepiece_model_pb2 as pb
@@ -225,6 +232,9 @@ TOKENIZERS = {
     "gpt2": {"tokenizer.json": bpe(None, template=False), "tokenizer_config.json": {**BEGIN_END, "tokenizer_class": "PreTrainedTokenizerFast"}, "pre": "gpt-2"},
     "internlm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": {**SP_SETTINGS, "added_tokens_decoder": {}}, "pre": None},
     "spm": {"tokenizer.model": sentencepiece(), "tokenizer_config.json": SP_SETTINGS, "pre": None},
+    "world": {"rwkv_vocab_v20230424.txt": world(),
+              "tokenizer_config.json": {"add_prefix_space": False, "bos_token": "<s>", "eos_token": "<s>", "tokenizer_class": "Rwkv6Tokenizer", "chat_template": TEMPLATE},
+              "pre": None},
 }
 
 BASE = {
@@ -393,6 +403,8 @@ MODELS = [
     ("falcon-7b", "Falcon", {**OLD, "num_kv_heads": 1, "multi_query": True, "parallel_attn": True}, "gpt2", "bfloat16", "auto"),
     ("dbrx", "Dbrx", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
                       "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 500000.0}}, "dbrx", "bfloat16", "auto"),
+    ("rwkv6", "", {}, "world", "bfloat16", "auto"),
+    ("rwkv7", "", {}, "world", "bfloat16", "auto"),
     ("embeddinggemma", "EmbeddingGemma", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32, "use_bidirectional_attention": True}, "spm", "bfloat16", "auto"),
 ]
 # Classes of a configuration and a model that are not called as the rest.
@@ -495,6 +507,30 @@ PUBLISHED = {
     "baichuan": ({**MIXED, "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "intermediate_size": 96, "num_hidden_layers": 32,
                   "num_key_value_heads": 4},
                  EMBEDDINGS, "model.layers", {**NORMS, "self_attn.W_pack.weight": [192, 64], "self_attn.o_proj.weight": [64, 64], **MLP}, {}),
+    "rwkv6": ({"architectures": ["Rwkv6ForCausalLM"], "model_type": "rwkv6", "hidden_size": 64, "attention_hidden_size": 64, "head_size": 16, "head_size_divisor": 8,
+               "intermediate_size": None, "layer_norm_epsilon": 1e-5, "num_attention_heads": 64, "num_hidden_layers": 2, "rescale_every": 1, "vocab_size": 288,
+               "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False},
+              {"rwkv.embeddings.weight": [288, 64], "rwkv.ln_out.weight": [64], "rwkv.ln_out.bias": [64], "head.weight": [288, 64]}, "rwkv.blocks",
+              {**{f"{part}.{end}": [64] for part in ("ln1", "ln2", "attention.ln_x") for end in ("weight", "bias")},
+               **{f"attention.time_maa_{x}": [1, 1, 64] for x in "xwkvrg"}, "attention.time_maa_w1": [64, 160], "attention.time_maa_w2": [5, 32, 64],
+               "attention.time_decay": [1, 1, 64], "attention.time_decay_w1": [64, 64], "attention.time_decay_w2": [64, 64], "attention.time_faaaa": [4, 16],
+               **{f"attention.{part}.weight": [64, 64] for part in ("receptance", "key", "value", "gate", "output")},
+               "feed_forward.time_maa_k": [1, 1, 64], "feed_forward.time_maa_r": [1, 1, 64], "feed_forward.key.weight": [224, 64],
+               "feed_forward.receptance.weight": [64, 64], "feed_forward.value.weight": [64, 224]},
+              {0: {"pre_ln.weight": [64], "pre_ln.bias": [64]}}),
+    "rwkv7": ({"architectures": ["RWKV7ForCausalLM"], "model_type": "rwkv7", "hidden_size": 64, "head_dim": 16, "hidden_act": "sqrelu", "hidden_ratio": 4.0,
+               "intermediate_size": 256, "norm_bias": True, "norm_eps": 1e-5, "norm_first": True, "num_heads": 4, "num_hidden_layers": 2, "vocab_size": 288,
+               "a_low_rank_dim": 32, "decay_low_rank_dim": 32, "gate_low_rank_dim": None, "v_low_rank_dim": None, "max_position_embeddings": 2048,
+               "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "attn": None},
+              {"model.embeddings.weight": [288, 64], "model.norm.weight": [64], "model.norm.bias": [64], "lm_head.weight": [288, 64]}, "model.layers",
+              {**{f"{part}.{end}": [64] for part in ("attn_norm", "ffn_norm", "attn.g_norm") for end in ("weight", "bias")},
+               **{f"attn.x_{x}": [1, 1, 64] for x in "rwkvag"}, "attn.k_k": [64], "attn.k_a": [64], "attn.r_k": [4, 16],
+               **{f"attn.{x}_proj.weight": [64, 64] for x in "rkvo"},
+               **{f"attn.{x}_lora.lora.{i}.weight": shape for x in "wag" for i, shape in [(0, [32, 64]), (2, [64, 32])]},
+               "attn.w_lora.lora.2.bias": [64], "attn.a_lora.lora.2.bias": [64],
+               "ffn.x_k": [64], "ffn.key.weight": [256, 64], "ffn.value.weight": [64, 256]},
+              {0: {"pre_norm.weight": [64], "pre_norm.bias": [64]},
+               1: {"attn.v_lora.lora.0.weight": [32, 64], "attn.v_lora.lora.2.weight": [64, 32], "attn.v_lora.lora.2.bias": [64]}}),
 }
 # Files of sentence-transformers.
 FILES = {

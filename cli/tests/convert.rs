@@ -357,6 +357,8 @@ fn refusals_say_what_is_wrong() {
     says(file("tokenizer.json", br#"{"model": {"type": "BPE", "vocab": {"a": 9e15}}}"#), "token");
     says(file("tokenizer.model", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "SentencePiece");
     says(file("tokenizer.model", b"\x0a\xff\xff\xff\xff\x0f"), "SentencePiece");
+    says(file("rwkv_vocab_v20230424.txt", b"1 'a' 2\n"), "not a vocabulary of RWKV");
+    says(file("rwkv_vocab_v20230424.txt", b"1 'a' 1\n".repeat(2).as_slice()), "not a vocabulary of RWKV");
     says(file("model.safetensors", b""), "model.safetensors");
     says(file("model.safetensors", &with_header("{", b"")), "model.safetensors");
     says(file("model.safetensors", &u64::MAX.to_le_bytes()), "model.safetensors");
@@ -378,6 +380,27 @@ fn refusals_say_what_is_wrong() {
     says(folder.refusal(), "safetensors");
     std::fs::remove_file(folder.model().join("config.json")).unwrap();
     says(folder.refusal(), "config.json");
+}
+
+/// RWKV's folders may have no chat template; llama.cpp writes one of its own then, and so do we.
+#[cfg(feature = "chat")]
+#[test]
+fn rwkv_has_a_chat_template() {
+    use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+    let (folder, _) = good("rwkv7");
+    folder.write("tokenizer_config.json", "{}");
+    let out = folder.0.join("out.gguf");
+    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    let gguf = Gguf::open(&out).unwrap();
+    let Some(Value::String(template)) = gguf.metadata().get("tokenizer.chat_template") else { panic!("there is none") };
+    let messages = [
+        Message::system("Be brief."),
+        Message::user(" Hi "),
+        Message::assistant("<think>hm</think> Hello.\n"),
+        Message::user("Bye"),
+    ];
+    let text = ChatTemplate::parse(template).unwrap().render(&ChatInputs::new(&messages)).unwrap();
+    assert_eq!(text, "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:");
 }
 
 /// What the configuration says and the file cannot is refused by name; it would be another model.

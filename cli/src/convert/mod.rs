@@ -10,6 +10,7 @@ mod family;
 mod sentencepiece;
 mod tensors;
 mod tokenizer;
+mod world;
 
 use super::model::ThreadsArg;
 use super::output::{Failure, OverwriteArg, count, note, printable, size};

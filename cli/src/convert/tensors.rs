@@ -240,26 +240,36 @@ pub(super) fn plan<'a>(
             continue;
         }
         let of_block = BLOCK.iter().filter(|_| is_kept).find(|(from, ..)| *from == name.path).map(|(_, to, _)| *to);
-        let known = || family.names.iter().chain(NAMES).find(|(from, _)| *from == name.path).map(|(_, to)| *to);
-        let Some(to) = of_block.or_else(known).filter(|_| name.layer.is_none_or(|layer| layer < end)) else {
+        let (known, expert) = match of_block {
+            Some(to) => (Some(to), name.expert),
+            None => look_up(family, &name),
+        };
+        let Some(to) = known.filter(|_| name.layer.is_none_or(|layer| layer < end)) else {
             return Err(config.refuse(unknown(family, &source.name)));
         };
         let is_cut = to.contains(" + ");
         for (i, to) in to.split(" + ").enumerate() {
             let share = is_cut.then_some(i);
+            let (to, piece) = match to.strip_suffix(']').and_then(|to| to.split_once('[')) {
+                Some((to, piece)) => (to, piece.parse().unwrap_or(0)),
+                None => (to, expert.unwrap_or(0)),
+            };
             let mut full = match to.strip_suffix('!') {
                 Some(whole) => whole.to_owned(),
                 None => format!("{to}{}", name.end),
             };
-            if let Some(layer) = name.layer {
-                full = format!("blk.{layer}.{full}");
+            match (full.strip_prefix('/'), name.layer) {
+                (Some(of_model), _) => full = of_model.to_owned(),
+                (None, Some(layer)) => full = format!("blk.{layer}.{full}"),
+                (None, None) => {}
             }
-            if !parts.contains_key(&full) {
-                order.push(full.clone());
-            }
-            let pieces = parts.entry(full).or_default();
-            if let Some((twin, _)) = pieces.insert(name.expert.unwrap_or(0), (source, share)) {
-                return Err(config.refuse(format_args!("{} and {} are the same tensor", twin.name, source.name)));
+            for full in [(family.copy)(&full), Some(full)].into_iter().flatten() {
+                if !parts.contains_key(&full) {
+                    order.push(full.clone());
+                }
+                if let Some((twin, _)) = parts.entry(full).or_default().insert(piece, (source, share)) {
+                    return Err(config.refuse(format_args!("{} and {} are the same tensor", twin.name, source.name)));
+                }
             }
         }
     }
@@ -273,6 +283,19 @@ pub(super) fn plan<'a>(
         stack(family, config, name, pieces, n_vocab, outtype)
     };
     order.into_iter().map(tensor).collect()
+}
+
+/// What a tensor is called in the GGUF file, and the number of its expert.
+fn look_up(family: &Family, name: &Name<'_>) -> (Option<&'static str>, Option<u32>) {
+    let find = |path: &str| family.names.iter().chain(NAMES).find(|(from, _)| *from == path).map(|(_, to)| *to);
+    let exact = match name.expert {
+        Some(number) => name.path.replace('*', &number.to_string()),
+        None => name.path.clone(),
+    };
+    match find(&format!("{exact}{}", name.end)).or_else(|| find(&exact)) {
+        Some(to) => (Some(to), None),
+        None => (find(&name.path), name.expert),
+    }
 }
 
 /// The key that a tensor with one number of a layer becomes part of.
@@ -324,7 +347,7 @@ fn stack<'a>(
     outtype: DType,
 ) -> Result<Tensor<'a>, Failure> {
     let refuse = |what: String| Err(config.refuse(format_args!("{name}: {what}")));
-    let stacked = name.contains("_exps") || name.starts_with("altup_");
+    let stacked = name.contains("_exps") || name.starts_with("altup_") || name.contains("_lerp_fused");
     let Some((&last, &(first, share))) = pieces.last_key_value() else { unreachable!("a name has a piece") };
     let n_pieces = pieces.len();
     if last as usize + 1 != n_pieces {
@@ -457,7 +480,7 @@ fn stack<'a>(
         Some(Transpose::AfterCut) => shape.extend([width, n]),
         _ => shape.extend([n_lines_out + n_missing, n]),
     }
-    if stacked && shape.len() == 2 && name.ends_with(".weight") {
+    if stacked && (shape.len() == 2 || n_pieces > 1) && name.ends_with(".weight") {
         shape.insert(0, n_pieces);
     }
     if shape.len() > 4 || n_rows * n != shape.iter().product::<usize>() {

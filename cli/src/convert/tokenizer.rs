@@ -1,9 +1,9 @@
-//! The vocabulary: `tokenizer.model` or `tokenizer.json`, and what `tokenizer_config.json` adds.
+//! The vocabulary: `tokenizer.model`, `tokenizer.json` or RWKV's file, and what `tokenizer_config.json` adds.
 
 use super::Failure;
 use super::config::{Config, read_file, read_json};
 use super::family::{Family, Spaces};
-use super::sentencepiece;
+use super::{sentencepiece, world};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ruvllm::gguf::{Array, Value};
@@ -40,8 +40,18 @@ const GEMMA4_SHOWN: [&str; 7] =
     ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", r#"<|"|>"#];
 
 /// Special tokens that all files of an architecture name by number.
-const BY_NUMBER: [(&str, &str, u32); 3] =
-    [("gemma", "eot", 107), ("nemotron", "padding", 0), ("nemotron", "unknown", 1)];
+const BY_NUMBER: [(&str, &str, u32); 9] = [
+    ("gemma", "eot", 107),
+    ("nemotron", "padding", 0),
+    ("nemotron", "unknown", 1),
+    // Token 0 is the only one that is none of a text; 261 is an empty line, which ends an answer.
+    ("rwkv6", "bos", 0),
+    ("rwkv6", "eos", 0),
+    ("rwkv6", "eot", 261),
+    ("rwkv7", "bos", 0),
+    ("rwkv7", "eos", 0),
+    ("rwkv7", "eot", 261),
+];
 
 const DIGITS: &str = "individual digits";
 const GPT2: &str = "byte level";
@@ -109,9 +119,13 @@ impl Tokenizer {
         if n_vocab.is_some_and(|n| n > MAX_VOCAB) {
             return Err(config.refuse(format_args!("vocab_size is more than {MAX_VOCAB}")));
         }
-        match read_file(&folder.join("tokenizer.model"), MAX_MODEL)? {
-            Some(file) => tokenizer.read_pieces(&file, n_vocab)?,
-            None => tokenizer.read_json_model(n_vocab)?,
+        let (world, pieces) = (folder.join(world::FILE), folder.join("tokenizer.model"));
+        if let Some(file) = read_file(&world, MAX_MODEL)? {
+            tokenizer.read_world(&file, n_vocab)?;
+        } else if let Some(file) = read_file(&pieces, MAX_MODEL)? {
+            tokenizer.read_pieces(&file, n_vocab)?;
+        } else {
+            tokenizer.read_json_model(n_vocab)?;
         }
         Ok(tokenizer)
     }
@@ -122,6 +136,24 @@ impl Tokenizer {
 
     fn refuse(&self, file: &str, what: impl std::fmt::Display) -> Failure {
         Failure::Work(format!("{}: {what}", self.folder.join(file).display()))
+    }
+
+    /// RWKV's vocabulary.
+    fn read_world(&mut self, file: &[u8], n_vocab: Option<usize>) -> Result<(), Failure> {
+        let tokens = world::tokens(file).filter(|tokens| tokens.len() < MAX_VOCAB);
+        let tokens = tokens.ok_or_else(|| self.refuse(world::FILE, "not a vocabulary of RWKV"))?;
+        let (n_tokens, n_vocab) = (tokens.len() + 1, n_vocab.unwrap_or(1 << 16));
+        if n_tokens > n_vocab {
+            return Err(self.refuse(world::FILE, format_args!("{n_tokens} tokens, and vocab_size is {n_vocab}")));
+        }
+        self.model = "rwkv";
+        self.tokens = vec![b"<s>".to_vec()];
+        self.tokens.extend(tokens);
+        self.types = vec![NORMAL; n_tokens];
+        self.types[0] = CONTROL;
+        self.tokens.extend((n_tokens..n_vocab).map(|i| format!("[PAD{i}]").into_bytes()));
+        self.types.resize(n_vocab, UNUSED);
+        Ok(())
     }
 
     /// The vocabulary of SentencePiece, with the tokens that other files add.
@@ -327,7 +359,7 @@ impl Tokenizer {
         let mut put = |name: &str, value: Value| key(format!("tokenizer.{name}"), value);
         let is_gemma4 = family.arch == "gemma4";
         put("ggml.model", if is_gemma4 { family.arch } else { self.model }.into());
-        if !is_gemma4 {
+        if !is_gemma4 && self.model != "rwkv" {
             put("ggml.pre", self.pre.into());
         }
         put("ggml.tokens", Value::Array(Array::Strings(self.tokens.iter().collect())));
@@ -517,6 +549,7 @@ impl Tokenizer {
         };
         let mut names = Vec::new();
         match template {
+            None | Some(Json::Null) if self.model == "rwkv" => put("chat_template", world::TEMPLATE.into()),
             None | Some(Json::Null) => {}
             Some(Json::String(text)) => put("chat_template", text.into()),
             Some(Json::Array(list)) => {

@@ -14,6 +14,7 @@ mod llama;
 mod mixtures;
 mod qwen;
 mod recurrent;
+mod rwkv;
 
 use super::Failure;
 use super::config::Config;
@@ -40,6 +41,8 @@ pub(super) struct Family {
     pub(super) no_keys: &'static [&'static str],
     /// Tensors that are not written.
     pub(super) skips: &'static [&'static str],
+    /// The name of a second tensor with the same values, by the first one's name in the GGUF file.
+    pub(super) copy: fn(&str) -> Option<String>,
     /// Whether rows of queries and keys are reordered: Hugging Face rotates value `i` of a head with value `i + n/2`, GGUF
     /// files of this family have them side by side.
     pub(super) pairs: bool,
@@ -157,7 +160,8 @@ pub(super) const KEYS: &[Key] = &[
 ];
 
 /// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*` stands for the number of
-/// an expert. What is called `a + b` in the GGUF file is cut; what is called `a!` has that name, whatever the end.
+/// an expert; a name with its number and end counts first. What is called `a + b` in the GGUF file is cut; what is called
+/// `a[2]` is the third piece of `a`, what is called `a!` has that name, whatever the end, and `/a` is no part of a layer.
 pub(super) const NAMES: &[(&str, &str)] = &[
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
@@ -212,6 +216,7 @@ const PLAIN: Family = Family {
     keys: &[],
     no_keys: &[],
     skips: &[],
+    copy: |_| None,
     pairs: false,
     map: |_| None,
     factors: |_, _| Ok(Vec::new()),
@@ -255,6 +260,7 @@ static FAMILIES: &[&[Family]] = &[
     gpt::FAMILIES,
     mixtures::FAMILIES,
     recurrent::FAMILIES,
+    rwkv::FAMILIES,
     encoders::FAMILIES,
 ];
 
