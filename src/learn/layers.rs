@@ -1,7 +1,7 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by backpropagation, within a bound on
 //! control text.
 
-use super::slices::Pause;
+use super::slices::{Pause, Slices};
 use super::topics::{Counts, Topics, Trained};
 use super::{Evidence, Learner};
 use crate::clock::Timer;
@@ -27,6 +27,11 @@ const MEASURED: usize = 4;
 const REHEARSED: f64 = 0.8;
 /// Inner layers' part of the root of the bound: small changes add up as vectors do, whose squared length is the divergence.
 const PART: f64 = 0.8;
+
+/// What the head may add to the divergence of an adapter of inner layers, so that both stay within `bound`.
+fn left_of(bound: f64, layers: f64) -> f64 {
+    (bound.sqrt() - layers.sqrt()).max(0.0).powi(2)
+}
 
 /// What was learnt in inner layers, and on what text it may not change the model much.
 #[derive(Clone, Debug, Default)]
@@ -60,14 +65,14 @@ impl Layers {
         self.topics.get(self.chosen?)?.trained.adapter.as_ref()
     }
 
-    /// The largest divergence of any topic's adapter.
-    pub(super) fn divergence(&self) -> f64 {
-        self.topics.all.iter().map(|topic| topic.trained.divergence).fold(0.0, f64::max)
+    /// Divergence of the adapter in effect.
+    fn divergence(&self) -> f64 {
+        self.chosen.and_then(|topic| self.topics.get(topic)).map_or(0.0, |topic| topic.trained.divergence)
     }
 
-    /// What the head may add to a divergence of `bound` in all.
-    fn left_of(&self, bound: f64) -> f64 {
-        (bound.sqrt() - self.divergence().sqrt()).max(0.0).powi(2)
+    /// Divergence of each topic's adapter, and that of none.
+    fn divergences(&self) -> impl Iterator<Item = f64> {
+        self.topics.all.iter().map(|topic| topic.trained.divergence).chain([0.0])
     }
 
     /// Adds control text; windows of it at equal distances stay if it is too long.
@@ -289,8 +294,26 @@ impl Learner {
         self.share_bound();
     }
 
-    fn share_bound(&mut self) {
-        self.adapter.rates.max_divergence = self.layers.left_of(self.options.max_divergence);
+    /// The head has what the adapter in effect leaves of the bound: all of it where there is none. Its divergence grows
+    /// with the square of its strength, as long as it is small; where it is more, the strength is reduced.
+    pub(super) fn share_bound(&mut self) {
+        let left = left_of(self.options.max_divergence, self.layers.divergence());
+        let before = std::mem::replace(&mut self.adapter.rates.max_divergence, left);
+        if left == before {
+            return;
+        }
+        let factor = (left / before).sqrt() as f32;
+        self.adapter.head.scale = if factor.is_finite() { factor * self.adapter.head.scale } else { 0.0 };
+        if self.rows.is_some() {
+            self.adapter.limit(self.arch, &mut Slices::whole());
+        }
+    }
+
+    /// The most that head and layers can have together with any topic's adapter, given the head's divergence now.
+    pub(super) fn divergence_of_both(&self, head: f64) -> f64 {
+        let (bound, now) = (self.options.max_divergence, self.adapter.rates.max_divergence.max(f64::MIN_POSITIVE));
+        let both = |layers: f64| ((head * left_of(bound, layers) / now).sqrt() + layers.sqrt()).powi(2);
+        self.layers.divergences().map(both).fold(0.0, f64::max)
     }
 
     /// Whether there is enough control text to learn in inner layers.

@@ -273,9 +273,7 @@ impl Learner {
     /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers the most that both can have
     /// in any topic, as each is measured alone.
     pub fn divergence(&self) -> f64 {
-        let head = self.adapter.divergence(self.adapter.head.scale);
-        let layers = self.layers.divergence();
-        if layers == 0.0 { head } else { (head.sqrt() + layers.sqrt()).powi(2) }
+        self.divergence_of_both(self.adapter.divergence(self.adapter.head.scale))
     }
 
     /// What [`Sona`](crate::sona::Sona) learnt in inner layers.
@@ -291,6 +289,7 @@ impl Learner {
     /// Gives the adapter of a topic its effect, or none; a learner that belongs to a session is to be set again.
     pub fn set_topic(&mut self, topic: Option<u32>) {
         self.layers.chosen = topic;
+        self.share_bound();
     }
 
     /// The topic to whose text a text belongs rather than to none, by how often it uses each token.

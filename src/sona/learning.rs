@@ -6,7 +6,7 @@ use super::trajectory::Trajectory;
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SonaError};
 use crate::exec::{CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum};
-use crate::learn::{Learner, LearnerOptions, Losses, Pause, UPDATE_TOKENS};
+use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, UPDATE_TOKENS};
 use crate::lora::Adapter;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -678,13 +678,13 @@ fn learn_batch(
     }
     let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, pause: Pause<'_>| {
         let mut learner = learner.clone();
-        let mut losses = Losses::default();
+        let mut losses = Vec::new();
         for &i in which {
             let (trajectory, lesson) = &lessons[i];
             match read_lesson(session, learner, &trajectory.tokens, lesson.clone(), learns, pause)? {
                 Some((next, more)) => {
                     learner = next;
-                    losses += more;
+                    losses.extend(more);
                 }
                 None => return Ok::<_, Error>(None),
             }
@@ -728,26 +728,32 @@ fn learn_batch(
     let Some((_, with)) = read(session, &candidate, &judged, false, pause)? else { return Ok(None) };
     let Some((_, without)) = read(session, before, &judged, false, pause)? else { return Ok(None) };
     // What is in effect when text is generated.
-    let loss = |losses: Losses| {
-        let total = if candidate.options().generate_with_mixture { losses.mixture } else { losses.adapter };
-        (total, total / losses.n.max(1) as f64)
-    };
+    let mixes = candidate.options().generate_with_mixture;
+    let loss = |slice: &Losses| if mixes { slice.mixture } else { slice.adapter };
+    let total = |slices: &[Losses]| slices.iter().map(loss).sum::<f64>();
+    // Judged on little text, chance would let some changes pass: what is gained has to be two standard errors.
+    let mut gain = Evidence::default();
+    for (with, without) in with.iter().zip(&without) {
+        gain.add(loss(without) - loss(with), SLICE);
+    }
     let is_bounded = candidate.n_control() == 0 || candidate.divergence() <= candidate.options().max_divergence;
-    let kind = match loss(with).0.partial_cmp(&loss(without).0) {
-        Some(std::cmp::Ordering::Less) if is_bounded => EventKind::Accepted,
-        Some(std::cmp::Ordering::Equal) if is_bounded => EventKind::Unchanged,
-        _ => EventKind::Refused,
+    let is_valid = is_bounded && total(&with).is_finite();
+    let is_likelier = total(&with) < total(&without);
+    let kind = match () {
+        () if is_valid && total(&with) == total(&without) => EventKind::Unchanged,
+        () if is_valid && is_likelier && gain.verdict() == Some(true) => EventKind::Accepted,
+        () => EventKind::Refused,
     };
     // With nothing learnt, in inner layers either.
-    let is_harmful = if kind == EventKind::Refused && is_bounded && loss(with).0.is_finite() {
+    let is_harmful = if kind == EventKind::Refused && is_valid {
         let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, pause)? else { return Ok(None) };
-        loss(with).0 > alone.base
+        total(&with) > alone.iter().map(|slice| slice.base).sum()
     } else {
         kind == EventKind::Refused
     };
     let from = if is_harmful { before } else { &candidate };
     // Judged once, the rest is learnt, too, unless it is what spoke against the candidate.
-    let rest = if kind == EventKind::Refused { &[] } else { &judged[..] };
+    let rest = if kind == EventKind::Refused && !is_likelier { &[] } else { &judged[..] };
     let Some((mut next, _)) = read(session, from, rest, true, pause)? else { return Ok(None) };
     if !is_harmful {
         next.set_layers(layers);
@@ -762,9 +768,11 @@ fn learn_batch(
     sessions.sort_unstable();
     sessions.dedup();
     let n_tokens: usize = lessons.iter().map(|(_, lesson)| lesson.len()).sum();
+    let n_judged: usize = with.iter().map(|slice| slice.n).sum();
+    let mean = |slices: &[Losses]| total(slices) / n_judged.max(1) as f64;
     let event = Event {
         n_learnt: [lessons.len() as u64, n_tokens as u64],
-        judged: (with.n as u64, loss(without).1, loss(with).1),
+        judged: (n_judged as u64, mean(&without), mean(&with)),
         divergence: candidate.divergence(),
         sessions,
         ..Event::new(kind, 0, 0)
@@ -772,7 +780,7 @@ fn learn_batch(
     Ok(Some(Outcome { kind, candidate, working: Arc::new(next), event }))
 }
 
-/// Scores `tokens[lesson]`, and learns them if `learns`; nothing if `pause` gave up.
+/// Scores `tokens[lesson]` in slices, and learns them if `learns`; nothing if `pause` gave up.
 fn read_lesson(
     session: &mut Session,
     mut learner: Learner,
@@ -780,8 +788,8 @@ fn read_lesson(
     lesson: Range<usize>,
     learns: bool,
     pause: Pause<'_>,
-) -> Result<Option<(Learner, Losses)>, Error> {
-    let mut losses = Losses::default();
+) -> Result<Option<(Learner, Vec<Losses>)>, Error> {
+    let mut losses = Vec::new();
     let mut goes_on = true;
     session.clear();
     learner.set_topic(learner.nearest_topic(&tokens[lesson.clone()]));
@@ -802,7 +810,7 @@ fn read_lesson(
             for chunk in tokens[at..end].chunks(UPDATE_TOKENS) {
                 for slice in chunk.chunks(SLICE) {
                     let timer = Timer::start();
-                    losses += session.record(slice)?;
+                    losses.push(session.record(slice)?);
                     goes_on = goes_on && pause(timer.elapsed());
                 }
                 if learns {
