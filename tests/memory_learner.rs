@@ -53,22 +53,24 @@ fn learning_takes_what_was_estimated() {
     ] {
         let h = model.hparams();
         let options = SessionOptions { n_ctx: Some(64), n_batch: 64, ..Default::default() };
-        let text: Vec<u32> = (0..4096u32).map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32).collect();
+        let text: Vec<u32> = (0..1u32 << 14).map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32).collect();
         let mut session = run::session_on(&model, 1, &options);
         session.prefill(&text[..64]).unwrap();
         session.clear();
-        let before = NOW.load(Ordering::Relaxed);
+        // Buffers of passes are planned apart.
+        let engine = session.engine().clone();
+        let (before, buffers) = (NOW.load(Ordering::Relaxed), engine.memory().buffers);
         MOST.store(before, Ordering::Relaxed);
         session.set_learner(Learner::new(&model, &learner).unwrap()).unwrap();
         session.calibrate(&text).unwrap();
-        for piece in text.chunks(64) {
+        for piece in text[..4096].chunks(64) {
             session.clear();
             session.observe(piece).unwrap();
         }
-        let taken = (MOST.load(Ordering::Relaxed) - before) as u64;
+        let taken = (MOST.load(Ordering::Relaxed) - before) as u64 - (engine.memory().buffers - buffers);
         let plan = model.memory_plan(&options.clone().into()).unwrap();
-        let estimate = plan.with_learner(h, &options, &learner).learner;
-        println!("{taken} of {estimate}");
-        assert!(taken <= estimate && estimate < 2 * taken, "{taken} bytes taken, {estimate} estimated");
+        let planned = plan.with_learner(h, &options, &learner).learner;
+        println!("{taken}, planned {planned}");
+        assert!(20 * planned.abs_diff(taken) <= taken, "{taken} bytes taken, {planned} planned");
     }
 }

@@ -122,29 +122,37 @@ impl SeqKv {
         self.len
     }
 
-    /// Most bytes that a sequence takes from an empty pool while a prompt of `n` tokens fills it, `n_batch` at a time. Where
-    /// pages are given back, one of pages without memory is filled to see, unless it is very long: then the bound of all sequences.
-    pub(crate) fn peak_bytes(layout: &Arc<KvLayout>, n: usize, n_batch: usize) -> u64 {
+    /// Most bytes that sequences take from an empty pool while a prompt of `n` tokens fills each, `n_batch` at a time. Where pages
+    /// are given back, one and two of pages without memory are filled to see what each further one adds, unless they are very
+    /// long: then the bound of all sequences.
+    pub(crate) fn peak_bytes(layout: &Arc<KvLayout>, n: usize, n_batch: usize, n_sequences: usize) -> u64 {
         const MAX: usize = 1 << 18;
+        let bound = layout.bytes(n, n_batch).saturating_mul(n_sequences as u64);
         if layout.window().is_none() || n > MAX {
-            return layout.bytes(n, n_batch);
+            return bound;
         }
         let pool = KvPool::with_source(u64::MAX, |_| Some(Box::new(NoMemory)));
-        let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
-        while seq.len < n {
-            let n_new = (n - seq.len).min(n_batch.max(1));
-            // There is no budget to exceed.
-            if seq.reserve(n_new).is_err() {
-                return layout.bytes(n, n_batch);
+        let (mut filled, mut taken) = (Vec::new(), [0; 2]);
+        for taken in taken.iter_mut().take(n_sequences) {
+            let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
+            while seq.len < n {
+                let n_new = (n - seq.len).min(n_batch.max(1));
+                // There is no budget to exceed.
+                if seq.reserve(n_new).is_err() {
+                    return bound;
+                }
+                seq.commit(n_new);
             }
-            seq.commit(n_new);
+            // The end of the prompt is a checkpoint: who goes on copies its last page.
+            let copied = layout.groups.iter().filter(|group| is_given_back(group, 0)).map(|group| &group.forms[0]);
+            let copies: Vec<_> = copied.map(|form| pool.page(form.page_bytes, form.bytes_by_type())).collect();
+            filled.push((seq, copies));
+            // Pages that were given back are kept, up to some, for who needs some next.
+            let stats = pool.stats();
+            *taken = stats.used + stats.free;
         }
-        // The end of the prompt is a checkpoint: who goes on copies its last page.
-        let copied = layout.groups.iter().filter(|group| is_given_back(group, 0)).map(|group| &group.forms[0]);
-        let _copies: Vec<_> = copied.map(|form| pool.page(form.page_bytes, form.bytes_by_type())).collect();
-        // Pages that were given back are kept, up to some, for who needs some next.
-        let stats = pool.stats();
-        stats.used + stats.free
+        let [first, two] = taken;
+        first.saturating_add(two.saturating_sub(first).saturating_mul((n_sequences as u64).saturating_sub(1)))
     }
 
     /// Begins anew, with another layout.

@@ -25,7 +25,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -92,11 +92,19 @@ impl fmt::Debug for Engine {
 }
 
 /// A pass that is computed some layers at a time, with other passes in between, see [`Engine::step_layers`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LayerPass {
     /// Its buffers, which other passes leave alone.
     arena: Arena,
+    /// Bytes of the buffers of all such passes of the engine.
+    in_all: Arc<AtomicU64>,
     at: LayerAt,
+}
+
+impl Drop for LayerPass {
+    fn drop(&mut self) {
+        self.in_all.fetch_sub(self.arena.bytes(), Ordering::Relaxed);
+    }
 }
 
 impl LayerPass {
@@ -118,6 +126,8 @@ struct Core {
     turns: Arc<Turns>,
     /// Buffers of the running pass.
     arena: Arc<Mutex<Arena>>,
+    /// Bytes of the buffers of passes that are computed some layers at a time.
+    of_layer_passes: Arc<AtomicU64>,
     /// Memory for keys and values.
     pool: KvPool,
     /// What computes in place of the CPU.
@@ -159,7 +169,7 @@ impl Core {
             None => pool,
         };
         let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
-        Ok(Core { team, turns, arena, pool, runner, times: Mutex::default() })
+        Ok(Core { team, turns, arena, of_layer_passes: Arc::default(), pool, runner, times: Mutex::default() })
     }
 }
 
@@ -203,8 +213,9 @@ impl Engine {
     pub(super) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
         let (team, turns, arena) =
             (Arc::clone(&self.core.team), Arc::clone(&self.core.turns), Arc::clone(&self.core.arena));
-        let (pool, times) = (KvPool::new(kv_budget), Mutex::default());
-        Engine { model: block.clone(), core: Arc::new(Core { team, turns, arena, pool, runner: None, times }) }
+        let (pool, of_layer_passes, times) = (KvPool::new(kv_budget), Arc::default(), Mutex::default());
+        let core = Core { team, turns, arena, of_layer_passes, pool, runner: None, times };
+        Engine { model: block.clone(), core: Arc::new(core) }
     }
 
     /// Whether it is a handle of the same engine.
@@ -301,6 +312,11 @@ impl Engine {
         self.pass(slots, outputs, false, cancel, &mut NoProbe)
     }
 
+    /// A pass for [`Engine::step_layers`].
+    pub(super) fn layer_pass(&self) -> LayerPass {
+        LayerPass { arena: Arena::default(), in_all: Arc::clone(&self.core.of_layer_passes), at: LayerAt::default() }
+    }
+
     /// Computes the next `n` layers of a pass of the CPU over `slots`; returns whether it is complete, as after
     /// [`Engine::step`]. Until then it is to be called with the same slots, and nobody else may touch their sequences; after
     /// an error the pass begins anew.
@@ -312,7 +328,10 @@ impl Engine {
         pass: &mut LayerPass,
         n: usize,
     ) -> Result<bool, SessionError> {
+        let before = pass.arena.bytes();
         let outcome = self.layers(slots, outputs, false, cancel, &mut NoProbe, Some((&mut *pass, n)));
+        // An arena for which there was no memory is empty.
+        pass.in_all.fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
         if !matches!(outcome, Ok(false)) {
             pass.restart();
         }
@@ -581,7 +600,8 @@ impl Engine {
 
     /// Bytes of the buffers of a pass.
     pub(super) fn buffer_bytes(&self) -> u64 {
-        self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes()
+        let arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+        arena + self.core.of_layer_passes.load(Ordering::Relaxed)
     }
 
     /// How often [`Engine::enter`] was called.
@@ -684,7 +704,7 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn turns_are_exclusive_and_in_order() {

@@ -36,7 +36,7 @@ pub struct EngineMemory {
     pub kv_free: u64,
     /// Adapters that are attached to sequences, each once.
     pub adapters: u64,
-    /// Buffers of a pass.
+    /// Buffers of a pass, and of each that is computed some layers at a time.
     pub buffers: u64,
 }
 
@@ -103,6 +103,9 @@ pub struct PlanOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Tokens of a pass whose logits are wanted. Default 1.
     pub n_logits: usize,
+    /// Most prompt rows that a [`Schedule`](super::Schedule) computes some layers at a time, between passes of those that
+    /// decode: up to `n_batch`, as many as time allows; 0, the default: none.
+    pub n_layered: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
     /// Tokens of a text for which a session computes gradients of the last of them; 0, the default: none. The text is at the
@@ -127,6 +130,7 @@ impl From<SessionOptions> for PlanOptions {
             n_sequences: 1,
             n_threads: None,
             n_logits: 1,
+            n_layered: 0,
             adapters: Vec::new(),
             n_gradient: 0,
             prefix_budget: DEFAULT_PREFIX_BUDGET,
@@ -153,13 +157,13 @@ pub struct MemoryPlan {
     /// Those of sequences that ended, in a full prefix cache. They make room for the others where there is a limit, and so do
     /// not count in it.
     pub prefixes: u64,
-    /// Buffers of the largest pass.
+    /// Buffers of the largest pass, and of prompt rows that are computed some layers at a time beside others.
     pub buffers: u64,
     /// Tokens, logits and hidden states.
     pub rest: u64,
     /// Adapters.
     pub adapters: u64,
-    /// What a [`Learner`](crate::learn::Learner) adds, at most; 0 without one.
+    /// What a [`Learner`](crate::learn::Learner) adds; 0 without one.
     pub learner: u64,
     /// Gradients of an adapter, and the rows that are kept for them.
     pub gradients: u64,
@@ -327,7 +331,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
     let n_batch = session.n_batch.min(n_ctx);
     let (n_sequences, n_logits) = (options.n_sequences, options.n_logits.min(n_batch));
     let layout = Arc::new(kv_layout(h, session.kv_policy()));
-    let kv = SeqKv::peak_bytes(&layout, n_ctx, n_batch);
+    let kv = SeqKv::peak_bytes(&layout, n_ctx, n_batch, n_sequences);
     let rank = options.adapters.iter().map(|adapter| adapter.max_rank()).sum();
     let prompt = SlotSize {
         layout: &layout,
@@ -339,14 +343,17 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
     };
     let token = SlotSize { n_past: n_ctx - 1, n_tokens: 1, n_outputs: 1, is_generated: true, ..prompt };
     let others = std::iter::repeat_n(token, n_sequences.saturating_sub(1));
+    let n_layered = options.n_layered.min(n_batch);
+    let layered = SlotSize { n_past: n_ctx - n_layered, n_tokens: n_layered, n_outputs: 1, ..prompt };
+    let layered = (n_layered > 0).then_some(layered);
     // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
-    let rough = compute_bytes(h, n_batch.saturating_add(n_sequences), n_ctx);
+    let rough = compute_bytes(h, n_batch.saturating_add(n_sequences).saturating_add(n_layered), n_ctx);
     let buffers = if usize::try_from(rough.saturating_mul(2)).is_err() {
         rough
     } else {
-        [buffer_bytes(sizes, others.clone().chain([prompt])), buffer_bytes(sizes, others.chain([token]))]
-            .into_iter()
-            .fold(0, u64::max)
+        let at_once =
+            buffer_bytes(sizes, others.clone().chain([prompt])).max(buffer_bytes(sizes, others.chain([token])));
+        at_once + layered.map_or(0, |layered| buffer_bytes(sizes, std::iter::once(layered)))
     };
     let n = n_sequences as u64;
     let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<super::TokenKind>()) as u64;
@@ -357,7 +364,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         n_ctx,
         weights,
         weights_copy: 0,
-        kv: kv.saturating_mul(n),
+        kv,
         prefixes: if session.prefix.cache == CacheMode::On { options.prefix_budget } else { 0 },
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),

@@ -738,6 +738,7 @@ impl Schedule {
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
         // A device computes whole passes.
         let pace = Pace::new(terms.engine.runner().map_or(terms.engine.model().hparams().n_layer, |_| 1));
+        let layers = terms.engine.layer_pass();
         Schedule {
             terms,
             wake,
@@ -748,7 +749,7 @@ impl Schedule {
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),
-            layers: LayerPass::default(),
+            layers,
             n_reading: 0,
             asked: Vec::new(),
             passes: DraftPasses::default(),

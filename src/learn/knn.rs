@@ -11,6 +11,9 @@ const NEIGHBOURS: usize = 48;
 /// Weight of a neighbour: `exp(SHARPNESS·cosine)`; tuned on the shipped model.
 const SHARPNESS: f32 = 24.0;
 
+/// Entries for which there is room at first.
+const FIRST: usize = 64;
+
 /// Hidden states, scaled to length one, with the token that followed each; the oldest is overwritten.
 #[derive(Clone, Debug)]
 pub(crate) struct KnnCache {
@@ -54,6 +57,12 @@ impl KnnCache {
             self.keys[i * self.n_embd..][..self.n_embd].copy_from_slice(key);
             self.tokens[i] = token;
         } else {
+            if i == self.tokens.capacity() {
+                // Twice as much as there is, but no more than is ever used.
+                let more = i.max(FIRST).min(self.capacity - i);
+                self.keys.reserve_exact(more * self.n_embd);
+                self.tokens.reserve_exact(more);
+            }
             self.keys.extend_from_slice(key);
             self.tokens.push(token);
         }
@@ -71,10 +80,12 @@ impl KnnCache {
     /// The tokens that followed the most similar states, and the largest cosine.
     pub(crate) fn continuations(&mut self, arch: Arch, h: &[f32]) -> (Sparse, f32) {
         let (h, n_keys) = (unit(arch, h), self.tokens.len());
+        self.cosines.reserve_exact(self.tokens.capacity() - self.cosines.len());
         self.cosines.resize(n_keys, 0.0);
         let cosines = &mut ColumnsMut::new(&mut self.cosines, 1, n_keys);
         arch.matvec(DType::F16, cosines, bytemuck::cast_slice(&self.keys), &Acts::F32 { x: &h, n: self.n_embd });
         self.near.clear();
+        self.near.reserve_exact(self.tokens.capacity());
         self.near.extend(self.cosines.iter().copied().zip(self.tokens.iter().copied()));
         let n = NEIGHBOURS.min(self.near.len());
         if n == 0 {

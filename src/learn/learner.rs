@@ -5,7 +5,7 @@ use super::head::{Adapted, HeadRows, MAX_RANK};
 use super::layers::{CONTROL_TOKENS, Layers};
 use super::moments::{SLOTS, softmax};
 use super::optimiser::{HeadLearner, Rates};
-use super::topics::{Counts, MAX_TOPICS, TopicStatus};
+use super::topics::{Counts, TopicStatus};
 use crate::arch::Arch;
 use crate::error::LearnError;
 use crate::exec::{OutputRows, TokenKind};
@@ -57,8 +57,8 @@ impl Default for LearnerOptions {
 }
 
 impl LearnerOptions {
-    /// Upper bound of the bytes that a learner takes: all it holds when full, plus the temporary memory of calibration
-    /// or of choosing directions, whichever is more.
+    /// Bytes that a learner takes at its peak: all it holds when full, plus the temporary memory of calibration or of choosing
+    /// directions, whichever is more. What is learnt in inner layers is not in it.
     pub(crate) fn bytes(&self, n_embd: usize, n_vocab: usize) -> u64 {
         let neighbours = if self.neighbours == 0 { (NEIGHBOUR_BYTES / (2 * n_embd)).max(1) } else { self.neighbours };
         let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
@@ -68,20 +68,21 @@ impl LearnerOptions {
                 .map(|n| n.min(MAX_SIZE) as u64);
         let slots = SLOTS as u64;
         let moments = (control + recent + ANSWER_TOKENS as u64) * (2 * n + 8 * slots + 4);
-        // The old ones and the new ones exist at the same time.
-        let bounded = 2 * control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
+        let bounded = control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
         let ngrams = 12 * cached + 8 * cached.next_power_of_two() + 4 * n_vocab;
-        // Growing vectors have a capacity of up to twice their length.
-        let nearest = 2 * neighbours * (2 * n + 4 + 8);
+        let nearest = neighbours * (2 * n + 16);
         let head = 4 * rank * (3 * n + n_vocab);
         let rows = 4 * (4 * n_vocab + 4 * (n + n_vocab));
-        let sums = 8 * n_vocab + 2 * 20 * n_vocab.min(slots * control.max(recent));
+        let sums = 8 * n_vocab + 20 * n_vocab.min(slots * control.max(recent));
+        let control_text = 4 * CONTROL_TOKENS as u64 + 8 * n_vocab.min(CONTROL_TOKENS as u64).next_power_of_two();
+        let held = moments + bounded + ngrams + nearest + head + rows + sums + control_text;
         let whitened = control.max(recent).div_ceil(2);
         let whitening = 4 * (whitened * (n + whitened) + n);
-        let control_text = 24 * CONTROL_TOKENS as u64 + 16 * MAX_TOPICS as u64 * n_vocab;
-        let errors = |tokens: u64| tokens * (4 * n + 8 * slots + 32);
-        let choosing = whitening + 2 * errors(recent) + 8 * recent * n;
-        moments + control_text + bounded + ngrams + nearest + head + rows + sums + choosing.max(errors(control))
+        // Gradients and hidden states of the lesson, then either a copy of both or what is bounded, anew.
+        let lesson = 8 * recent * n;
+        let choosing = whitening + lesson + bounded.max(lesson + 8 * rank * n);
+        let calibrating = control * (4 * n + 8 * slots + 32);
+        held + choosing.max(calibrating)
     }
 }
 

@@ -72,7 +72,7 @@ impl<'s> Apart<'s> {
 }
 
 impl MemoryPlan {
-    /// Adds an upper bound of what learning takes. Learning from text needs logits of all tokens of a batch.
+    /// Adds what learning takes, but for inner layers. Learning from text needs logits of all tokens of a batch.
     #[must_use]
     pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryPlan {
         let m = options.n_batch.min(self.n_ctx) as u64;

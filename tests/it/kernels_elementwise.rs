@@ -794,7 +794,10 @@ impl Case {
         let in_groups = kinds.iter().all(|kind| kind.is_quantized()) && (self.p.head_dim | dim).is_multiple_of(32);
         let loss = match self.p.exact {
             false if rounds => Loss::Words,
-            true if rounds && in_groups => Loss::Bytes,
+            true if in_groups && rounds => Loss::Codes { max_weight: 65535.0 },
+            true if in_groups && fits(self.p.head_dim) && fits(dim) && arch.name() != "scalar" => {
+                Loss::Codes { max_weight: 32767.0 }
+            }
             _ => Loss::Nothing,
         };
         for i in 0..n_q {
@@ -901,13 +904,14 @@ enum Loss {
     /// at most, so by `|vector|/(2·NORM)`.
     Words,
     /// A query is rounded to integers up to `MAX_QUERY`, and so are the weights of a block, each times the scale of
-    /// 32 values, up to `MAX_WEIGHT`.
-    Bytes,
+    /// 32 values, up to `max_weight`.
+    Codes {
+        max_weight: f64,
+    },
 }
 
-/// The largest integers of [`Loss::Bytes`].
+/// The largest integer that [`Loss::Codes`] makes of a query's value.
 const MAX_QUERY: f64 = 32512.0;
-const MAX_WEIGHT: f64 = 65535.0;
 
 /// The 2-norm of vectors of integers.
 const NORM: f64 = 32700.0;
@@ -927,7 +931,7 @@ impl Loss {
     fn of_norms(self, head_dim: usize) -> f64 {
         match self {
             Loss::Words => (head_dim as f64).sqrt() / NORM,
-            Loss::Bytes => (head_dim as f64).sqrt() / (2.0 * MAX_QUERY),
+            Loss::Codes { .. } => (head_dim as f64).sqrt() / (2.0 * MAX_QUERY),
             _ => 0.0,
         }
     }
@@ -936,7 +940,7 @@ impl Loss {
     /// rounded constant), and the factor between the block's and the running maximum (difference, exp, product).
     fn of_weight(self, spread: f64) -> f64 {
         match self {
-            Loss::Words | Loss::Bytes => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
+            Loss::Words | Loss::Codes { .. } => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
             _ => 0.0,
         }
     }
@@ -949,8 +953,8 @@ impl Loss {
     /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts are far above that
     /// or nothing. An instruction adds two products to a number, each of which may vanish; four do so for a product.
     ///
-    /// Bytes: a weight times a scale is off by half an integer, of which the largest product of a weight and a scale is
-    /// at most `MAX_WEIGHT`, and a value is at most 128 scales. The `largest` value of the group is at least 120 scales of
+    /// Codes: a weight times a scale is off by half an integer, of which the largest product of a weight and a scale is
+    /// at most `max_weight`, and a value is at most 128 scales. The `largest` value of the group is at least 120 scales of
     /// `q4_0`, whose codes stand for the middle of 16; its scale may have been rounded up by 2⁻⁷.
     fn of_block(
         self,
@@ -963,9 +967,9 @@ impl Loss {
             Loss::Tiles { .. } => {
                 values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>() * f64::from(f32::MIN_POSITIVE)
             }
-            Loss::Bytes => {
+            Loss::Codes { max_weight } => {
                 let max = weights.iter().copied().fold(0.0, f64::max);
-                weights.len() as f64 * max * 1.1 * largest() / (2.0 * MAX_WEIGHT)
+                weights.len() as f64 * max * 1.1 * largest() / (2.0 * max_weight)
             }
             Loss::Words => {
                 let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));

@@ -4,15 +4,17 @@ use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, SessionOptions,
+    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, Request, Schedule,
+    ScheduleOptions, SessionOptions,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, Residence};
 use ruvllm::quant::DType;
-use ruvllm::{ModelError, SessionError};
+use ruvllm::{ModelError, Sampler, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn tokens(n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 31 + i * i % 11) % N_VOCAB) as u32).collect()
@@ -59,7 +61,8 @@ fn plans_are_what_engines_take() {
         SessionOptions { n_batch: 100, ..session(1024) }.into(),
         SessionOptions { kv_type: KvType::Q8, kv_type_v: Some(KvType::Q4), ..session(700) }.into(),
         SessionOptions { kv_type: KvType::F32, exact: true, n_batch: 64, ..session(1024) }.into(),
-        tiered.into(),
+        tiered.clone().into(),
+        PlanOptions { n_sequences: 3, ..tiered.into() },
         PlanOptions { n_sequences: 3, n_threads: NonZeroUsize::new(2), ..session(300).into() },
         PlanOptions { n_logits: 60, n_threads: NonZeroUsize::new(1), ..session(512).into() },
     ];
@@ -77,6 +80,39 @@ fn plans_are_what_engines_take() {
             assert_eq!(plan.weights, model.gguf().tensors().iter().map(|t| t.n_bytes).sum::<u64>());
         }
     }
+}
+
+/// Of a prompt that is computed some layers at a time beside a sequence that decodes; the buffers go with the schedule.
+#[test]
+fn prompts_in_layers_are_planned() {
+    let mut parts = Tiny::Llama.parts(DType::Q8_0);
+    crate::mtp::set_vocabulary(&mut parts, N_VOCAB);
+    let model = OpenOptions::new().arch(level()).open_gguf(parts.gguf()).unwrap();
+    let n_threads = NonZeroUsize::new(2);
+    let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() }).unwrap();
+    let session = SessionOptions { n_batch: 64, ..session(128) };
+    // No time at all: 16 rows.
+    let max_itl = Some(Duration::ZERO);
+    let options = ScheduleOptions { session: session.clone(), n_parallel: 2, max_itl, ..Default::default() };
+    let mut schedule = Schedule::new(&engine, &options).unwrap();
+    let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
+    let request = |n| Request::new(tokens(n), sampler()).max_tokens(40);
+    let streams = [64, 60].map(|n| {
+        let stream = schedule.submit(request(n)).unwrap();
+        for _ in 0..4 {
+            schedule.step();
+        }
+        stream
+    });
+    let plan = |n_layered| {
+        let options = PlanOptions { n_sequences: 2, n_threads, n_layered, ..session.clone().into() };
+        model.memory_plan(&options).unwrap().buffers
+    };
+    let taken = engine.memory().buffers;
+    assert!(20 * plan(16).abs_diff(taken) <= taken, "{taken}, planned {}", plan(16));
+    drop((schedule, streams));
+    let left = engine.memory().buffers;
+    assert!(left < taken && 20 * plan(0).abs_diff(left) <= left, "{left}, planned {}", plan(0));
 }
 
 #[test]

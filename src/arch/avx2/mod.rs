@@ -1,6 +1,7 @@
 //! AVX2 + FMA + F16C: x86-64 since Haswell (2013) and Zen (2017).
 
 mod attention;
+mod attention_codes;
 mod elementwise;
 pub(super) mod gemm;
 mod matmul;
@@ -24,7 +25,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    attention_stored: attention::attention_stored,
+    attention_stored: attention_codes::attention_stored,
     hadamard: attention::hadamard,
     quantize_kv: attention::quantize_kv,
     load_kv: attention::load_kv,

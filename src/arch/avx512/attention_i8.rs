@@ -17,7 +17,7 @@
 use super::attention_i16::short_exp;
 use super::elementwise::{F32x16, zero};
 use crate::arch::kv::GROUP;
-use crate::arch::lanes::attention::{BLOCK, ROWS, STRIDE, attention_merge, tiles};
+use crate::arch::lanes::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::x86_64::*;
@@ -59,6 +59,8 @@ struct Weights {
     planes: [[__m512i; 2]; MAX_GROUPS],
     /// Half a step of a code of eight bits times their sum.
     middle: [f32; MAX_GROUPS],
+    /// What an integer stands for.
+    unit: [f32; MAX_GROUPS],
 }
 
 /// Working memory of a task.
@@ -75,7 +77,7 @@ struct Room {
     /// The largest scale of each group.
     largest: [f32; MAX_GROUPS],
     queries: [Query; ROWS],
-    weights: Weights,
+    weights: [Weights; ROWS],
     scores: [f32; ROWS * STRIDE],
     out: [f32; ROWS * MAX_GROUPS * GROUP],
 }
@@ -103,6 +105,7 @@ pub(super) fn attention_stored(
     // SAFETY: addresses of parts of the room.
     let (queries, out): (*mut Query, *mut f32) =
         unsafe { ((&raw mut (*room).queries).cast(), (&raw mut (*room).out).cast()) };
+    let (n_groups, n_groups_v) = (p.head_dim / GROUP, p.head_dim_v / GROUP);
     for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
         let seen = span.seen(ranges);
         if seen.is_empty() {
@@ -120,8 +123,8 @@ pub(super) fn attention_stored(
         for block in seen.clone() {
             let mut ahead = Ahead::default();
             if block + 1 < seen.end {
-                let n_keys = N_VECTORS * p.head_dim / GROUP * (1 + tiles(ranges.len()).count());
-                let n_points = n_keys + N_VECTORS * p.head_dim_v / GROUP + 2 * ranges.len();
+                let n_keys = N_VECTORS * n_groups * (1 + tiles(ranges.len()).count());
+                let n_points = n_keys + N_VECTORS * n_groups_v + ranges.len() * (1 + N_VECTORS * n_groups_v);
                 ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
             }
             let first = span.first + block * BLOCK;
@@ -129,23 +132,28 @@ pub(super) fn attention_stored(
             // SAFETY: the blocks are whole, the queries rounded, and the room is ours.
             unsafe {
                 unpack(stored.k, block.k, p.head_dim, true, room, &mut ahead);
-                add_scores(room, ranges.len(), p.head_dim / GROUP, &mut ahead);
+                add_scores(room, ranges.len(), n_groups, &mut ahead);
                 unpack(stored.v, block.v, p.head_dim_v, false, room, &mut ahead);
-                let mut last = 0..0;
+                // First the weights of all rows: they are chains of dependent instructions, which the CPU takes side by side.
+                let (mut last, mut seen) = (0..0, [0; N_VECTORS]);
                 for (r, &range) in ranges.iter().enumerate() {
                     let span = visible(range, first);
                     if span.is_empty() {
                         continue;
                     }
                     if span != last {
-                        relative_scales(room, &span, p.head_dim_v / GROUP);
+                        seen = masks(&span);
+                        relative_scales(room, seen, n_groups_v);
                         last = span;
                     }
-                    let out = out.add(r * p.head_dim_v);
-                    let unit = weigh(room, r, &last, stored.v == KvType::Q8, (&mut max[r], &mut sums[r]), out, p);
+                    let weigh = if stored.v == KvType::Q8 { weigh::<true> } else { weigh::<false> };
+                    weigh(room, r, seen, (&mut max[r], &mut sums[r]), out.add(r * p.head_dim_v), p);
                     ahead.point();
-                    add_weighted(room, unit, p.head_dim_v / GROUP, out);
-                    ahead.point();
+                }
+                for (r, &range) in ranges.iter().enumerate() {
+                    if !visible(range, first).is_empty() {
+                        add_weighted(room, r, n_groups_v, out.add(r * p.head_dim_v), &mut ahead);
+                    }
                 }
             }
         }
@@ -167,40 +175,6 @@ fn visible(range: (u32, u32), first: usize) -> Range<usize> {
 /// Difference of two codes of a precision, in codes of eight bits.
 fn step(kind: KvType) -> i32 {
     1 << (8 - kind.bits())
-}
-
-/// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
-/// system takes only so many requests at a time.
-#[derive(Default)]
-struct Ahead<'a> {
-    parts: [&'a [u8]; 2],
-    /// Bytes prefetched.
-    done: usize,
-    /// Cache lines per point.
-    lines: usize,
-}
-
-impl<'a> Ahead<'a> {
-    fn new(parts: [&'a [u8]; 2], n_points: usize) -> Ahead<'a> {
-        Ahead { parts, done: 0, lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn point(&mut self) {
-        let [k, v] = self.parts;
-        for _ in 0..self.lines {
-            if self.done >= k.len() + v.len() {
-                return;
-            }
-            let p = match self.done.checked_sub(k.len()) {
-                None => k.as_ptr().wrapping_add(self.done),
-                Some(at) => v.as_ptr().wrapping_add(at),
-            };
-            zero().prefetch(p);
-            self.done += 64;
-        }
-    }
 }
 
 /// Rounds a query for such keys; its scores have the given factor.
@@ -488,20 +462,22 @@ unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahe
     }
 }
 
-/// The keys of a span that are in vector `t`, one bit each.
+/// The keys of a span, one bit each, of each vector.
 #[inline]
-fn mask(span: &Range<usize>, t: usize) -> u16 {
-    let at = |x: usize| x.clamp(t * LANES, (t + 1) * LANES) - t * LANES;
-    ((1u32 << at(span.end)) - (1 << at(span.start))) as u16
+fn masks(span: &Range<usize>) -> [u16; N_VECTORS] {
+    std::array::from_fn(|t| {
+        let at = |x: usize| x.clamp(t * LANES, (t + 1) * LANES) - t * LANES;
+        ((1u32 << at(span.end)) - (1 << at(span.start))) as u16
+    })
 }
 
-/// Divides the scales of the keys in `span` by the largest of each group.
+/// Divides the scales of the keys that are `seen` by the largest of each group.
 ///
 /// # Safety
 /// The room must have scales of so many groups.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) {
+unsafe fn relative_scales(room: *mut Room, seen: [u16; N_VECTORS], n_groups: usize) {
     for g in 0..n_groups {
         // The bits of numbers that are not negative have their order, and those of NaN are the largest.
         let (mut scales, mut top) =
@@ -509,10 +485,7 @@ unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize)
         for (t, scales) in scales.iter_mut().enumerate() {
             // SAFETY: scales of the block.
             *scales = unsafe {
-                _mm512_maskz_loadu_epi32(
-                    mask(span, t),
-                    (&raw const (*room).scales).cast::<i32>().add(g * BLOCK + t * LANES),
-                )
+                _mm512_maskz_loadu_epi32(seen[t], (&raw const (*room).scales).cast::<i32>().add(g * BLOCK + t * LANES))
             };
             top = _mm512_max_epi32(*scales, top);
         }
@@ -529,36 +502,34 @@ unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize)
     }
 }
 
-/// Turns the scores of row `r`, which sees the keys of `span`, into weights, and moves its running maximum and sum, and its
-/// outputs `out`. Returns what a weight's integer stands for, but for the scale of the group. If `half`, codes of values
-/// stand for half a step more.
+/// Turns the scores of row `r` of the keys that are `seen` into weights, and moves its running maximum and sum, and its outputs
+/// `out`. If `HALF`, codes of values stand for half a step more.
 ///
 /// # Safety
-/// The room must have the row's scores, and relative scales of the span; `out` must be a row of outputs.
+/// The room must have the row's scores, and relative scales of what is seen; `out` must be a row of outputs.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn weigh(
+unsafe fn weigh<const HALF: bool>(
     room: *mut Room,
     r: usize,
-    span: &Range<usize>,
-    half: bool,
+    seen: [u16; N_VECTORS],
     (max, sum): (&mut f32, &mut __m512),
     out: *mut f32,
     p: &AttnParams,
-) -> f32 {
+) {
     let z = zero();
     let (mut scores, mut top) = ([z; N_VECTORS], z.splat(f32::NEG_INFINITY));
     for (t, score) in scores.iter_mut().enumerate() {
-        // SAFETY: the row's scores of the span; lanes that are masked are not read.
+        // SAFETY: the row's scores; lanes that are masked are not read.
         *score = F32x16(unsafe {
-            _mm512_maskz_loadu_ps(mask(span, t), (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
+            _mm512_maskz_loadu_ps(seen[t], (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
         });
         if p.softcap > 0.0 {
             let cap = z.splat(p.softcap);
             *score = tanh(*score / cap) * cap;
         }
         // After the cap, which would make them finite.
-        *score = F32x16(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), mask(span, t), score.0));
+        *score = F32x16(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), seen[t], score.0));
         top = score.max(top);
     }
     let top = _mm512_reduce_max_ps(top.0);
@@ -586,10 +557,12 @@ unsafe fn weigh(
     for g in 0..p.head_dim_v / GROUP {
         let (mut words, mut sum) = ([_mm512_setzero_si512(); N_VECTORS], z);
         for t in 0..N_VECTORS {
-            // SAFETY: relative scales of the span.
+            // SAFETY: relative scales of what is seen.
             let scale = unsafe { z.read((&raw const (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES)) };
             let x = scores[t] * scale;
-            sum = sum + x;
+            if HALF {
+                sum = sum + x;
+            }
             words[t] = _mm512_cvtps_epi32(x.0);
         }
         let [a, b, c, d] = words;
@@ -599,11 +572,12 @@ unsafe fn weigh(
         let lower = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
         // SAFETY: the caller's promise.
         unsafe {
-            (*room).weights.planes[g] = [upper, lower];
-            (*room).weights.middle[g] = if half { 0.5 * sum.sum() } else { 0.0 };
+            let to = &raw mut (*room).weights[r];
+            (*to).planes[g] = [upper, lower];
+            (*to).middle[g] = if HALF { 0.5 * sum.sum() } else { 0.0 };
+            (*to).unit[g] = part / MAX_WEIGHT * (*room).largest[g];
         }
     }
-    part / MAX_WEIGHT
 }
 
 /// Adds values by weight to a row of outputs.
@@ -613,10 +587,9 @@ unsafe fn weigh(
 /// row of them.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_weighted(room: *const Room, unit: f32, n_groups: usize, out: *mut f32) {
+unsafe fn add_weighted(room: *const Room, r: usize, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
     // SAFETY: parts of the room, which are initialised by the caller's promise.
-    let (codes, w, largest): (*const __m512i, &Weights, &[f32; MAX_GROUPS]) =
-        unsafe { ((&raw const (*room).codes).cast(), &(*room).weights, &(*room).largest) };
+    let (codes, w): (*const __m512i, &Weights) = unsafe { ((&raw const (*room).codes).cast(), &(*room).weights[r]) };
     for g in 0..n_groups {
         let [upper, lower] = w.planes[g].map(|plane| {
             [
@@ -628,6 +601,7 @@ unsafe fn add_weighted(room: *const Room, unit: f32, n_groups: usize, out: *mut 
         });
         let mut sums = [[_mm512_setzero_si512(); CODES]; 2];
         for t in 0..N_VECTORS {
+            ahead.point();
             for i in 0..CODES {
                 // SAFETY: codes of the block.
                 let code = unsafe { _mm512_load_si512(codes.add((g * N_VECTORS + t) * CODES + i)) };
@@ -636,7 +610,7 @@ unsafe fn add_weighted(room: *const Room, unit: f32, n_groups: usize, out: *mut 
                 sums[1][i] = _mm512_dpbusd_epi32(sums[1][i], lower[t], code);
             }
         }
-        let (unit, middle) = (_mm512_set1_ps(unit * largest[g]), _mm512_set1_ps(w.middle[g]));
+        let (unit, middle) = (_mm512_set1_ps(w.unit[g]), _mm512_set1_ps(w.middle[g]));
         for half in 0..2 {
             let sum = std::array::from_fn(|k| {
                 let i = 2 * k + half;

@@ -13,7 +13,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::{Lanes, exp, tanh};
-use crate::arch::gemm::prefetch;
+use crate::arch::gemm::{prefetch, prefetch_line_l1};
 use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
 use half::f16;
 use std::mem::MaybeUninit;
@@ -284,6 +284,40 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
             load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
         }
         (RowPtr::new(self.k.as_ptr(), p.head_dim), RowPtr::new(self.v.as_ptr(), p.head_dim_v))
+    }
+}
+
+/// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
+/// system takes only so many requests at a time.
+#[derive(Default)]
+pub(in crate::arch) struct Ahead<'a> {
+    parts: [&'a [u8]; 2],
+    /// Bytes prefetched.
+    done: usize,
+    /// Cache lines per point.
+    lines: usize,
+}
+
+impl<'a> Ahead<'a> {
+    pub(in crate::arch) fn new(parts: [&'a [u8]; 2], n_points: usize) -> Ahead<'a> {
+        Ahead { parts, done: 0, lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points) }
+    }
+
+    /// Prefetches the next ones.
+    #[inline(always)]
+    pub(in crate::arch) fn point(&mut self) {
+        let [k, v] = self.parts;
+        for _ in 0..self.lines {
+            if self.done >= k.len() + v.len() {
+                return;
+            }
+            let p = match self.done.checked_sub(k.len()) {
+                None => k.as_ptr().wrapping_add(self.done),
+                Some(at) => v.as_ptr().wrapping_add(at),
+            };
+            prefetch_line_l1(p);
+            self.done += 64;
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub(in crate::arch) mod attention;
 pub(super) mod attention_backward;
+pub(in crate::arch) mod attention_codes;
 pub(super) mod elementwise;
 pub(super) mod matvec;
 pub(super) mod packing;

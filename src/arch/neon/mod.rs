@@ -2,6 +2,7 @@
 //! multiply bytes.
 
 mod attention;
+mod attention_codes;
 mod elementwise;
 pub(super) mod gemm;
 pub(super) mod matmul;
@@ -24,7 +25,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    attention_stored: attention::attention_stored,
+    attention_stored: attention_codes::attention_stored,
     hadamard: attention::hadamard,
     quantize_kv: attention::quantize_kv,
     load_kv: attention::load_kv,
