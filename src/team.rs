@@ -234,6 +234,17 @@ pub(crate) struct Tiled<'m, T> {
     pub(crate) item: T,
 }
 
+impl<T> Tiled<'_, T> {
+    fn n_tiles(&self) -> usize {
+        self.y.cols().div_ceil(self.width)
+    }
+}
+
+/// Number of tiles of all `matrices`.
+pub(crate) fn n_tiles<T>(matrices: &[Tiled<'_, T>]) -> usize {
+    matrices.iter().map(Tiled::n_tiles).sum()
+}
+
 /// The threads of a running pass; splits work among them.
 #[derive(Debug)]
 pub(crate) struct Crew<'t> {
@@ -306,20 +317,33 @@ impl Crew<'_> {
     /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the matrix's item, the tile's
     /// columns and its view, and a part of `workspace`: each worker has one of [`Crew::n_threads`] equal parts, which
     /// contains what earlier tasks left there.
-    #[expect(clippy::needless_pass_by_ref_mut)] // that the matrices are borrowed exclusively is what makes it sound
     pub(crate) fn for_tiles<T: Sync, W: Send, F>(&self, matrices: &mut [Tiled<'_, T>], workspace: &mut [W], f: F)
     where
+        F: Fn(&T, Range<usize>, &mut ColumnsMut<'_>, &mut [W]) + Sync,
+    {
+        self.for_some_tiles(0..n_tiles(matrices), matrices, workspace, f);
+    }
+
+    /// [`Crew::for_tiles`] of some of the tiles.
+    #[expect(clippy::needless_pass_by_ref_mut)] // that the matrices are borrowed exclusively is what makes it sound
+    pub(crate) fn for_some_tiles<T: Sync, W: Send, F>(
+        &self,
+        tiles: Range<usize>,
+        matrices: &mut [Tiled<'_, T>],
+        workspace: &mut [W],
+        f: F,
+    ) where
         F: Fn(&T, Range<usize>, &mut ColumnsMut<'_>, &mut [W]) + Sync,
     {
         let share = workspace.len() / self.n_threads;
         let workspace = SendPtr(workspace.as_mut_ptr());
         // Shared from here on, but only among the tasks.
         let matrices = &*matrices;
-        let n_tiles = |m: &Tiled<'_, T>| m.y.cols().div_ceil(m.width);
-        self.run_as_workers(matrices.iter().map(n_tiles).sum(), |worker, mut task| {
+        self.run_as_workers(tiles.len(), |worker, task| {
+            let mut tile = tiles.start + task;
             for m in matrices {
-                if task < n_tiles(m) {
-                    let start = task * m.width;
+                if tile < m.n_tiles() {
+                    let start = tile * m.width;
                     let cols = m.width.min(m.y.cols() - start);
                     // SAFETY: each task is run once and has its own columns, and nothing else can use the views, which
                     // are borrowed exclusively while the region lasts.
@@ -331,7 +355,7 @@ impl Crew<'_> {
                     let part = unsafe { std::slice::from_raw_parts_mut(part, share) };
                     return f(&m.item, start..start + cols, &mut tile, part);
                 }
-                task -= n_tiles(m);
+                tile -= m.n_tiles();
             }
         });
     }

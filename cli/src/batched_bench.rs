@@ -226,8 +226,8 @@ fn arrive(
 ) -> Result<Arrived, Failure> {
     let tokenizer = engine.model().tokenizer().ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
     let n_vocab = tokenizer.n_vocab();
-    // Those that generate take part in every step, at worst one for each layer of 16 rows of a prompt.
-    let n_steps = (n.div_ceil(16) * engine.model().hparams().n_layer).max(n);
+    // Those that generate take part in every step, at worst one for each of some pieces of a layer of 64 rows of a prompt.
+    let n_steps = (n.div_ceil(64) * 8 * engine.model().hparams().n_layer).max(n);
     let n_ctx = pp * (pl + 1) + tg + n_steps + 8;
     let session = SessionOptions { n_ctx: Some(n_ctx), n_batch: args.ubatch_size as usize, ..options.clone() };
     let options = ScheduleOptions { session, n_parallel: pl + 1, n_pieces: usize::MAX, ..Default::default() };

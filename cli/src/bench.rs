@@ -126,6 +126,9 @@ pub(super) struct Args {
     /// The made-up adapters change only attn_q, attn_k, attn_v and attn_output
     #[arg(long, requires = "lora_rank")]
     lora_attention: bool,
+    /// The made-up adapters are held in 16 bits, as those of F16 files are
+    #[arg(long, requires = "lora_rank")]
+    lora_f16: bool,
     /// Recorded prompts and answers, generated again with drafts and without; shapes have the tokens of the built-in model
     #[arg(long, value_name = "FILE", conflicts_with_all = ONE_MEASUREMENT)]
     pub(super) replay: Option<PathBuf>,
@@ -442,7 +445,7 @@ fn bench(
     if let Some(rank) = args.lora_rank {
         let n_rows = tests.iter().map(|test| test.rows).max().unwrap_or(0);
         for _ in 0..n_rows.max(1) {
-            adapters.push((Arc::new(made_up_adapter(model, rank, args.lora_attention)?), 1.0));
+            adapters.push((Arc::new(made_up_adapter(model, rank, args.lora_attention, args.lora_f16)?), 1.0));
         }
     }
     for &n_threads in threads {
@@ -519,14 +522,14 @@ fn bench(
 }
 
 /// An adapter of all matrices, or those around attention, whose changes are small, but not zero.
-fn made_up_adapter(model: &Model, rank: usize, attention: bool) -> Result<Adapter, Failure> {
+fn made_up_adapter(model: &Model, rank: usize, attention: bool, f16: bool) -> Result<Adapter, Failure> {
     let chosen = |part: &str| !attention || ["attn_q", "attn_k", "attn_v", "attn_output"].contains(&part);
     let mut adapter = Adapter::zeros(model, rank, 1, |site| !site.is_embedding() && chosen(site.part()))?;
     for (_, term) in adapter.terms_mut() {
         let (_, b) = term.parts_mut();
         b.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
     }
-    Ok(adapter)
+    Ok(if f16 { adapter.to_f16()? } else { adapter })
 }
 
 /// Prints rows as they come.

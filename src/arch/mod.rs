@@ -40,6 +40,7 @@ macro_rules! kernels {
             add: elementwise::add,
             add_scaled: elementwise::add_scaled,
             add_product: elementwise::add_product,
+            add_product_f16: elementwise::add_product_f16,
             rms_norm: elementwise::rms_norm,
             layer_norm: elementwise::layer_norm,
             rms_norm_backward: elementwise::rms_norm_backward,
@@ -300,6 +301,7 @@ pub(crate) struct Kernels {
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
     pub(crate) add_product: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize),
+    pub(crate) add_product_f16: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
     pub(crate) rms_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
@@ -405,6 +407,18 @@ impl std::fmt::Debug for Arch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Arch({})", self.0.name)
     }
+}
+
+/// Checks the arguments of [`Arch::add_product`]; returns whether there is anything to do.
+fn check_product(y: &ColumnsMut<'_>, t: &[f32], len: usize, stride: usize) -> bool {
+    if t.is_empty() || y.cols() == 0 {
+        return false;
+    }
+    let rank = t.len() / y.rows();
+    assert_eq!(t.len(), y.rows() * rank, "add_product: {} rows", y.rows());
+    let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
+    assert!(y.cols() <= stride && end.is_some_and(|end| end <= len), "add_product: {rank} rows of {stride}");
+    true
 }
 
 impl Arch {
@@ -646,15 +660,18 @@ impl Arch {
     /// `B: (rank, stride)`, of which `b` begins at the first. Every sum goes in the order of `j`, whatever the other
     /// rows and columns.
     pub fn add_product(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
-        if t.is_empty() || y.cols() == 0 {
-            return;
+        if check_product(y, t, b.len(), stride) {
+            // SAFETY: `self` proves the CPU features; shapes were checked above.
+            unsafe { (self.0.add_product)(y, t, b, stride) }
         }
-        let rank = t.len() / y.rows();
-        assert_eq!(t.len(), y.rows() * rank, "add_product: {} rows", y.rows());
-        let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
-        assert!(y.cols() <= stride && end.is_some_and(|end| end <= b.len()), "add_product: {rank} rows of {stride}");
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.add_product)(y, t, b, stride) }
+    }
+
+    /// [`Arch::add_product`] with the same bits, of columns that are held in 16 bits.
+    pub fn add_product_f16(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize) {
+        if check_product(y, t, b.len(), stride) {
+            // SAFETY: `self` proves the CPU features; shapes were checked above.
+            unsafe { (self.0.add_product_f16)(y, t, b, stride) }
+        }
     }
 
     /// A step of the gated delta rule (arXiv 2412.06464) for a head's `state`, `(k.len(), v.len())`:

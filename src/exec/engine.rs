@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::batch::{Outputs, Slot, Wanted};
 use super::draft::RowTimes;
-use super::forward::{LayerAt, Pass, forward};
+use super::forward::{LayerAt, Pass, Pause, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
 use super::offload::{offload, open_runner};
@@ -91,9 +91,9 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// A pass that is computed some layers at a time, with other passes in between, see [`Engine::step_layers`].
+/// A pass that is computed in pieces, with other passes in between, see [`Engine::step_piece`].
 #[derive(Debug)]
-pub(super) struct LayerPass {
+pub(super) struct PiecePass {
     /// Its buffers, which other passes leave alone.
     arena: Arena,
     /// Bytes of the buffers of all such passes of the engine.
@@ -101,21 +101,35 @@ pub(super) struct LayerPass {
     at: LayerAt,
 }
 
-impl Drop for LayerPass {
+impl Drop for PiecePass {
     fn drop(&mut self) {
         self.in_all.fetch_sub(self.arena.bytes(), Ordering::Relaxed);
     }
 }
 
-impl LayerPass {
-    /// The next layer.
-    pub(super) fn layer(&self) -> usize {
-        self.at.layer
+impl PiecePass {
+    /// What comes next.
+    pub(super) fn at(&self) -> LayerAt {
+        self.at
     }
 
-    /// Forgets the layers that were computed: the next pass begins with the first.
+    /// Forgets what was computed: the next pass begins with the first layer.
     pub(super) fn restart(&mut self) {
         self.at = LayerAt::default();
+    }
+}
+
+/// How far a pass is, and whether it may pause.
+struct Progress<'a> {
+    at: &'a mut LayerAt,
+    /// If it may.
+    piece: Option<(&'a mut Arena, Pause<'a>)>,
+}
+
+impl<'a> Progress<'a> {
+    /// Of a pass that is computed at once; `at` is the default.
+    fn whole(at: &'a mut LayerAt) -> Progress<'a> {
+        Progress { at, piece: None }
     }
 }
 
@@ -126,8 +140,8 @@ struct Core {
     turns: Arc<Turns>,
     /// Buffers of the running pass.
     arena: Arc<Mutex<Arena>>,
-    /// Bytes of the buffers of passes that are computed some layers at a time.
-    of_layer_passes: Arc<AtomicU64>,
+    /// Bytes of the buffers of passes that are computed in pieces.
+    of_piece_passes: Arc<AtomicU64>,
     /// Memory for keys and values.
     pool: KvPool,
     /// What computes in place of the CPU.
@@ -169,7 +183,7 @@ impl Core {
             None => pool,
         };
         let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
-        Ok(Core { team, turns, arena, of_layer_passes: Arc::default(), pool, runner, times: Mutex::default() })
+        Ok(Core { team, turns, arena, of_piece_passes: Arc::default(), pool, runner, times: Mutex::default() })
     }
 }
 
@@ -213,8 +227,8 @@ impl Engine {
     pub(super) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
         let (team, turns, arena) =
             (Arc::clone(&self.core.team), Arc::clone(&self.core.turns), Arc::clone(&self.core.arena));
-        let (pool, of_layer_passes, times) = (KvPool::new(kv_budget), Arc::default(), Mutex::default());
-        let core = Core { team, turns, arena, of_layer_passes, pool, runner: None, times };
+        let (pool, of_piece_passes, times) = (KvPool::new(kv_budget), Arc::default(), Mutex::default());
+        let core = Core { team, turns, arena, of_piece_passes, pool, runner: None, times };
         Engine { model: block.clone(), core: Arc::new(core) }
     }
 
@@ -312,24 +326,25 @@ impl Engine {
         self.pass(slots, outputs, false, cancel, &mut NoProbe)
     }
 
-    /// A pass for [`Engine::step_layers`].
-    pub(super) fn layer_pass(&self) -> LayerPass {
-        LayerPass { arena: Arena::default(), in_all: Arc::clone(&self.core.of_layer_passes), at: LayerAt::default() }
+    /// A pass for [`Engine::step_piece`].
+    pub(super) fn piece_pass(&self) -> PiecePass {
+        PiecePass { arena: Arena::default(), in_all: Arc::clone(&self.core.of_piece_passes), at: LayerAt::default() }
     }
 
-    /// Computes the next `n` layers of a pass of the CPU over `slots`; returns whether it is complete, as after
+    /// Computes a pass of the CPU over `slots` up to where it pauses; returns whether it is complete, as after
     /// [`Engine::step`]. Until then it is to be called with the same slots, and nobody else may touch their sequences; after
     /// an error the pass begins anew.
-    pub(super) fn step_layers(
+    pub(super) fn step_piece(
         &self,
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,
         cancel: &CancelToken,
-        pass: &mut LayerPass,
-        n: usize,
+        pass: &mut PiecePass,
+        pause: Pause<'_>,
     ) -> Result<bool, SessionError> {
         let before = pass.arena.bytes();
-        let outcome = self.layers(slots, outputs, false, cancel, &mut NoProbe, Some((&mut *pass, n)));
+        let progress = Progress { at: &mut pass.at, piece: Some((&mut pass.arena, pause)) };
+        let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, progress);
         // An arena for which there was no memory is empty.
         pass.in_all.fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
         if !matches!(outcome, Ok(false)) {
@@ -347,18 +362,18 @@ impl Engine {
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
-        self.layers(slots, outputs, raw, cancel, probe, None).map(drop)
+        self.advance(slots, outputs, raw, cancel, probe, Progress::whole(&mut LayerAt::default())).map(drop)
     }
 
-    /// [`Engine::pass`], or so many layers of one; returns whether it is complete.
-    fn layers(
+    /// Advances a pass; returns whether it is complete.
+    fn advance(
         &self,
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,
         raw: bool,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        layers: Option<(&mut LayerPass, usize)>,
+        progress: Progress<'_>,
     ) -> Result<bool, SessionError> {
         if slots.is_empty() {
             outputs.clear();
@@ -388,7 +403,7 @@ impl Engine {
             (false, true) => Wanted::Both,
             (false, false) => Wanted::Logits,
         };
-        let outcome = self.compute(slots, outputs, wanted, cancel, probe, layers);
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe, progress);
         if !matches!(outcome, Ok(true)) {
             outputs.clear();
             return outcome;
@@ -460,7 +475,8 @@ impl Engine {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe, None)?;
+                let at = &mut LayerAt::default();
+                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe, Progress::whole(at))?;
                 seq.kv.commit(tokens.len());
             }
         }
@@ -477,7 +493,8 @@ impl Engine {
         for slot in &mut *slots {
             self.check(slot.seq, slot.tokens)?;
         }
-        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, None).map(drop)
+        let at = &mut LayerAt::default();
+        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, Progress::whole(at)).map(drop)
     }
 
     fn compute(
@@ -487,11 +504,11 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        layers: Option<(&mut LayerPass, usize)>,
+        progress: Progress<'_>,
     ) -> Result<bool, SessionError> {
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
-        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, layers);
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, progress);
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
@@ -509,7 +526,7 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        layers: Option<(&mut LayerPass, usize)>,
+        progress: Progress<'_>,
     ) -> Result<bool, SessionError> {
         let h = self.model.hparams();
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
@@ -521,15 +538,9 @@ impl Engine {
                 return Err(SessionError::OutOfMemory { what: "buffers", bytes });
             }
         }
-        let mut first = LayerAt::default();
-        let (own_arena, at, end) = match layers {
-            Some((pass, n)) => {
-                let end = h.n_layer.min(pass.at.layer.saturating_add(n));
-                (Some(&mut pass.arena), &mut pass.at, end)
-            }
-            None => (None, &mut first, h.n_layer),
-        };
-        let (is_begun, is_complete) = (at.layer > 0, end == h.n_layer);
+        let Progress { at, piece } = progress;
+        let (is_begun, is_whole) = (at.is_begun(), piece.is_none());
+        let (own_arena, pause) = piece.unzip();
         let (mut row, mut output) = (0, 0);
         for slot in &mut *slots {
             (slot.row, slot.output) = (row, output);
@@ -549,8 +560,9 @@ impl Engine {
             wanted,
             cancelled: &cancelled,
             adapter_nanos: &adapter_nanos,
-            at,
-            end,
+            at: &mut *at,
+            end: h.n_layer,
+            pause,
             hidden: None,
         };
         let time = self.enter(cancel, |crew, arena| {
@@ -563,12 +575,12 @@ impl Engine {
             outcome.map(|()| timer.elapsed())
         })??;
         let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
-        if slots.iter().all(is_decoding) && is_complete && !is_begun {
+        if slots.iter().all(is_decoding) && is_whole {
             self.times().note(row, time);
         }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
         slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
-        Ok(is_complete)
+        Ok(is_whole || at.layer == h.n_layer)
     }
 
     /// What passes over generated rows took.
@@ -601,7 +613,7 @@ impl Engine {
     /// Bytes of the buffers of a pass.
     pub(super) fn buffer_bytes(&self) -> u64 {
         let arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes();
-        arena + self.core.of_layer_passes.load(Ordering::Relaxed)
+        arena + self.core.of_piece_passes.load(Ordering::Relaxed)
     }
 
     /// How often [`Engine::enter`] was called.

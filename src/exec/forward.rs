@@ -9,7 +9,7 @@ use super::alt_up::Streams;
 use super::arena::{Arena, Frame, counted};
 use super::batch::{Adapters, Outputs, Rows, Slot, SlotSize, Wanted};
 use super::latent::LatentBuffers;
-use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, Sizes, linear, single_rows};
+use super::linear::{Ctx, MAX_EXPERTS, Product, RowAdapters, Scratch, Sizes, linear, linear_from, single_rows};
 use super::probe::{Probe, Tap};
 use super::recurrent::{self, Mixing};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, MAX_HEAD_DIM};
@@ -172,20 +172,50 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) cancelled: &'a dyn Fn() -> bool,
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
-    /// How far it is: computed from there to layer `end`, which is moved there. What layers before left in the arena is
-    /// still there: a pass of the same size takes the same buffers.
+    /// What comes next; it is computed from there to layer `end`, or to where it pauses, and moved there. What was left in the
+    /// arena before is still there: a pass of the same size takes the same buffers.
     pub(crate) at: &'a mut LayerAt,
     pub(crate) end: usize,
+    /// If it may pause.
+    pub(crate) pause: Option<Pause<'a>>,
     /// If layers are left to a device, the destination of the residual stream, `(rows, n_embd)`.
     pub(crate) hidden: Option<&'a mut [f32]>,
 }
 
-/// The next layer of a pass, and its first recurrence.
+/// Parts of a layer: products before attention, the rest of the mixer, the first products of a dense feed-forward layer, its
+/// last one. Other mixers and feed-forward layers are one part, and so is the whole last layer of the model, as little of it is
+/// computed for a prompt.
+pub(crate) const N_PARTS: usize = 4;
+const ATTEND: usize = 1;
+const FFN: usize = 2;
+const FFN_DOWN: usize = 3;
+
+/// What of a pass is to be computed next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerAt {
     pub(crate) layer: usize,
+    pub(crate) part: usize,
+    /// Tiles of that part's products that are computed.
+    n_tiles: usize,
+    /// The layer's first recurrence.
     cell: usize,
 }
+
+impl LayerAt {
+    /// Whether something was computed.
+    pub(crate) fn is_begun(self) -> bool {
+        (self.layer, self.part) != (0, 0)
+    }
+
+    /// Goes on to a part; returns whether the pass pauses before it.
+    fn pauses_before(&mut self, layer: usize, part: usize, pause: Option<Pause<'_>>) -> bool {
+        *self = LayerAt { layer, part, n_tiles: 0, cell: self.cell };
+        pause.is_some_and(|pause| pause(*self))
+    }
+}
+
+/// Is called between two parts of a pass, or pieces of a part's products, with what comes next; `true` pauses the pass.
+pub(crate) type Pause<'a> = &'a dyn Fn(LayerAt) -> bool;
 
 /// What all products of a pass need.
 #[derive(Clone, Copy)]
@@ -469,7 +499,7 @@ pub(crate) fn forward(
     arena: &mut Arena,
     probe: &mut dyn Probe,
 ) -> Result<(), SessionError> {
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, hidden } = pass;
+    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, pause, hidden } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let base = Base { arch: model.arch(), crew, gguf: model.gguf(), adapter_nanos };
     let n_outputs = slots.iter().map(Slot::n_outputs).sum();
@@ -477,7 +507,7 @@ pub(crate) fn forward(
     let n_last = if probe.sees_all_rows() { m } else { n_outputs };
     let sizes = Sizes::of(model, crew.n_threads());
     let mut b = arena.plan(|frame| Buffers::take(frame, sizes, slots.iter().map(Slot::size), n_last))?;
-    if at.layer == 0 {
+    if !at.is_begun() {
         for slot in &*slots {
             slot.seq.rope.angles(base.arch, slot.pos(), (Rows::All.range(slot), m), b.cos, b.sin);
         }
@@ -506,63 +536,24 @@ pub(crate) fn forward(
             return Err(SessionError::Cancelled);
         }
         let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == w.layers.len());
-        let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
         // Of tokens without logits nobody reads more of the last layer than keys and values, or a state.
         if is_last && !probe.sees_all_rows() {
             rows = Rows::Outputs;
         }
-        if let Some(w) = &layer.alt_up {
-            let slots = Adapters(slots);
-            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-            b.streams.predict(ctx, &mut b.scratch, h, w, b.x);
-        }
-        if has_mixer {
-            norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
-            probe.tensor(Tap::AttnNorm, i, b.normed);
-            if let Some(w) = &layer.alt_up {
-                let slots = Adapters(slots);
-                let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
-                laurel(ctx, h, &w.laurel, &mut b);
-            }
-            mixer(base, h, (spec, layer), (i, &mut at.cell), rows, slots, &mut b, probe)?;
-        }
-        if rows == Rows::Outputs {
-            if n_outputs == 0 {
+        let pause_here = pause.filter(|_| !is_last);
+        if at.part < FFN {
+            if !first_half(base, h, (spec, layer), rows, slots, &mut b, (&mut *at, pause_here), probe)? {
                 return Ok(());
             }
-            gather(slots, b.x, h.n_embd);
-            gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
-            if let Some(spec) = h.streams {
-                gather(slots, b.streams.all, spec.n_stream * h.n_embd);
-                gather(slots, b.beside, h.n_embd);
-                b.streams.all = &mut std::mem::take(&mut b.streams.all)[..n_outputs * spec.n_stream * h.n_embd];
+            if rows == Rows::Outputs && n_outputs == 0 {
+                at.pauses_before(h.n_layer, 0, pause);
+                return Ok(());
             }
-            b.keep_rows(n_outputs, h.n_embd);
+            if at.pauses_before(i, FFN, pause_here) {
+                return Ok(());
+            }
         }
         let n_rows = b.x.len() / h.n_embd;
-        if let FeedForward::Moe(moe) = &layer.ffn
-            && moe.spec.routes_early
-        {
-            let n_generated = n_generated(is_last, rows, slots);
-            let ends = if rows == Rows::All { b.ends } else { b.output_ends };
-            route(base, moe, (n_generated, n_rows), &Adapters(slots), ends, b.x, (&mut b.moe, &mut b.scratch));
-        }
-        if spec.norms == Norms::Parallel {
-            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
-        }
-        if has_mixer {
-            add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
-        }
-        if layer.alt_up.is_some() {
-            let side = &b.beside[..b.x.len()];
-            b.x.iter_mut().zip(side).for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
-        }
-        probe.tensor(Tap::FfnInp, i, b.x);
-
-        if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
-            norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
-            probe.tensor(Tap::FfnNorm, i, b.normed);
-        }
         match &layer.ffn {
             FeedForward::Dense(ffn) => {
                 let show = |tap: Tap, values: &[f32]| probe.tensor(tap, i, values);
@@ -570,7 +561,10 @@ pub(crate) fn forward(
                 let adapters = row_adapters(&slots, if rows == Rows::All { b.ends } else { b.output_ends });
                 let ctx = base.with(adapters, n_generated);
                 let inner = FfnBuffers::take(&mut Frame::of(b.inner), n_rows, ffn.up.w.n_out);
-                feed_forward(ctx, &mut b.scratch, ffn, b.normed, n_rows, inner, b.branch, show);
+                let steps = (&mut *at, pause_here);
+                if !feed_forward_from(ctx, &mut b.scratch, ffn, b.normed, n_rows, inner, b.branch, steps, show) {
+                    return Ok(());
+                }
             }
             FeedForward::Moe(moe) => {
                 let n_generated = n_generated(is_last, rows, slots);
@@ -582,7 +576,7 @@ pub(crate) fn forward(
             }
             FeedForward::None => {}
         }
-        if has_ffn {
+        if spec.ffn != FfnSpec::None {
             probe.tensor(Tap::FfnOut, i, b.branch);
             add_branch(ctx, h, spec, layer.post_ffn_norm.as_ref(), b.x, b.branch, b.normed);
         }
@@ -608,9 +602,11 @@ pub(crate) fn forward(
         if rows == Rows::All {
             pool(base.arch, slots, i, b.x, h.n_embd);
         }
+        if at.pauses_before(i + 1, 0, pause) && !is_last {
+            return Ok(());
+        }
     }
 
-    at.layer = end;
     if end < h.n_layer {
         hidden.into_iter().for_each(|hidden| hidden.copy_from_slice(b.x));
         return Ok(());
@@ -656,6 +652,81 @@ pub(crate) fn forward(
         probe.tensor(Tap::ResultOutput, 0, logits);
     }
     Ok(())
+}
+
+/// A layer up to what its feed-forward layer reads, in `b.normed` and `b.x`; returns whether it did not pause. Of the rows that
+/// nobody reads it only leaves keys and values, or a state.
+fn first_half(
+    base: Base<'_>,
+    h: &Hparams,
+    (spec, layer): (&LayerSpec, &Layer),
+    rows: Rows,
+    slots: &mut [Slot<'_>],
+    b: &mut Buffers<'_>,
+    (at, pause): (&mut LayerAt, Option<Pause<'_>>),
+    probe: &mut dyn Probe,
+) -> Result<bool, SessionError> {
+    let i = at.layer;
+    let (ctx, is_last) = (base.with(RowAdapters::All(&[]), 0), i + 1 == h.n_layer);
+    let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
+    if (at.part, at.n_tiles) == (0, 0) {
+        if let Some(w) = &layer.alt_up {
+            let slots = Adapters(slots);
+            let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+            b.streams.predict(ctx, &mut b.scratch, h, w, b.x);
+        }
+        if has_mixer {
+            norm(ctx, h, layer.attn_norm.as_ref(), b.x, b.normed);
+            probe.tensor(Tap::AttnNorm, i, b.normed);
+            if let Some(w) = &layer.alt_up {
+                let slots = Adapters(slots);
+                let ctx = base.with(row_adapters(&slots, b.ends), Rows::All.n_generated(slots.0));
+                laurel(ctx, h, &w.laurel, b);
+            }
+        }
+    }
+    if has_mixer && !mixer(base, h, (spec, layer), rows, slots, b, (at, pause), probe)? {
+        return Ok(false);
+    }
+    if rows == Rows::Outputs {
+        let n_outputs = slots.iter().map(Slot::n_outputs).sum();
+        if n_outputs == 0 {
+            return Ok(true);
+        }
+        gather(slots, b.x, h.n_embd);
+        gather(slots, b.per_layer, h.n_layer * h.per_layer_embd.unwrap_or(0));
+        if let Some(spec) = h.streams {
+            gather(slots, b.streams.all, spec.n_stream * h.n_embd);
+            gather(slots, b.beside, h.n_embd);
+            b.streams.all = &mut std::mem::take(&mut b.streams.all)[..n_outputs * spec.n_stream * h.n_embd];
+        }
+        b.keep_rows(n_outputs, h.n_embd);
+    }
+    let n_rows = b.x.len() / h.n_embd;
+    if let FeedForward::Moe(moe) = &layer.ffn
+        && moe.spec.routes_early
+    {
+        let n_generated = n_generated(is_last, rows, slots);
+        let ends = if rows == Rows::All { b.ends } else { b.output_ends };
+        route(base, moe, (n_generated, n_rows), &Adapters(slots), ends, b.x, (&mut b.moe, &mut b.scratch));
+    }
+    if spec.norms == Norms::Parallel {
+        norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+    }
+    if has_mixer {
+        add_branch(ctx, h, spec, layer.post_attn_norm.as_ref(), b.x, b.branch, b.normed);
+    }
+    if layer.alt_up.is_some() {
+        let side = &b.beside[..b.x.len()];
+        b.x.iter_mut().zip(side).for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
+    }
+    probe.tensor(Tap::FfnInp, i, b.x);
+
+    if has_ffn && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
+        norm(ctx, h, layer.ffn_norm.as_ref(), b.x, b.normed);
+        probe.tensor(Tap::FfnNorm, i, b.normed);
+    }
+    Ok(true)
 }
 
 /// Adds the rows of sequences whose hidden states are pooled after layer `i`.
@@ -821,29 +892,30 @@ fn add_branch(
     }
 }
 
-/// Mixer of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. `cell` is the next recurrence.
+/// Mixer of a layer on `b.normed`; leaves its output for `rows` in `b.branch`. Returns whether it did not pause.
 fn mixer(
     base: Base<'_>,
     h: &Hparams,
     (spec, layer): (&LayerSpec, &Layer),
-    (i, cell): (usize, &mut usize),
     rows: Rows,
     slots: &mut [Slot<'_>],
     b: &mut Buffers<'_>,
+    (at, pause): (&mut LayerAt, Option<Pause<'_>>),
     probe: &mut dyn Probe,
-) -> Result<(), SessionError> {
+) -> Result<bool, SessionError> {
     if let (Some(spec), Some(w)) = (spec.recurrent(), &layer.recurrent) {
-        recurrent(base, h, (spec, w), (i, cell), rows, slots, b);
+        recurrent(base, h, (spec, w), (at.layer, &mut at.cell), rows, slots, b);
     }
-    let (Some(attn), Some(w)) = (spec.attention(), &layer.attn) else { return Ok(()) };
-    if let Mixer::Both(..) = spec.mixer {
+    let (Some(attn), Some(w)) = (spec.attention(), &layer.attn) else { return Ok(true) };
+    let is_both = matches!(spec.mixer, Mixer::Both(..));
+    if is_both {
         b.beside.copy_from_slice(b.branch);
     }
-    attention(base, h, (attn, w), i, rows, slots, b, probe)?;
-    if let Mixer::Both(..) = spec.mixer {
+    let is_complete = attention(base, h, (attn, w), rows, slots, b, (at, pause.filter(|_| !is_both)), probe)?;
+    if is_both {
         base.arch.add(b.branch, b.beside);
     }
-    Ok(())
+    Ok(is_complete)
 }
 
 /// Recurrent mixer of layer `i`, as [`mixer`]. All rows change the state.
@@ -879,19 +951,19 @@ fn recurrent(
     }
 }
 
-/// Attention of layer `i` on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts
-/// keys and values into the cache.
+/// Attention of a layer on `b.normed`; leaves its output for `rows` in `b.branch`. Of the other rows it only puts keys and
+/// values into the cache. Returns whether it did not pause.
 fn attention(
     base: Base<'_>,
     h: &Hparams,
     (spec, w): (&AttnSpec, &Attn),
-    i: usize,
     rows: Rows,
     slots: &mut [Slot<'_>],
     b: &mut Buffers<'_>,
+    (at, pause): (&mut LayerAt, Option<Pause<'_>>),
     probe: &mut dyn Probe,
-) -> Result<(), SessionError> {
-    let Base { arch, crew, .. } = base;
+) -> Result<bool, SessionError> {
+    let (Base { arch, crew, .. }, i) = (base, at.layer);
     let sizes = AttnSizes::of(spec, slots.iter().map(Slot::size), rows);
     let AttnSizes { m_kv, m, .. } = sizes;
     let latent_spec = spec.latent.as_ref().zip(w.latent.as_deref());
@@ -900,13 +972,15 @@ fn attention(
     let AttnBuffers { q, k, v, q_by_head, out_by_head, attn, gate, q_gate, mut latent, partials } =
         AttnBuffers::take(&mut Frame::of(b.inner), spec, sizes);
     let from_wq = if spec.gate_in_q { &mut *q_gate } else { &mut *q };
-    {
+    if at.part < ATTEND {
         let (slots, n_generated_kv) = (Adapters(slots), Rows::All.n_generated(slots));
         let ctx = base.with(row_adapters(&slots, b.ends), n_generated_kv);
         let at_once = (m, n_generated) == (m_kv, n_generated_kv) && latent_spec.is_none() && !spec.shares_kv;
         if at_once {
             let products = &mut [Product::of(&w.wq, from_wq, m), Product::of(&w.wk, k, m), Product::of(&w.wv, v, m)];
-            linear(ctx, &mut b.scratch, b.normed, m, products);
+            if !linear_at(ctx, &mut b.scratch, b.normed, m, products, (&mut *at, pause)) {
+                return Ok(false);
+            }
         } else {
             if let Some((of, weights)) = latent_spec {
                 let (ctx, x) = ((ctx, &mut b.scratch), (&*b.normed, m_kv));
@@ -927,6 +1001,9 @@ fn attention(
                     None => linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&w.wq, from_wq, m)]),
                 }
             }
+        }
+        if at.pauses_before(i, ATTEND, pause) {
+            return Ok(false);
         }
     }
     if spec.gate_in_q {
@@ -1017,7 +1094,7 @@ fn attention(
         }
     }
     if m == 0 {
-        return Ok(());
+        return Ok(true);
     }
 
     // Slots with one row are processed together, each of the others alone.
@@ -1086,7 +1163,7 @@ fn attention(
     };
     linear(ctx, &mut b.scratch, attn, m, &mut [Product::of(&w.wo, branch, m)]);
     probe.tensor(Tap::AttnOut, i, branch);
-    Ok(())
+    Ok(true)
 }
 
 type Place<'a> = dyn Fn(usize, &[f32], Option<&Vec<f32>>, &mut [f32]) + Sync + 'a;
@@ -1315,22 +1392,63 @@ fn feed_forward(
     ffn: &Ffn,
     x: &[f32],
     m: usize,
+    inner: FfnBuffers<'_>,
+    y: &mut [f32],
+    show: impl FnMut(Tap, &[f32]),
+) {
+    feed_forward_from(ctx, scratch, ffn, x, m, inner, y, (&mut LayerAt::default(), None), show);
+}
+
+/// [`feed_forward`] from where it paused to where it pauses; returns whether it is complete.
+fn feed_forward_from(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    ffn: &Ffn,
+    x: &[f32],
+    m: usize,
     FfnBuffers { gate, up }: FfnBuffers<'_>,
     y: &mut [f32],
+    (at, pause): (&mut LayerAt, Option<Pause<'_>>),
     mut show: impl FnMut(Tap, &[f32]),
-) {
-    if let Some(w_gate) = &ffn.gate {
-        linear(ctx, scratch, x, m, &mut [Product::of(w_gate, gate, m), Product::of(&ffn.up, up, m)]);
-        show(Tap::FfnGate, gate);
-    } else {
-        linear(ctx, scratch, x, m, &mut [Product::of(&ffn.up, up, m)]);
+) -> bool {
+    if at.part != FFN_DOWN {
+        let of_up = Product::of(&ffn.up, up, m);
+        let is_complete = match &ffn.gate {
+            Some(w) => linear_at(ctx, scratch, x, m, &mut [Product::of(w, gate, m), of_up], (&mut *at, pause)),
+            None => linear_at(ctx, scratch, x, m, &mut [of_up], (&mut *at, pause)),
+        };
+        if !is_complete {
+            return false;
+        }
+        if ffn.gate.is_some() {
+            show(Tap::FfnGate, gate);
+        }
+        show(Tap::FfnUp, up);
+        if let Some(n) = ffn.sparsity {
+            ctx.crew.when(m > 1).for_chunks(gate, ffn.up.w.n_out, |_, gate| gaussian_top_k(gate, n));
+        }
+        activate(ctx, ffn, m, gate, up);
+        if at.pauses_before(at.layer, FFN_DOWN, pause) {
+            return false;
+        }
     }
-    show(Tap::FfnUp, up);
-    if let Some(n) = ffn.sparsity {
-        ctx.crew.when(m > 1).for_chunks(gate, ffn.up.w.n_out, |_, gate| gaussian_top_k(gate, n));
-    }
-    let inner = activate(ctx, ffn, m, gate, up);
-    linear(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)]);
+    let inner = if ffn.activation.is_gated() { gate } else { up };
+    linear_at(ctx, scratch, inner, m, &mut [Product::of(&ffn.down, y, m)], (at, pause))
+}
+
+/// [`linear`] from where it paused to where it pauses; returns whether it is complete.
+fn linear_at(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    x: &[f32],
+    m: usize,
+    products: &mut [Product<'_>],
+    (at, pause): (&mut LayerAt, Option<Pause<'_>>),
+) -> bool {
+    let here = *at;
+    let pause = pause.map(|pause| move || pause(here));
+    let pause = pause.as_ref().map(|pause| pause as &dyn Fn() -> bool);
+    linear_from(ctx, scratch, x, m, products, &mut at.n_tiles, pause)
 }
 
 /// The activation of `m` rows of a feed-forward layer; the result replaces `gate` or `up`.

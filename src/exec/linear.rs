@@ -9,10 +9,10 @@ use super::arena::Frame;
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::clock::Timer;
 use crate::gguf::Gguf;
-use crate::lora::{Attached, Gradients};
+use crate::lora::{Attached, Factor, Gradients};
 use crate::model::{Hparams, Linear, Model, Weight};
 use crate::quant::DType;
-use crate::team::{Crew, Tiled};
+use crate::team::{Crew, Tiled, n_tiles};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +30,8 @@ const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: few enough that its inputs for 512 tokens stay in the L2
 /// cache from one row of the adapter to the next.
 const LOW_COLUMNS: usize = 128;
+/// Regions of products that may pause, at most, and tasks per thread in each of them, at least.
+const N_PIECES: usize = 16;
 /// Number of activations from which rounding is shared among threads: some microseconds of work.
 const SHARED_VALUES: usize = 16 << 10;
 /// Largest number of products of all rows in one call of [`linear`].
@@ -234,11 +236,25 @@ impl Prepared<'_> {
 /// Computes all `products` of the same activations `x` (`m` rows), in as few parallel regions as their forms allow. A
 /// product reads all rows or, of generated tokens, a single one.
 pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+    linear_from(ctx, scratch, x, m, products, &mut 0, None);
+}
+
+/// [`linear`], of which the first `n_done` tiles are computed, until `pause` is true between two regions of a few tiles; returns
+/// whether it is complete. What it left in `scratch` has to be there when it goes on.
+pub(crate) fn linear_from(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    x: &[f32],
+    m: usize,
+    products: &mut [Product<'_>],
+    n_done: &mut usize,
+    pause: Option<&dyn Fn() -> bool>,
+) -> bool {
     assert!(products.iter().all(|p| x.len() == m * p.item.w.n_in), "linear: {m} rows in {} values", x.len());
     assert!(ctx.n_generated == m || products.iter().all(|p| p.y.rows() == m), "linear: some of {m} rows");
     let Scratch { prepared, low, workspace } = scratch;
     timed(ctx, 1, || project(ctx, low, x, products));
-    let mut rest = products;
+    let (mut rest, mut n_before, n_at_first) = (products, 0, *n_done);
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
         let (arch, w) = (ctx.arch, first.item.w);
@@ -249,13 +265,27 @@ pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usiz
         };
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);
-        let x = prepare(ctx, prepared, x, m, w);
+        rest = tail;
+        let x = prepare(ctx, prepared, x, m, w, *n_done == n_before);
         for p in &mut *group {
             p.width = x.task_rows(ctx, p.item.w);
         }
-        ctx.crew.for_tiles(group, workspace, |p, rows, y, workspace| multiply(ctx, &x, low, p, rows, y, workspace));
-        rest = tail;
+        let n_tiles = n_tiles(group);
+        let least = ctx.crew.n_threads() * TASKS_PER_THREAD;
+        let at_once = if pause.is_some() { n_tiles.div_ceil(N_PIECES).max(least) } else { n_tiles };
+        while *n_done < n_before + n_tiles {
+            if *n_done > n_at_first && pause.is_some_and(|pause| pause()) {
+                return false;
+            }
+            let tiles = *n_done - n_before..(*n_done - n_before + at_once).min(n_tiles);
+            *n_done += tiles.len();
+            ctx.crew.for_some_tiles(tiles, group, workspace, |p, rows, y, workspace| {
+                multiply(ctx, &x, low, p, rows, y, workspace);
+            });
+        }
+        n_before += n_tiles;
     }
+    true
 }
 
 /// Runs `f`, which computes adapters' terms on `n` threads, and counts its time.
@@ -286,14 +316,15 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
                 let x = &x[(p.row + rows.start) * n..][..m * n];
                 let t = &mut low[end..end + m * rank];
                 end += m * rank;
-                low_rank(ctx.arch, &ctx.crew.when(m > 1), factor, t, x, (term.a(), n, 0, n));
+                low_rank(ctx.arch, &ctx.crew.when(m > 1), factor, t, x, (term.factors().0, n, 0, n));
             }
         }
     }
 }
 
-/// The `m` rows of `x` in the forms that products with `w` and weights of its type read.
-fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight) -> Prepared<'a> {
+/// The `m` rows of `x` in the forms that products with `w` and weights of its type read; unless they are new, they are in
+/// `room`.
+fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight, is_new: bool) -> Prepared<'a> {
     let (n, dtype, n_prompt) = (w.n_in, w.dtype, m - ctx.n_generated);
     let (generated, prompt) = x.split_at(ctx.n_generated * n);
     let (rounded, room) = room.split_at_mut(rounded_len(ctx.arch, dtype, ctx.n_generated, n));
@@ -303,17 +334,21 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
         ActForm::F32 => Acts::F32 { x: generated, n },
         ActForm::Q16 => {
             let blocks = bytemuck::cast_slice_mut(rounded);
-            workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
+            if is_new {
+                workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
+            }
             Acts::Q16 { x: blocks, n }
         }
         ActForm::P16 => {
             let blocks = bytemuck::cast_slice_mut(rounded);
-            workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
+            if is_new {
+                workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
+            }
             Acts::P16 { x: blocks, n }
         }
     };
     let packed = &mut room[..ctx.arch.packed_len(dtype, n_prompt, n)];
-    if n_prompt > 0 {
+    if n_prompt > 0 && is_new {
         let group = ctx.arch.pack_group(dtype);
         ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
             let rows = group.min(n_prompt - i * group);
@@ -347,8 +382,11 @@ fn multiply(
             for (term, _) in adapters.iter().filter_map(|a| a.term(p.w.site)) {
                 let rank = term.rank();
                 let (t, rest) = low.split_at(of_run.len() * rank);
-                let b = &term.b()[p.w.first_row + rows.start..];
-                ctx.arch.add_product(&mut y.rows_mut(of_run.clone()), t, b, term.b().len() / rank);
+                let (y, b, first) = (&mut y.rows_mut(of_run.clone()), term.factors().1, p.w.first_row + rows.start);
+                match b {
+                    Factor::F32(b) => ctx.arch.add_product(y, t, &b[first..], b.len() / rank),
+                    Factor::F16(b, _) => ctx.arch.add_product_f16(y, t, &b[first..], b.len() / rank),
+                }
                 low = rest;
             }
         }
@@ -484,9 +522,10 @@ fn low_rank_backward(
     }
     let (arch, crew) = (ctx.arch, ctx.crew.when(m > 1));
     let (rank, factor) = (term.rank(), attached.scale * attached.adapter.scale(term));
-    let n_rows = term.b().len() / rank;
+    let (a, b) = term.factors();
+    let n_rows = b.len() / rank;
     let [by_token, x_by_token, by_rank, x_by_rank] = low.each_mut().map(|low| &mut low[..m * rank]);
-    let (of_b, of_a) = ((term.b(), n_rows, w.first_row, w.n_out), (term.a(), w.n_in, 0, w.n_in));
+    let (of_b, of_a) = ((b, n_rows, w.first_row, w.n_out), (a, w.n_in, 0, w.n_in));
     low_rank(arch, &crew, factor, by_token, dy, of_b);
     if let Some(gradient) = gradient {
         low_rank(arch, &crew, factor, x_by_token, x, of_a);
@@ -527,18 +566,20 @@ fn low_rank(
     factor: f32,
     t: &mut [f32],
     x: &[f32],
-    (w, stride, first, n): (&[f32], usize, usize, usize),
+    (w, stride, first, n): (&Factor, usize, usize, usize),
 ) {
-    let rank = w.len() / stride;
+    let (dtype, w) = w.data();
+    let row = dtype.float_format().bytes_of(1, stride).expect("floats");
+    let (rank, part) = (w.len() / row, first * row / stride..(first + n) * row / stride);
     crew.for_chunks(t, LOW_ROWS * rank, |i, t| {
         let rows = t.len() / rank;
         let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
         let mut y = ColumnsMut::new(t, rows, rank);
         if stride == n {
-            arch.matvec(DType::F32, &mut y, bytemuck::cast_slice(w), &x);
+            arch.matvec(dtype, &mut y, w, &x);
         } else {
-            for (r, w) in w.chunks_exact(stride).enumerate() {
-                arch.matvec(DType::F32, &mut y.columns_mut(r..r + 1), bytemuck::cast_slice(&w[first..][..n]), &x);
+            for (r, w) in w.chunks_exact(row).enumerate() {
+                arch.matvec(dtype, &mut y.columns_mut(r..r + 1), &w[part.clone()], &x);
             }
         }
         t.iter_mut().for_each(|t| *t *= factor);

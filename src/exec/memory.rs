@@ -36,7 +36,7 @@ pub struct EngineMemory {
     pub kv_free: u64,
     /// Adapters that are attached to sequences, each once.
     pub adapters: u64,
-    /// Buffers of a pass, and of each that is computed some layers at a time.
+    /// Buffers of a pass, and of each that is computed in pieces.
     pub buffers: u64,
 }
 
@@ -103,7 +103,7 @@ pub struct PlanOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Tokens of a pass whose logits are wanted. Default 1.
     pub n_logits: usize,
-    /// Most prompt rows that a [`Schedule`](super::Schedule) computes some layers at a time, between passes of those that
+    /// Most prompt rows that a [`Schedule`](super::Schedule) computes in pieces, between passes of those that
     /// decode: up to `n_batch`, as many as time allows; 0, the default: none.
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
@@ -157,7 +157,7 @@ pub struct MemoryPlan {
     /// Those of sequences that ended, in a full prefix cache. They make room for the others where there is a limit, and so do
     /// not count in it.
     pub prefixes: u64,
-    /// Buffers of the largest pass, and of prompt rows that are computed some layers at a time beside others.
+    /// Buffers of the largest pass, and of prompt rows that are computed in pieces beside others.
     pub buffers: u64,
     /// Tokens, logits and hidden states.
     pub rest: u64,

@@ -50,7 +50,7 @@ pub(super) fn offload(
         hidden.resize(m * h.n_embd, 0.0);
         let (end, hidden) = (runner.first_layer(), Some(&mut hidden[..]));
         let (slots, outputs) = (&mut *slots, &mut *outputs);
-        let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, hidden };
+        let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, pause: None, hidden };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
     let n_angles = RopeTables::n_angles(h, m);

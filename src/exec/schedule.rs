@@ -3,7 +3,7 @@
 //! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no thread. A [`Scheduler`] is
 //! a handle of one that runs on its own thread. Each step computes one row (and the tokens that a grammar forces after it)
 //! of every sequence that decodes, and rows of prompts, as far as the time between tokens of those sequences stays within
-//! its limit (`pace.rs`): in the same pass, or, where there is no time for all layers, some layers of a pass of their own.
+//! its limit (`pace.rs`): in the same pass, or, where there is no time for all layers, a piece of a pass of their own.
 //! So prompts do not stop decoding sequences, and a finished sequence makes room at once (Orca, OSDI 2022).
 //!
 //! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt advances first and, from
@@ -16,7 +16,7 @@ mod stream;
 
 use super::batch::reuse;
 use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
-use super::engine::LayerPass;
+use super::engine::PiecePass;
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
@@ -443,7 +443,7 @@ struct Live {
     pooling: Option<Pooling>,
     /// Its rows in the next pass.
     rows: RequestRows,
-    /// Whether some layers of these rows are computed.
+    /// Whether some layers of these rows, or parts of one, are computed.
     is_reading: bool,
     since: Timer,
     timings: Timings,
@@ -697,8 +697,8 @@ pub struct Schedule {
     cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
-    /// The pass over prompts of which some layers are computed, and of how many requests.
-    layers: LayerPass,
+    /// The pass over prompts of which some parts are computed, and of how many requests.
+    piece: PiecePass,
     n_reading: usize,
     /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request; drafts for each request.
     asked: Vec<Asked<'static>>,
@@ -738,7 +738,7 @@ impl Schedule {
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
         // A device computes whole passes.
         let pace = Pace::new(terms.engine.runner().map_or(terms.engine.model().hparams().n_layer, |_| 1));
-        let layers = terms.engine.layer_pass();
+        let piece = terms.engine.piece_pass();
         Schedule {
             terms,
             wake,
@@ -749,7 +749,7 @@ impl Schedule {
             outputs: Outputs::default(),
             cancel: CancelToken::default(),
             slots: Vec::new(),
-            layers,
+            piece,
             n_reading: 0,
             asked: Vec::new(),
             passes: DraftPasses::default(),
@@ -1019,7 +1019,7 @@ impl Schedule {
         }
         // One of them is gone: their pass begins anew, without it.
         self.n_reading = 0;
-        self.layers.restart();
+        self.piece.restart();
         self.running.iter_mut().for_each(|live| live.stop_reading());
         self.plan()
     }
@@ -1054,38 +1054,40 @@ impl Schedule {
 
     fn compute(&mut self, n_decode: usize, n_prompt: usize) {
         self.n_passes += 1;
-        let n_layers = self.pace.layers(n_decode, self.terms.options.max_itl, n_prompt);
-        if self.n_reading == 0 && n_layers == self.pace.n_layer {
+        let max_itl = self.terms.options.max_itl;
+        if self.n_reading == 0 && self.pace.has_time(n_decode, max_itl, n_prompt) {
             if let Some(time) = self.pass(|_| true, None) {
                 self.pace.note(n_decode, n_prompt, time);
             }
             return;
         }
+        let step = Timer::start();
         if n_decode > 0
             && let Some(time) = self.pass(|rows| rows.is_decoding, None)
         {
-            self.pace.note(n_decode, 0, time);
+            self.pace.note_beside(n_decode, time);
         }
-        let n_layers = n_layers.min(self.pace.n_layer - self.layers.layer());
-        let time = self.pass(|rows| !rows.is_decoding, Some(n_layers));
-        // The last layer is no measure of others: a prompt needs little more of it than keys and values.
-        if let Some(time) = time.filter(|_| self.n_reading > 0) {
-            self.pace.note_layers(n_prompt, n_layers, time);
+        self.pass(|rows| !rows.is_decoding, Some((n_decode, n_prompt, step)));
+        if n_decode > 0 {
+            self.pace.note_step(n_decode, max_itl, step.elapsed());
         }
     }
 
-    /// Computes a pass of those whose rows are `taken`, or so many layers of it, and hands out its results. Returns the time
-    /// that it took, unless it failed.
-    fn pass(&mut self, taken: impl Fn(&RequestRows) -> bool, n_layers: Option<usize>) -> Option<Duration> {
+    /// Computes a pass of those whose rows are `taken`, and hands out its results; or, beside so many rows that decode, as
+    /// much of one over so many rows of prompts as there is time in a step. Returns the time that it took, unless it failed.
+    fn pass(&mut self, taken: impl Fn(&RequestRows) -> bool, piece: Option<(usize, usize, Timer)>) -> Option<Duration> {
         let taken = |live: &Live| live.rows.n > 0 && taken(&live.rows);
-        let Schedule { terms, running, outputs, cancel, slots, layers, .. } = self;
+        let Schedule { terms, running, outputs, cancel, slots, piece: of_prompts, pace, .. } = self;
         let timer = Timer::start();
         let mut pass = reuse(std::mem::take(slots));
         pass.extend(running.iter_mut().filter(|live| taken(live)).map(|live| live.slot()));
         let n_slots = pass.len();
-        let outcome = match n_layers {
+        let outcome = match piece {
             None => terms.engine.step(&mut pass, outputs, cancel).map(|()| true),
-            Some(n) => terms.engine.step_layers(&mut pass, outputs, cancel, layers, n),
+            Some((n_decode, n_prompt, step)) => {
+                let pause = &pace.pause((n_decode, terms.options.max_itl), n_prompt, of_prompts.at(), step);
+                terms.engine.step_piece(&mut pass, outputs, cancel, of_prompts, pause)
+            }
         };
         *slots = reuse(pass);
         let time = timer.elapsed();
@@ -1094,7 +1096,7 @@ impl Schedule {
             let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
             *part += time;
         }
-        if n_layers.is_some() {
+        if piece.is_some() {
             let is_reading = matches!(outcome, Ok(false));
             running.iter_mut().filter(|live| taken(live)).for_each(|live| live.is_reading = is_reading);
             self.n_reading = if is_reading { n_slots } else { 0 };

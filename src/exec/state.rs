@@ -219,8 +219,9 @@ fn adapters(seq: &Sequence) -> u64 {
         hash = mix(hash, bytemuck::bytes_of(&[scale, adapter.alpha()]));
         for (i, site) in adapter.sites().iter().enumerate() {
             if let Some(term) = adapter.term(i) {
-                hash = checksum(hash, &site.tensor, bytemuck::cast_slice(term.a()));
-                hash = checksum(hash, "b", bytemuck::cast_slice(term.b()));
+                let (a, b) = term.factors();
+                hash = checksum(hash, &site.tensor, bytemuck::cast_slice(&a.expand()));
+                hash = checksum(hash, "b", bytemuck::cast_slice(&b.expand()));
             }
         }
     }

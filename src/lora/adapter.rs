@@ -2,19 +2,100 @@
 
 use crate::error::AdapterError;
 use crate::model::{Model, Site};
-use std::sync::Arc;
+use crate::quant::DType;
+use half::f16;
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
+/// Values of `A` or `B`, as precise as those of the file.
+#[derive(Clone, Debug)]
+pub(crate) enum Factor {
+    F32(Vec<f32>),
+    /// Half of the memory; expanded, too, once somebody asks for that.
+    F16(Vec<f16>, OnceLock<Vec<f32>>),
+}
+
+impl Factor {
+    /// Rounds values to 16 bits.
+    pub(super) fn half(values: &[f32]) -> Factor {
+        Factor::F16(values.iter().map(|&x| f16::from_f32(x)).collect(), OnceLock::new())
+    }
+
+    /// Expanded to `f32`.
+    pub(crate) fn expand(&self) -> Cow<'_, [f32]> {
+        match self {
+            Factor::F32(values) => values.into(),
+            Factor::F16(values, _) => values.iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+        }
+    }
+
+    /// The values as they are.
+    pub(crate) fn data(&self) -> (DType, &[u8]) {
+        match self {
+            Factor::F32(values) => (DType::F32, bytemuck::cast_slice(values)),
+            Factor::F16(values, _) => (DType::F16, bytemuck::cast_slice(values)),
+        }
+    }
+
+    fn values(&self) -> &[f32] {
+        match self {
+            Factor::F32(values) => values,
+            Factor::F16(_, expanded) => expanded.get_or_init(|| self.expand().into_owned()),
+        }
+    }
+
+    fn values_mut(&mut self) -> &mut [f32] {
+        if let Factor::F16(..) = self {
+            *self = Factor::F32(self.expand().into_owned());
+        }
+        match self {
+            Factor::F32(values) => values,
+            Factor::F16(..) => unreachable!("it was expanded"),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Factor::F32(values) => values.len(),
+            Factor::F16(values, _) => values.len(),
+        }
+    }
+
+    fn is_zero(&self) -> bool {
+        match self {
+            Factor::F32(values) => values.iter().all(|&x| x == 0.0),
+            Factor::F16(values, _) => values.iter().all(|&x| x == f16::ZERO),
+        }
+    }
+}
 
 /// Change of one matrix: `ΔW = B·A`, not yet scaled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Term {
     rank: usize,
-    a: Vec<f32>,
-    b: Vec<f32>,
+    a: Factor,
+    b: Factor,
+}
+
+/// Of values, however they are held.
+impl PartialEq for Term {
+    fn eq(&self, other: &Term) -> bool {
+        self.rank == other.rank && self.a.expand() == other.a.expand() && self.b.expand() == other.b.expand()
+    }
 }
 
 impl Term {
     pub(crate) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
+        Term { rank, a: Factor::F32(a), b: Factor::F32(b) }
+    }
+
+    pub(super) fn of(rank: usize, a: Factor, b: Factor) -> Term {
         Term { rank, a, b }
+    }
+
+    /// `A` and `Bᵀ` as they are held.
+    pub(crate) fn factors(&self) -> (&Factor, &Factor) {
+        (&self.a, &self.b)
     }
 
     /// The rank: rows of `A` and columns of `B`.
@@ -24,23 +105,23 @@ impl Term {
 
     /// `A: (rank, n_in)`.
     pub fn a(&self) -> &[f32] {
-        &self.a
+        self.a.values()
     }
 
     /// `Bᵀ: (rank, n_out)`: column `j` of `B` is contiguous, so that applying it is
     /// `y += (A·x)[j]·b[j]`.
     pub fn b(&self) -> &[f32] {
-        &self.b
+        self.b.values()
     }
 
-    /// `A` and `Bᵀ`, mutable.
+    /// `A` and `Bᵀ`, mutable; held in `f32` from then on.
     pub fn parts_mut(&mut self) -> (&mut [f32], &mut [f32]) {
-        (&mut self.a, &mut self.b)
+        (self.a.values_mut(), self.b.values_mut())
     }
 
     /// Whether the term changes nothing.
     pub fn is_zero(&self) -> bool {
-        self.a.iter().all(|&a| a == 0.0) || self.b.iter().all(|&b| b == 0.0)
+        self.a.is_zero() || self.b.is_zero()
     }
 }
 
@@ -171,9 +252,28 @@ impl Adapter {
         self.terms().map(|(_, t)| t.a.len() + t.b.len()).sum()
     }
 
-    /// Bytes of the values of all terms.
+    /// Bytes of the values of all terms, as they are held.
     pub fn bytes(&self) -> u64 {
-        (self.n_params() * size_of::<f32>()) as u64
+        self.terms().map(|(_, t)| (t.a.data().1.len() + t.b.data().1.len()) as u64).sum()
+    }
+
+    /// The same with values rounded to 16 bits, which take half of the memory, but of the embedding table.
+    ///
+    /// # Errors
+    /// If a value is too large for 16 bits.
+    pub fn to_f16(&self) -> Result<Adapter, AdapterError> {
+        let mut adapter = self.clone();
+        for (i, term) in adapter.terms_mut().filter(|(i, _)| !self.sites[*i].is_embedding()) {
+            for factor in [&mut term.a, &mut term.b] {
+                let values = factor.expand();
+                if let Some(index) = values.iter().position(|&x| !f16::from_f32(x).is_finite()) {
+                    let name = self.sites[i].tensor.to_string();
+                    return Err(AdapterError::NotFinite { name, index, value: values[index] });
+                }
+                *factor = Factor::half(&values);
+            }
+        }
+        Ok(adapter)
     }
 
     /// The largest rank of a term.

@@ -6,7 +6,7 @@
 //! product with one-hot vectors: its `lora_a` has one row of rank values per token, its `lora_b` one per
 //! value of an embedding.
 
-use super::adapter::{Adapter, Term, max_rank};
+use super::adapter::{Adapter, Factor, Term, max_rank};
 use crate::error::AdapterError;
 use crate::gguf::{Gguf, TensorInfo, Writer};
 use crate::model::{Model, Site};
@@ -31,7 +31,8 @@ pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
 }
 
 impl Adapter {
-    /// Loads an adapter file for a model; values are expanded to `f32`.
+    /// Loads an adapter file for a model. Values in `F16` stay as they are, but those of the embedding table; others are
+    /// expanded to `f32`.
     ///
     /// # Errors
     /// If the file is invalid, no adapter, or for another model; names the first mismatch. Unknown contents are errors,
@@ -167,9 +168,13 @@ fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<
     let (values_a, values_b) = (values(gguf, a)?, values(gguf, b)?);
     let of_a = values_a.chunks_exact(rank * site.n_in);
     let of_b = values_b.chunks_exact(rank * site.n_out);
-    let term = |(a, b): (&[f32], &[f32])| {
-        let a = if site.is_embedding() { transpose(a, site.n_in) } else { a.to_vec() };
-        Term::new(rank, a, transpose(b, site.n_out))
+    let held = |values: Vec<f32>, t: &TensorInfo| match t.dtype {
+        DType::F16 if !site.is_embedding() => Factor::half(&values),
+        _ => Factor::F32(values),
+    };
+    let term = |(of_a, of_b): (&[f32], &[f32])| {
+        let of_a = if site.is_embedding() { transpose(of_a, site.n_in) } else { of_a.to_vec() };
+        Term::of(rank, held(of_a, a), held(transpose(of_b, site.n_out), b))
     };
     Ok(of_a.zip(of_b).map(term).collect())
 }

@@ -32,8 +32,8 @@ mod optimiser;
 mod registry;
 mod svd;
 
-pub(crate) use adapter::Attached;
 pub use adapter::{Adapter, Term};
+pub(crate) use adapter::{Attached, Factor};
 pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};

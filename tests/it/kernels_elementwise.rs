@@ -123,6 +123,16 @@ proptest! {
                 // One rounding of each product, and one of each sum it goes through.
                 assert_close(arch, "add_product", sum, truth, (rank + 1) as f64 * U * size);
             }
+            // Held in 16 bits, columns give the same bits.
+            let half: Vec<f16> = b.iter().map(|&b| f16::from_f32(b)).collect();
+            let expanded: Vec<f32> = half.iter().map(|b| b.to_f32()).collect();
+            let [mut of_half, mut of_expanded] = [y.clone(), y.clone()];
+            let part = |all: &mut Vec<f32>, add: &dyn Fn(&mut ColumnsMut<'_>)| {
+                add(&mut ColumnsMut::new(all, m, stride).columns_mut(first..first + n));
+            };
+            part(&mut of_half, &|y| arch.add_product_f16(y, &t, &half, stride));
+            part(&mut of_expanded, &|y| arch.add_product(y, &t, &expanded, stride));
+            prop_assert_eq!(of_half, of_expanded);
             // Neither how columns are cut shows, nor what other rows there are.
             let right = product(arch, n / 2..n);
             for i in 0..m {

@@ -430,6 +430,33 @@ fn small_types_are_read() {
     assert_eq!(b, exact.1);
 }
 
+/// Values of F16 files stay in 16 bits: they take half of the memory and compute the same, bit by bit; what is changed is
+/// expanded.
+#[test]
+fn half_precision_stays_as_it_is() {
+    let file = File::sound().tensor(QA, &[64, 2], DType::F16).tensor(QB, &[2, 64], DType::F16).open().unwrap();
+    assert_eq!(2 * file.bytes(), File::sound().open().unwrap().bytes());
+    let model = Tiny::Llama.model(DType::F32);
+    for adapter in [adapter(&model, 3, 7, |_| true), adapter(&model, 1, 8, |site| !site.is_embedding())] {
+        let half = adapter.to_f16().unwrap();
+        let mut expanded = half.clone();
+        for (_, term) in expanded.terms_mut() {
+            term.parts_mut();
+        }
+        assert!(half == expanded && half != adapter && expanded.bytes() == adapter.bytes());
+        assert!(half.bytes() < adapter.bytes() * 2 / 3);
+        let of = |adapter: &Adapter| {
+            let mut session = session(&model);
+            session.attach(Arc::new(adapter.clone()), 0.7).unwrap();
+            (prefilled(&mut session), decoded(&mut session))
+        };
+        assert_eq!(of(&half), of(&expanded));
+    }
+    let mut large = adapter(&model, 2, 9, |_| true);
+    large.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(1e5));
+    assert!(matches!(large.to_f16(), Err(AdapterError::NotFinite { .. })));
+}
+
 #[test]
 fn what_cannot_be_used_is_named() {
     let error = |file: File| file.open().unwrap_err();

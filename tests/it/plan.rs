@@ -82,7 +82,7 @@ fn plans_are_what_engines_take() {
     }
 }
 
-/// Of a prompt that is computed some layers at a time beside a sequence that decodes; the buffers go with the schedule.
+/// Of a prompt that is computed in pieces beside a sequence that decodes; the buffers go with the schedule.
 #[test]
 fn prompts_in_layers_are_planned() {
     let mut parts = Tiny::Llama.parts(DType::Q8_0);

@@ -1,5 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
+use super::attention::Widen;
 use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
 use crate::arch::{ColumnsMut, ERFC};
 use half::f16;
@@ -87,32 +88,42 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
     set!(z, y, |y, x| a.mul_add(x, y));
 }
 
+#[inline(always)]
+pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+    add_product_of(z, y, t, b, stride);
+}
+
+#[inline(always)]
+pub(in crate::arch) fn add_product_f16<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f16], stride: usize) {
+    add_product_of(z, y, t, b, stride);
+}
+
 /// Four rows share the loads of `b`, two vectors wide; a single row goes eight vectors wide, for as many independent
 /// sums.
 #[inline(always)]
-pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+fn add_product_of<V: Lanes, E: Widen<V>>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[E], stride: usize) {
     let rank = t.len() / y.rows();
     let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
     assert!(t.len() == y.rows() * rank && y.cols() <= stride && end.is_some_and(|end| end <= b.len()));
     let mut i = 0;
     while i + 4 <= y.rows() {
-        add_product_rows::<V, 4, 2>(z, y, i, &t[i * rank..(i + 4) * rank], b, stride);
+        add_product_rows::<V, E, 4, 2>(z, y, i, &t[i * rank..(i + 4) * rank], b, stride);
         i += 4;
     }
     while i < y.rows() {
-        add_product_rows::<V, 1, CHAINS>(z, y, i, &t[i * rank..(i + 1) * rank], b, stride);
+        add_product_rows::<V, E, 1, CHAINS>(z, y, i, &t[i * rank..(i + 1) * rank], b, stride);
         i += 1;
     }
 }
 
 /// Adds the product to `R` rows from row `i` on, `C` vectors of columns at a time; `t` has those rows.
 #[inline(always)]
-fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
+fn add_product_rows<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     z: V,
     y: &mut ColumnsMut<'_>,
     i: usize,
     t: &[f32],
-    b: &[f32],
+    b: &[E],
     stride: usize,
 ) {
     let (cols, rank) = (y.cols(), t.len() / R);
@@ -123,15 +134,15 @@ fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
         let n = cols - col;
         if n >= C * V::N {
             // SAFETY: that many columns are left.
-            unsafe { add_product_tile::<V, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            unsafe { add_product_tile::<V, E, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
             col += C * V::N;
         } else if n >= V::N {
             // SAFETY: as above.
-            unsafe { add_product_tile::<V, R, 1, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            unsafe { add_product_tile::<V, E, R, 1, true>(z, y, y_stride, t, rank, b, stride, V::N) };
             col += V::N;
         } else {
             // SAFETY: as above.
-            unsafe { add_product_tile::<V, R, 1, false>(z, y, y_stride, t, rank, b, stride, n) };
+            unsafe { add_product_tile::<V, E, R, 1, false>(z, y, y_stride, t, rank, b, stride, n) };
             col = cols;
         }
     }
@@ -142,13 +153,13 @@ fn add_product_rows<V: Lanes, const R: usize, const C: usize>(
 /// # Safety
 /// `y` must have these columns in `R` rows, `b` in `rank` rows; `t` has `R·rank` values.
 #[inline(always)]
-unsafe fn add_product_tile<V: Lanes, const R: usize, const C: usize, const WHOLE: bool>(
+unsafe fn add_product_tile<V: Lanes, E: Widen<V>, const R: usize, const C: usize, const WHOLE: bool>(
     z: V,
     y: *mut f32,
     y_stride: usize,
     t: &[f32],
     rank: usize,
-    b: *const f32,
+    b: *const E,
     stride: usize,
     n: usize,
 ) {
@@ -170,7 +181,7 @@ unsafe fn add_product_tile<V: Lanes, const R: usize, const C: usize, const WHOLE
             // SAFETY: the caller's promise.
             let from = unsafe { b.add(j * stride + c * V::N) };
             // SAFETY: as above.
-            let b = unsafe { if WHOLE { z.read(from) } else { z.read_first(from, n) } };
+            let b = unsafe { if WHOLE { E::read(z, from) } else { E::read_first(z, from, n) } };
             for r in 0..R {
                 sums[r][c] = weights[r].mul_add(b, sums[r][c]);
             }

@@ -247,6 +247,7 @@ macro_rules! elementwise_kernels {
             add(y: &mut [f32], x: &[f32]);
             add_scaled(y: &mut [f32], x: &[f32], a: f32);
             add_product(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize);
+            add_product_f16(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize);
             rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32);
             layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32);
             rms_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32);

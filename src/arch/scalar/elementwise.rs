@@ -39,6 +39,14 @@ pub(super) fn add_product(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: 
     }
 }
 
+pub(super) fn add_product_f16(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f16], stride: usize) {
+    for (i, t) in t.chunks(t.len() / y.rows()).enumerate() {
+        for (b, t) in b.chunks(stride).zip(t) {
+            y.row(i).iter_mut().zip(b).for_each(|(y, b)| *y += t * b.to_f32());
+        }
+    }
+}
+
 pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]) {
     let rate = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
     // What the state says of the key.
