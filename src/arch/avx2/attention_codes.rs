@@ -3,8 +3,8 @@
 //! Halves of a vector hold two keys, four apart, so that a group of 32 values fills four vectors of words of two keys. A score
 //! is the sum of a half; for values, words of two adjacent keys alternate.
 //!
-//! The budget for 64 keys of 64 values and a query, in instructions: 620 for scores, 550 for values, 400 for softmax and
-//! weights; once for all queries 900 (`q4_0`) to 1,400 (`q8_0`). `docs/memory.md` has the measured times.
+//! The budget for 64 keys of 64 values and a query, in instructions besides loads: 660 for scores, 600 for values, 400 for
+//! softmax and weights; once for all queries 1,300 (`q4_0`) to 2,300 (`q8_0`). `docs/memory.md` has the measured times.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
