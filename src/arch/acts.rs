@@ -106,6 +106,8 @@ pub struct BlockP16 {
     pub d: [f32; 16],
     /// As [`BlockQ16::s`].
     pub s: [f32; 16],
+    /// `Σq` per 16 values: times what bytes of weights are too large by, it is too much in the integer product.
+    pub sums: [i32; 16],
 }
 
 impl BlockP16 {

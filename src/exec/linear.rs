@@ -178,11 +178,11 @@ fn prepared_len(arch: Arch, dtype: DType, (n_generated, n_prompt): (usize, usize
 
 /// Bytes of `m` rows of generated tokens, a multiple of a cache line.
 fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    // Both 16-bit forms have the same size.
-    const _: () = assert!(size_of::<BlockP16>() == size_of::<BlockQ16>() && size_of::<BlockQ16>().is_multiple_of(64));
+    const _: () = assert!(size_of::<BlockP16>().is_multiple_of(64) && size_of::<BlockQ16>().is_multiple_of(64));
     match arch.act_form(dtype) {
         ActForm::F32 => 0,
-        ActForm::Q16 | ActForm::P16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
+        ActForm::Q16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
+        ActForm::P16 => m * BlockP16::per_row(n) * size_of::<BlockP16>(),
     }
 }
 

@@ -423,7 +423,7 @@ fn activations_round_to_the_nearest_step_in_planes() {
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }
-                    assert_eq!(s, d * sum as f32, "{arch:?}");
+                    assert_eq!((s, block.sums[b]), (d * sum as f32, sum), "{arch:?}");
                 }
                 // One rounding for all levels: their results differ by the sums alone.
                 let mut reference = blocks.clone();

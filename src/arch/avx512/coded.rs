@@ -67,7 +67,7 @@ unpack_coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs B
 /// The CPU must have this level's features.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn unpack<B: CodedPlanes>(block: &B) -> Unpacked {
+unsafe fn unpack<B: CodedPlanes + UnpackPlanes>(block: &B) -> Unpacked {
     // SAFETY: the caller's promise.
     let (mut w, bits, odd) = unsafe { (block.grid_bytes(), block.sign_bits(), block.odd_scales()) };
     let negative = registers_of_bits(bits);
@@ -84,10 +84,10 @@ unsafe fn unpack<B: CodedPlanes>(block: &B) -> Unpacked {
 /// With the scales of a block, given their odd numbers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn scaled<B: Coded>(block: &B, w: [__m512i; 4], odd: __m512i) -> Unpacked {
+fn scaled<B: Coded + UnpackPlanes>(block: &B, w: [__m512i; 4], odd: __m512i) -> Unpacked {
     let d = _mm512_mul_ps(half(block.scales().d), _mm512_set1_ps(B::UNIT));
     let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(odd), d);
-    Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(B::LARGEST))) }
+    Unpacked::scaled::<B>(w, scale)
 }
 
 /// For each byte of register `r`, 0 or 1, which of the first eight values of its lane it is, as a bit.
@@ -104,7 +104,7 @@ const fn bits_of_bytes(r: usize) -> [i32; 16] {
 /// A bit for each byte of the four registers, given 16 bits for the 16 values of each lane.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
+pub(super) fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
     // Of each 16 bits the first eight, or the others, in all bytes of their lane.
     let byte = |i: i32| _mm512_set4_epi32(0x0C0C_0C0C + i, 0x0808_0808 + i, 0x0404_0404 + i, i);
     let (first, second) = (_mm512_shuffle_epi8(bits, byte(0)), _mm512_shuffle_epi8(bits, byte(0x0101_0101)));

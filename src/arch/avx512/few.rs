@@ -344,7 +344,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                 }
                 for (totals, x) in generated_totals.iter_mut().zip(generated.chunks_exact(row_blocks)) {
                     let totals: &mut [_; TOGETHER] = totals[r..].first_chunk_mut().expect("a divisor of LANES");
-                    planes::multiply(totals, &weights, &x[k]);
+                    planes::multiply::<B, TOGETHER>(totals, &weights, &x[k]);
                 }
             }
             // SAFETY: this function has the features.

@@ -19,7 +19,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     name: "avx512",
     supported,
     matvec: matmul::matvec_for,
-    quantize_q16: matmul::quantize_q16,
+    quantize_q16: avx2::KERNELS.quantize_q16,
     quantize_p16: matmul::quantize_p16,
     gemm: gemm::gemm_for,
     peak: peak::peak,

@@ -1,12 +1,13 @@
-//! Products of weights in blocks of 256 with an activation row.
+//! Products of block-quantised weights with rows of generated tokens.
 //!
-//! A format only says how its weights become unsigned bytes, 16 scales and 16 offsets ([`UnpackPlanes::unpack`]); the
-//! product is the same for all. Activations are 16-bit integers in two planes of bytes ([`BlockP16`]): `vpdpbusd`
-//! multiplies as many weights by both planes as `vpdpwssd` by words, but takes bytes as they are. The order of
-//! weights and activations is such that a lane of 32 bits sums the products of 16 values that share a scale.
+//! A format only says how 256 of its weights become unsigned bytes and 16 scales ([`UnpackPlanes::unpack`]); the product
+//! is the same for all. Activations are 16-bit integers in two planes of bytes ([`BlockP16`]): `vpdpbusd` multiplies as
+//! many weights by both planes as `vpdpwssd` by words, but takes bytes as they are. The order of weights and activations
+//! is such that a lane of 32 bits sums the products of 16 values that share a scale, so that one conversion and one
+//! multiplication of scales serve 256 weights.
 //!
-//! Measured by `benches/matvec.rs` on one Zen 4 thread (rows of 2,048, GB/s of weights from L2, in brackets what words
-//! instead of bytes reach): Q4_K 22 (19), Q5_K 20, Q6_K 26 (21), Q3_K 11, Q2_K 13, IQ4_XS 17.
+//! Multiplications and multiply-adds have two ports, which the loop is limited by: for 256 weights and a row 8 products of
+//! bytes and 2 for scales, or 3 where a format has a minimum. What else bytes are too large by is taken off the integers.
 
 use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::avx2::prefetch;
@@ -26,9 +27,18 @@ pub(super) struct Unpacked {
     pub(super) offset: __m512,
 }
 
-/// A format with blocks of 256 weights.
+impl Unpacked {
+    /// Weights of `B`, which has no minimum.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn scaled<B: UnpackPlanes>(w: [__m512i; 4], scale: __m512) -> Unpacked {
+        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-(B::EXCESS as f32))) }
+    }
+}
+
+/// 256 weights: a block, or several small ones.
 pub(super) trait UnpackPlanes: Pod {
-    /// For formats with a scale but no minimum, what the bytes are too large by: `offset = −EXCESS·scale`.
+    /// What the bytes are too large by: `offset = −EXCESS·scale`. Zero for formats with a minimum.
     const EXCESS: i32 = 0;
 
     /// # Safety
@@ -39,35 +49,46 @@ pub(super) trait UnpackPlanes: Pod {
 /// Weight rows at a time: the steps of one row depend on each other. From L2 (Zen 4) two at a time are 1.1 times as
 /// fast as one; four are little faster than two, and slower from memory with two threads.
 const TILE: usize = 2;
+/// Bytes of the L1 cache, of all cores with this level at least. Where they hold an activation row beside one weight row but
+/// not beside two, two at a time take 13 to 18 % longer from memory (Q8_0 of 8192 values, Q4_0 of 9216); where beside none,
+/// one at a time takes 1.6 times as long.
+const L1: usize = 32 << 10;
 /// Prefetch distance for weights, in bytes; without prefetching, decoding takes three times as long where the CPU's own
-/// prefetcher is off, as in some virtual machines.
+/// prefetcher is off, as in some virtual machines. From memory, rows of 1152 bytes reach 0.72 of the streaming bandwidth
+/// with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88 with 16 KiB (Zen 5). Decoding on Zen 4 takes as long with 4 or 16 KiB,
+/// and a sixth longer with 2.
 const AHEAD: usize = 8192;
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2 while all weight rows
 /// of a task go by.
 const MANY: usize = 32;
-/// Weight rows that are multiplied by many activation rows at a time: as many as there are registers for.
+/// Weight rows that are multiplied by many activation rows at a time: as many as there are registers for. With two, 32
+/// activation rows of Q8_0 take 7 % longer, with eight 6 %.
 const FOUR: usize = 4;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn matvec<B: UnpackPlanes>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
+pub(super) fn matvec<B: UnpackPlanes>(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
     let Acts::P16 { x, n } = *x else { unreachable!("the form this level asks for") };
-    let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), BlockP16::per_row(n));
+    let (format, blocks) = (dtype.float_format(), BlockP16::per_row(n));
+    let row_bytes = n / format.block_elems * format.block_bytes;
     if x.len() > blocks {
-        let (tiles, last) = w.split_at(w.len() / blocks / FOUR * FOUR * blocks);
+        let (tiles, last) = w.split_at(w.len() / row_bytes / FOUR * FOUR * row_bytes);
         for (c, x) in x.chunks(MANY * blocks).enumerate() {
-            many_rows::<B, FOUR>(y, 0, tiles, c * MANY, x, blocks);
-            many_rows::<B, 1>(y, tiles.len() / blocks, last, c * MANY, x, blocks);
+            many_rows::<B, FOUR>(y, 0, tiles, c * MANY, x, blocks, row_bytes);
+            many_rows::<B, 1>(y, tiles.len() / row_bytes, last, c * MANY, x, blocks, row_bytes);
         }
         return;
     }
-    let (tiles, last) = y.row(0).as_chunks_mut::<TILE>();
-    let (w, w_last) = w.split_at(tiles.len() * TILE * blocks);
-    for (w, y) in w.chunks_exact(TILE * blocks).zip(tiles) {
-        *y = rows(w, x);
+    let fit = |rows: usize| size_of_val(x) + rows * row_bytes <= L1;
+    let n_tiled = if fit(1) && !fit(TILE) { 0 } else { y.cols() / TILE * TILE };
+    let (tiles, last) = y.row(0).split_at_mut(n_tiled);
+    let (w, w_last) = w.split_at(n_tiled * row_bytes);
+    let mut padding = [B::zeroed(); TILE];
+    for (w, y) in w.chunks_exact(TILE * row_bytes).zip(tiles.as_chunks_mut::<TILE>().0) {
+        *y = rows(w, x, &mut padding);
     }
-    for (w, y) in w_last.chunks_exact(blocks).zip(last) {
-        [*y] = rows(w, x);
+    for (w, y) in w_last.chunks_exact(row_bytes).zip(last) {
+        [*y] = rows(w, x, padding.first_chunk_mut::<1>().expect("a row"));
     }
 }
 
@@ -78,24 +99,29 @@ pub(super) fn matvec<B: UnpackPlanes>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8]
 fn many_rows<B: UnpackPlanes, const R: usize>(
     y: &mut ColumnsMut<'_>,
     first: usize,
-    w: &[B],
+    w: &[u8],
     i: usize,
     x: &[BlockP16],
     blocks: usize,
+    row_bytes: usize,
 ) {
     let mut totals = [[_mm512_setzero_ps(); R]; MANY];
     let totals = &mut totals[..x.len() / blocks];
-    for (t, w) in w.chunks_exact(R * blocks).enumerate() {
-        let w = rows_of(w, blocks);
+    let mut padding = [B::zeroed(); R];
+    for (t, w) in w.chunks_exact(R * row_bytes).enumerate() {
+        let mut ahead = w[(R - 1) * row_bytes..].as_ptr().cast::<i8>().wrapping_add(AHEAD);
         totals.fill([_mm512_setzero_ps(); R]);
-        let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
-        for k in 0..blocks {
-            if i == 0 {
-                ahead = prefetch(ahead, R * size_of::<B>());
-            }
-            let weights = unpacked(&w, k);
-            for (j, totals) in totals.iter_mut().enumerate() {
-                multiply(totals, &weights, &x[j * blocks + k]);
+        let mut k = 0;
+        for w in rows_of(w, &mut padding) {
+            for b in 0..w[0].len() {
+                if i == 0 {
+                    ahead = prefetch(ahead, R * size_of::<B>());
+                }
+                let weights = unpacked(&w, b);
+                for (j, totals) in totals.iter_mut().enumerate() {
+                    multiply::<B, R>(totals, &weights, &x[j * blocks + k]);
+                }
+                k += 1;
             }
         }
         for (j, totals) in totals.iter().enumerate() {
@@ -111,13 +137,15 @@ fn many_rows<B: UnpackPlanes, const R: usize>(
 /// the order of columns; the lanes are added at the end.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn rows<B: UnpackPlanes, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
-    let w: [_; R] = rows_of(w, x.len());
-    let mut totals = [_mm512_setzero_ps(); R];
-    let mut ahead = w[R - 1].as_ptr().cast::<i8>().wrapping_add(AHEAD);
-    for (k, x) in x.iter().enumerate() {
-        ahead = prefetch(ahead, R * size_of::<B>());
-        multiply(&mut totals, &unpacked(&w, k), x);
+fn rows<B: UnpackPlanes, const R: usize>(w: &[u8], x: &[BlockP16], padding: &mut [B; R]) -> [f32; R] {
+    let mut ahead = w[(R - 1) * (w.len() / R)..].as_ptr().cast::<i8>().wrapping_add(AHEAD);
+    let (mut totals, mut k) = ([_mm512_setzero_ps(); R], 0);
+    for w in rows_of(w, padding) {
+        for b in 0..w[0].len() {
+            ahead = prefetch(ahead, R * size_of::<B>());
+            multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[k]);
+            k += 1;
+        }
     }
     let mut y = [0.0; R];
     for r in 0..R {
@@ -126,26 +154,36 @@ fn rows<B: UnpackPlanes, const R: usize>(w: &[B], x: &[BlockP16]) -> [f32; R] {
     y
 }
 
-/// Splits `w` into rows of `blocks` blocks. `from_fn` would leave its closure a call, as it is not compiled for this
-/// level.
+/// Splits `w` into the whole blocks of `R` rows, and those that zeros complete, at most one of each. `padding` begins as
+/// zeros, and then all its rows have one length.
 #[inline(always)]
-pub(super) fn rows_of<B, const R: usize>(w: &[B], blocks: usize) -> [&[B]; R] {
-    let mut rows = [w; R];
-    for r in 0..R {
-        rows[r] = &w[r * blocks..][..blocks];
+fn rows_of<'a, B: UnpackPlanes, const R: usize>(w: &'a [u8], padding: &'a mut [B; R]) -> [[&'a [B]; R]; 2] {
+    let bytes = w.len() / R;
+    let (n, rest) = (bytes / size_of::<B>(), bytes % size_of::<B>());
+    let whole = bytes - rest;
+    if rest > 0 {
+        for r in 0..R {
+            bytemuck::bytes_of_mut(&mut padding[r])[..rest].copy_from_slice(&w[r * bytes + whole..][..rest]);
+        }
     }
-    rows
+    // `from_fn` would leave its closure a call, as it is not compiled for this level.
+    let mut parts: [[&[B]; R]; 2] = [[&[]; R]; 2];
+    for r in 0..R {
+        parts[0][r] = &bytemuck::cast_slice(&w[r * bytes..][..whole])[..n];
+        parts[1][r] = &padding[r..][..usize::from(rest > 0)];
+    }
+    parts
 }
 
-/// Unpacks block `k` of each row.
+/// Unpacks block `b` of each row.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpacked; R] {
+fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], b: usize) -> [Unpacked; R] {
     let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
     let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; R];
     for r in 0..R {
         // SAFETY: this function has the features.
-        weights[r] = unsafe { w[r][k].unpack() };
+        weights[r] = unsafe { w[r][b].unpack() };
     }
     weights
 }
@@ -153,10 +191,15 @@ fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], k: usize) -> [Unpack
 /// Adds the products of 256 weights of each row with as many activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpacked; R], x: &BlockP16) {
-    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane: below 2²⁷. Two sums, though one chain would do: the CPU's
-    // scheduler cannot hold that many waiting instructions.
-    let (mut high, mut low) = ([_mm512_setzero_si512(); R], [_mm512_setzero_si512(); R]);
+pub(super) fn multiply<B: UnpackPlanes, const R: usize>(
+    totals: &mut [__m512; R],
+    weights: &[Unpacked; R],
+    x: &BlockP16,
+) {
+    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane, and −EXCESS·Σx: below 2²⁸. Two sums, though one chain would do: the
+    // CPU's scheduler cannot hold that many waiting instructions.
+    let start = _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&x.sums)), _mm512_set1_epi32(-B::EXCESS));
+    let (mut high, mut low) = ([_mm512_setzero_si512(); R], [start; R]);
     for j in 0..4 {
         let x_high = load_64(bytemuck::cast_ref(&x.high[j]));
         let x_low = load_64(bytemuck::cast_ref(&x.low[j]));
@@ -167,9 +210,12 @@ pub(super) fn multiply<const R: usize>(totals: &mut [__m512; R], weights: &[Unpa
     }
     let (d, s) = (load_f32(&x.d), load_f32(&x.s));
     for r in 0..R {
+        let Unpacked { scale, offset, .. } = weights[r];
+        if B::EXCESS == 0 {
+            totals[r] = _mm512_fmadd_ps(offset, s, totals[r]);
+        }
         let sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));
-        let total = _mm512_fmadd_ps(weights[r].offset, s, totals[r]);
-        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(weights[r].scale, d), total);
+        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(scale, d), totals[r]);
     }
 }
 
@@ -190,13 +236,14 @@ impl UnpackPlanes for BlockQ2K {
 }
 
 impl UnpackPlanes for BlockQ3K {
+    const EXCESS: i32 = 4;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
         let low = shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3);
         let w = merge(low, block_bits::<2>(&self.hmask), _mm512_set1_epi8(4));
-        let scale = signed_scales(&unpack_scales_q3_k(&self.scales), self.d);
-        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-4.0)) }
+        Unpacked::scaled::<Self>(w, signed_scales(&unpack_scales_q3_k(&self.scales), self.d))
     }
 }
 
@@ -220,6 +267,8 @@ impl UnpackPlanes for BlockQ5K {
 }
 
 impl UnpackPlanes for BlockQ6K {
+    const EXCESS: i32 = 32;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -229,8 +278,7 @@ impl UnpackPlanes for BlockQ6K {
         const HIGH: [i32; 16] = plus(PAIR_SHIFT, -4);
         let low = shifted(words(load_128(&self.ql), &WORDS), &LOW, 15);
         let w = merge(low, rotated(bit_pairs(&self.qh), &HIGH), _mm512_set1_epi8(0x30));
-        let scale = signed_scales(&self.scales, self.d);
-        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-32.0)) }
+        Unpacked::scaled::<Self>(w, signed_scales(&self.scales, self.d))
     }
 }
 
@@ -251,14 +299,8 @@ impl UnpackPlanes for BlockIq4Xs {
         let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
         let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
         let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(self.d));
-        // Their values plus 128.
-        let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(&IQ4_VALUES)));
-        let values = _mm512_xor_si512(values, _mm512_set1_epi8(-128));
-        let mut w = shifted(words(load_128(&self.qs), &WORDS), &SHIFT, 15);
-        for w in &mut w {
-            *w = _mm512_shuffle_epi8(values, *w);
-        }
-        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-128.0)) }
+        let codes = shifted(words(load_128(&self.qs), &WORDS), &SHIFT, 15);
+        Unpacked::scaled::<Self>(look_up(&IQ4_VALUES, codes), scale)
     }
 }
 
@@ -268,9 +310,21 @@ impl UnpackPlanes for BlockTq2_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let scale = half(self.d);
-        Unpacked { w: shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3), scale, offset: negated(scale) }
+        Unpacked::scaled::<Self>(shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3), half(self.d))
     }
+}
+
+/// The values of four-bit codes plus 128.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+pub(super) fn look_up(values: &[i8; 16], codes: [__m512i; 4]) -> [__m512i; 4] {
+    let values = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(values)));
+    let values = _mm512_xor_si512(values, _mm512_set1_epi8(-128));
+    let mut w = codes;
+    for w in &mut w {
+        *w = _mm512_shuffle_epi8(values, *w);
+    }
+    w
 }
 
 /// Bytes in the order of [`BlockP16`]; the 128 bits `l` of register `q` are the 16 bytes from `64·l + 16·q` on.
@@ -361,7 +415,7 @@ fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
 /// `w >> by & mask`; the mask must drop the bits that a byte gets from the next one.
 #[inline]
 #[target_feature(enable = "avx512bw")]
-fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
+pub(super) fn shifted(w: [__m512i; 4], by: &[i32; 16], mask: i8) -> [__m512i; 4] {
     let mut w = w;
     for w in &mut w {
         *w = _mm512_and_si512(_mm512_srlv_epi32(*w, load_i32(by)), _mm512_set1_epi8(mask));

@@ -12,7 +12,7 @@ use half::bf16;
 /// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
 const ROWS: usize = 8;
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level, see
-/// `avx512/matmul.rs`.
+/// `avx512/planes.rs`.
 const AHEAD: usize = 8192;
 /// Prefetch distance per weight row, in bytes, where several are multiplied by one activation row: the CPU's own
 /// prefetcher follows such streams. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without prefetching 3 to 10 %

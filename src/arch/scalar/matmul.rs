@@ -84,7 +84,7 @@ pub(super) fn transposed(
 
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
-        let Rounded { q, d, s } = round(x, BlockQ16::scale);
+        let Rounded { q, d, s, .. } = round(x, BlockQ16::scale);
         *block = BlockQ16 { d, s, ..BlockQ16::zeroed() };
         q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
     }
@@ -92,33 +92,33 @@ pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
 
 pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
-        let Rounded { q, d, s } = round(x, BlockP16::scale);
-        *block = BlockP16 { d, s, ..BlockP16::zeroed() };
+        let Rounded { q, d, s, sums } = round(x, BlockP16::scale);
+        *block = BlockP16 { d, s, sums, ..BlockP16::zeroed() };
         q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
     }
 }
 
-/// 256 activations as [`BlockQ16`] describes them, the integers in order.
+/// 256 activations as [`BlockP16`] describes them, the integers in order.
 struct Rounded {
     q: [i16; 256],
     d: [f32; 16],
     s: [f32; 16],
+    sums: [i32; 16],
 }
 
 /// Rounds up to 256 activations, given `(d, 1/d)` from the largest bits of their magnitudes.
 fn round(x: &[f32], scale: fn(u32) -> (f32, f32)) -> Rounded {
-    let mut rounded = Rounded { q: [0; 256], d: [0.0; 16], s: [0.0; 16] };
+    let mut rounded = Rounded { q: [0; 256], d: [0.0; 16], s: [0.0; 16], sums: [0; 16] };
     for (b, x) in x.chunks(32).enumerate() {
         let (d, inverse) = scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
         rounded.d[2 * b..][..2].fill(d);
         for (h, x) in x.chunks(16).enumerate() {
-            let mut sum = 0;
             for (q, x) in rounded.q[32 * b + 16 * h..].iter_mut().zip(x) {
                 let integer = (x * inverse).round_ties_even() as i32;
                 *q = integer as i16;
-                sum += integer;
+                rounded.sums[2 * b + h] += integer;
             }
-            rounded.s[2 * b + h] = d * sum as f32;
+            rounded.s[2 * b + h] = d * rounded.sums[2 * b + h] as f32;
         }
     }
     rounded
