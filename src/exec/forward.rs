@@ -182,20 +182,24 @@ pub(crate) struct Pass<'a, 's> {
     pub(crate) hidden: Option<&'a mut [f32]>,
 }
 
-/// Parts of a layer: products before attention, the rest of the mixer, the first products of a dense feed-forward layer, its
-/// last one. Other mixers and feed-forward layers are one part, and so is the whole last layer of the model, as little of it is
-/// computed for a prompt.
-pub(crate) const N_PARTS: usize = 4;
+/// Parts of a layer: products before attention, attention, the product behind it, the first products of a dense feed-forward
+/// layer, its last one. Other mixers and feed-forward layers are one part, and so is the whole last layer of the model, as little of
+/// it is computed for a prompt.
+pub(crate) const N_PARTS: usize = 5;
 const ATTEND: usize = 1;
-const FFN: usize = 2;
-const FFN_DOWN: usize = 3;
+const ATTENDED: usize = 2;
+const FFN: usize = 3;
+const FFN_DOWN: usize = 4;
+/// Regions of a slot's attention that may pause, at most, and tiles per thread in each of them, at least.
+const N_PIECES: usize = 16;
+const LEAST_TILES: usize = 2;
 
 /// What of a pass is to be computed next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerAt {
     pub(crate) layer: usize,
     pub(crate) part: usize,
-    /// Tiles of that part's products that are computed.
+    /// Tiles of that part's products, or of attention, that are computed.
     n_tiles: usize,
     /// The layer's first recurrence.
     cell: usize,
@@ -1006,42 +1010,46 @@ fn attention(
             return Ok(false);
         }
     }
-    if spec.gate_in_q {
-        let d = spec.head_dim;
-        let to = q.chunks_exact_mut(d).zip(gate.chunks_exact_mut(d));
-        for ((q, gate), from) in to.zip(q_gate.chunks_exact(2 * d)) {
-            q.copy_from_slice(&from[..d]);
-            gate.copy_from_slice(&from[d..]);
+    // What follows changes queries, and the cache.
+    let is_new = at.part == ATTEND && at.n_tiles == 0;
+    if is_new {
+        if spec.gate_in_q {
+            let d = spec.head_dim;
+            let to = q.chunks_exact_mut(d).zip(gate.chunks_exact_mut(d));
+            for ((q, gate), from) in to.zip(q_gate.chunks_exact(2 * d)) {
+                q.copy_from_slice(&from[..d]);
+                gate.copy_from_slice(&from[d..]);
+            }
         }
-    }
-    probe.tensor(Tap::Qcur, i, q);
-    if let Some(clip) = spec.clip {
-        for x in [&mut *q, k, v] {
-            x.iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
+        probe.tensor(Tap::Qcur, i, q);
+        if let Some(clip) = spec.clip {
+            for x in [&mut *q, k, v] {
+                x.iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
+            }
         }
-    }
-    if spec.value_scale != 1.0 {
-        v.iter_mut().for_each(|v| *v *= spec.value_scale);
-    }
-    if spec.qk_norm == Some(QkNorm::Full) {
-        for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
-            let Some(norm) = norm else { continue };
-            crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
-                let factor = rms_factor(arch, row, h.norm_eps);
-                row.iter_mut().zip(norm).for_each(|(x, w)| *x = *x * factor * w);
-            });
+        if spec.value_scale != 1.0 {
+            v.iter_mut().for_each(|v| *v *= spec.value_scale);
         }
-    }
-    if spec.qk_norm == Some(QkNorm::LayerByHead) {
-        for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
-            let Some(norm) = norm else { continue };
-            crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
-                for (x, w) in row.chunks_exact_mut(spec.head_dim).zip(norm.chunks_exact(spec.head_dim)) {
-                    let (from, no_bias) = (&mut [0.0; MAX_HEAD_DIM][..x.len()], &[0.0; MAX_HEAD_DIM][..x.len()]);
-                    from.copy_from_slice(x);
-                    arch.layer_norm(x, from, w, no_bias, h.norm_eps);
-                }
-            });
+        if spec.qk_norm == Some(QkNorm::Full) {
+            for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+                let Some(norm) = norm else { continue };
+                crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
+                    let factor = rms_factor(arch, row, h.norm_eps);
+                    row.iter_mut().zip(norm).for_each(|(x, w)| *x = *x * factor * w);
+                });
+            }
+        }
+        if spec.qk_norm == Some(QkNorm::LayerByHead) {
+            for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+                let Some(norm) = norm else { continue };
+                crew.when(x.len() > norm.len()).for_chunks(x, norm.len(), |_, row| {
+                    for (x, w) in row.chunks_exact_mut(spec.head_dim).zip(norm.chunks_exact(spec.head_dim)) {
+                        let (from, no_bias) = (&mut [0.0; MAX_HEAD_DIM][..x.len()], &[0.0; MAX_HEAD_DIM][..x.len()]);
+                        from.copy_from_slice(x);
+                        arch.layer_norm(x, from, w, no_bias, h.norm_eps);
+                    }
+                });
+            }
         }
     }
     let (q_norm, k_norm) = head_norms(spec, w);
@@ -1070,7 +1078,7 @@ fn attention(
     };
     let (d, kv_layer) = (spec.head_dim, h.kv_layers[i]);
     let workers = crew.when(m_kv > 1);
-    if !spec.shares_kv {
+    if is_new && !spec.shares_kv {
         if spec.value_norm {
             workers.for_chunks(v, spec.head_dim_v, |_, v| {
                 let factor = rms_factor(arch, v, h.norm_eps);
@@ -1101,7 +1109,9 @@ fn attention(
     let (mut q_rest, mut out_rest, mut partials) = (&mut *q_by_head, &mut *out_by_head, partials);
     let q = Queries { values: q, norm: q_norm, place: &place, temperature: spec.temperature };
     let layer = AttnLayer { arch, crew, spec, sinks: w.sinks.as_deref(), i: kv_layer, rows };
-    let mut rest = &*slots;
+    // Those of slots before, and those that were there.
+    let (mut n_before, n_at_first) = (0, at.n_tiles);
+    let mut rest = if at.part == ATTEND { &*slots } else { &[] };
     while let Some(first) = rest.first() {
         let n_rows = rows.of(first).2;
         let single = |slot: &Slot<'_>| rows.of(slot).2 == 1;
@@ -1115,11 +1125,27 @@ fn attention(
         let (q_here, q_tail) = q_rest.split_at_mut(m_padded * spec.n_q());
         let (out, out_tail) = out_rest.split_at_mut(m_padded * spec.n_out());
         (q_rest, out_rest) = (q_tail, out_tail);
-        if n_rows == 1 {
+        let n_tiles = if n_rows == 1 { 1 } else { layer.n_tiles(n_rows) };
+        if n_rows == 1 && at.n_tiles == n_before {
             partials = layer.single_rows(group, &q, q_here, out, partials);
-        } else {
-            layer.many_rows(first, &q, q_here, out);
+            at.n_tiles += 1;
         }
+        let mut queries = (at.n_tiles == n_before).then_some(&q);
+        let least = crew.n_threads() * LEAST_TILES;
+        let at_once = if pause.is_some() { n_tiles.div_ceil(N_PIECES).max(least) } else { n_tiles };
+        while at.n_tiles < n_before + n_tiles {
+            if at.n_tiles > n_at_first && pause.is_some_and(|pause| pause(*at)) {
+                return Ok(false);
+            }
+            let start = at.n_tiles - n_before;
+            let tiles = start..(start + at_once).min(n_tiles);
+            at.n_tiles += tiles.len();
+            layer.many_rows(first, queries.take(), q_here, out, tiles);
+        }
+        n_before += n_tiles;
+    }
+    if at.part == ATTEND && at.pauses_before(i, ATTENDED, pause) {
+        return Ok(false);
     }
     probe.tensor(Tap::QByHead, i, q_by_head);
 
@@ -1297,24 +1323,41 @@ impl AttnLayer<'_> {
         rest
     }
 
-    /// Attention of a slot with several rows. A task takes a head and a tile of rows through all pieces of keys.
-    fn many_rows(&self, slot: &Slot<'_>, q: &Queries<'_>, q_by_head: &mut [f32], out: &mut [f32]) {
+    /// Number of tiles of a slot with `m` rows.
+    fn n_tiles(&self, m: usize) -> usize {
+        let (tile, m_padded) = attn_tiles(self.spec, m);
+        self.spec.n_head_kv * (m_padded / tile)
+    }
+
+    /// Attention of a slot with several rows. A task takes one of the tiles, a head and some rows, through all pieces of keys.
+    /// Queries are written first if they are given.
+    fn many_rows(
+        &self,
+        slot: &Slot<'_>,
+        q: Option<&Queries<'_>>,
+        q_by_head: &mut [f32],
+        out: &mut [f32],
+        tiles: Range<usize>,
+    ) {
         let AttnLayer { arch, crew, spec, i, rows, .. } = *self;
         let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
         let (first, row, m) = rows.of(slot);
         let (tile, m_padded) = attn_tiles(spec, m);
-        crew.for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
-            for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
-                let (token, q_head) = (j / n_group, head * n_group + j % n_group);
-                let at = first + token;
-                q.write((row + token, slot.row + at, slot.pos() + at), q_head, spec, to);
-                slot.seq.kv.transform_query(arch, i, to);
-            }
-        });
+        if let Some(q) = q {
+            crew.for_chunks(q_by_head, m_padded * n_group * d, |head, to| {
+                for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
+                    let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+                    let at = first + token;
+                    q.write((row + token, slot.row + at, slot.pos() + at), q_head, spec, to);
+                    slot.seq.kv.transform_query(arch, i, to);
+                }
+            });
+        }
         let q_by_head = &*q_by_head;
-        let n_tiles = m_padded / tile;
-        crew.for_chunks(out, tile * n_group * d_v, |task, out| {
-            let (head, token) = (task / n_tiles, task % n_tiles * tile);
+        let (per_head, size) = (m_padded / tile, tile * n_group * d_v);
+        crew.for_chunks(&mut out[tiles.start * size..tiles.end * size], size, |task, out| {
+            let task = tiles.start + task;
+            let (head, token) = (task / per_head, task % per_head * tile);
             let n_rows = tile.min(m - token) * n_group;
             let (mut ranges, mut max, mut sum) = ([(0, 0); MAX_GROUP], [0.0; MAX_GROUP], [0.0; MAX_GROUP]);
             for (j, to) in ranges[..n_rows].iter_mut().enumerate() {

@@ -577,8 +577,8 @@ fn prompts_do_not_stop_who_decodes() {
     (0..10).for_each(|_| assert!(schedule.step()));
     assert!(drain(&mut decoding, &mut pieces).is_none());
     let prompt = tokens(&TEXTS[1].repeat(2));
-    // Four parts of each layer, or more pieces of them, but of the last, which is one.
-    let n_least = prompt.len().div_ceil(64) * (4 * (MODEL.hparams().n_layer - 1) + 1);
+    // Five parts of each layer, or more pieces of them, but of the last, which is one.
+    let n_least = prompt.len().div_ceil(64) * (5 * (MODEL.hparams().n_layer - 1) + 1);
     let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
     pieces.clear();
     let (mut n_passes, mut ended) = (0, None);
