@@ -114,11 +114,6 @@ pub(super) trait UnpackRows: Panels {
     const FEW: Option<FewRows> = None;
 }
 
-/// Values that a register tile covers where memory is the limit: the next weights are prefetched a few lines with each
-/// register tile, so there have to be enough of them. All lines at once, and into L2, prompts of 4 to 16 tokens take 1.25
-/// to 1.35 times as long (F16, Zen 4); blocks of 4 bits, whose arithmetic takes longer, lose 5 % this way.
-const SHALLOW: usize = 64;
-
 /// The [`Gemm`] table entry for panels `P`.
 pub(super) const fn table<P: UnpackRows>() -> Gemm {
     Gemm {
@@ -205,12 +200,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
         };
         for first_vec in (0..n_vecs).step_by(most_vecs) {
             let n_vecs = (n_vecs - first_vec).min(most_vecs);
-            // Few activations and wide weights: the arithmetic takes no longer than the memory does.
-            let memory_bound = n_vecs <= P::VECS && block_bytes >= 2 * BLOCK;
-            let depth = if memory_bound { SHALLOW } else { P::DEPTH };
-            if !memory_bound {
-                (0..n_rows).for_each(|r| prefetch(blocks(r, 0)));
-            }
+            (0..n_rows).for_each(|r| prefetch(blocks(r, 0)));
             for k0 in (0..k).step_by(BLOCK) {
                 let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {
@@ -223,15 +213,11 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                         panel[place::<P>(panel_stride, r, word)] = 0;
                     }
                 }
-                let soon = if k0 + BLOCK < k { n_rows } else { 0 };
-                let mut next = (0..soon).flat_map(|r| blocks(r, k0 + BLOCK).chunks(64));
-                let tiles = n.div_ceil(depth) * n_rows.div_ceil(P::TILES[0].rows);
-                let lines = (n_rows * block_bytes.div_ceil(64)).div_ceil(tiles);
-                if !memory_bound {
-                    (0..soon).for_each(|r| prefetch(blocks(r, k0 + BLOCK)));
+                if k0 + BLOCK < k {
+                    (0..n_rows).for_each(|r| prefetch(blocks(r, k0 + BLOCK)));
                 }
-                for k1 in (0..n).step_by(depth) {
-                    let depth = (n - k1).min(depth);
+                for k1 in (0..n).step_by(P::DEPTH) {
+                    let depth = (n - k1).min(P::DEPTH);
                     for v in (0..n_vecs).step_by(P::VECS) {
                         let vecs = (n_vecs - v).min(P::VECS);
                         let x = &x[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
@@ -241,9 +227,6 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                             let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
                             let w = panel.as_ptr().wrapping_add(place::<P>(panel_stride, r, P::panel_words(k1)));
                             let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
-                            if memory_bound {
-                                next.by_ref().take(lines).for_each(|line| prefetch_line_l1(line.as_ptr()));
-                            }
                             // SAFETY: the tile lies inside the panel, the activations and the sums.
                             unsafe { (tile.multiply)(w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
                         }
@@ -279,9 +262,7 @@ unsafe fn few_rows<P: UnpackRows>(
 ) {
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
-    // Panels of plain values are smaller, so that both they and the activations stay in L1.
-    let depth = if format.block_elems == 1 { SHALLOW } else { BLOCK };
-    let depth_bytes = depth / format.block_elems * format.block_bytes;
+    let block_bytes = BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
     assert!(y.rows() <= P::LANES && x.len() == P::words(k) * P::LANES, "{} rows are not few", y.rows());
 
@@ -291,14 +272,14 @@ unsafe fn few_rows<P: UnpackRows>(
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..P::LANES * P::LANES]);
     for (t, w) in w.chunks(P::LANES * row_bytes).enumerate() {
         let n_rows = w.len() / row_bytes;
-        for k0 in (0..k).step_by(depth) {
-            let n = (k - k0).min(depth);
+        for k0 in (0..k).step_by(BLOCK) {
+            let n = (k - k0).min(BLOCK);
             // The next weight rows, which lie behind these, are read in one stream.
             for line in (w.len() * k0 / k..w.len() * (k0 + n) / k).step_by(64) {
                 prefetch_line(w.as_ptr().wrapping_add(w.len() + line));
             }
-            let start = k0 / depth * depth_bytes;
-            let end = (start + depth_bytes).min(row_bytes);
+            let start = k0 / BLOCK * block_bytes;
+            let end = (start + block_bytes).min(row_bytes);
             // Lanes of missing rows hold the last one.
             let mut rows = [w; MAX_LANES];
             for (r, row) in rows.iter_mut().enumerate() {

@@ -2,7 +2,7 @@
 
 use crate::common::emulated;
 use half::bf16;
-use ruvllm::arch::{Acts, Arch, BlockP16, CacheLine, ColumnsMut};
+use ruvllm::arch::{Acts, Arch, BlockP16, CacheLine, ColumnsMut, PanelElement};
 use ruvllm::quant::{DType, FORMATS, Format};
 
 /// Knuth's MMIX generator.
@@ -103,8 +103,9 @@ enum Panels {
 fn panels(arch: Arch, f: &Format) -> Panels {
     let group = arch.pack_group(f.dtype);
     let panels = match arch.packed_len(f.dtype, group, 32) / group {
+        // Rows of plain weights' activations are not packed side by side.
+        128 | 192 if arch.gemm_element(f.dtype).0 == PanelElement::F32 => Panels::F32,
         192 => Panels::Split,
-        128 => Panels::F32,
         64 => Panels::Bf16,
         80 => Panels::I16,
         48 => Panels::I8,
@@ -303,6 +304,29 @@ fn few_rows_are_the_first_of_many() {
             }
             let mut workspace = workspace(arch.gemm_workspace(f.dtype));
             arch.gemm(f.dtype, &mut ColumnsMut::new(&mut [], 0, n), w.bytes(), &[], k, &mut workspace);
+        }
+    }
+}
+
+/// Where weights are not rounded in parts, prompts and generated tokens have one arithmetic for plain formats: so `exact`
+/// costs nothing.
+#[test]
+fn plain_formats_have_one_arithmetic() {
+    let mut lcg = Lcg(13);
+    for f in FORMATS.iter().filter(|f| f.block_elems == 1) {
+        for k in [1, 15, 16, 33, 64, 200, 2100] {
+            let (n, m) = (11, 14);
+            let w = Weights::random(&mut lcg, f, n, k);
+            let x: Vec<f32> = (0..m * k).map(|_| lcg.signed()).collect();
+            for arch in Arch::available().filter(|arch| panels(*arch, f) == Panels::F32) {
+                let prompt = gemm(arch, f.dtype, w.bytes(), n, &x, m);
+                for rows in [1, 2, 3, 5, 6, 14] {
+                    let mut generated = vec![f32::NAN; rows * n];
+                    let acts = Acts::F32 { x: &x[..rows * k], n: k };
+                    arch.matvec(f.dtype, &mut ColumnsMut::new(&mut generated, rows, n), w.bytes(), &acts);
+                    assert_eq!(generated, prompt[..rows * n], "{} {}: {rows} rows of {k}", arch.name(), f.name);
+                }
+            }
         }
     }
 }

@@ -3,9 +3,11 @@
 //! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no loss that could be
 //! noticed, `vpmaddwd` does twice the products of an `f32` multiply-add. K-quants take 8-bit activations, which
 //! `vpmaddubsw` multiplies twice as fast again: with a scale per 32 of them their error is three quarters of
-//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights go through `f32` panels.
+//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights are multiplied as for
+//! generated tokens.
 
 use super::elementwise::{F32x8, zero};
+use super::matmul::plain_gemm;
 use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
@@ -26,11 +28,14 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         };
     }
     match dtype {
+        DType::F32 => const { plain_gemm::<f32>() },
+        DType::F16 => const { plain_gemm::<f16>() },
+        DType::BF16 => const { plain_gemm::<bf16>() },
         DType::Q4_K => const { table::<IntPanels<4, 32>>() },
         DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
         DType::Q6_K => const { table::<IntPanels<6, 16>>() },
         DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => const { table::<IntPanels<16, 16>>() },
-        _ => with_groups!(dtype, integers, const { table::<F32Panels>() }),
+        _ => with_groups!(dtype, integers, unreachable!("{dtype} is no format of weights")),
     }
 }
 

@@ -13,7 +13,7 @@
 use super::elementwise::{F32x8, zero};
 use super::unpack::Groups;
 use crate::arch::gemm::prefetch_line;
-use crate::arch::lanes::matvec::{Shape, matvec_kernels};
+use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use bytemuck::Pod;
@@ -79,9 +79,10 @@ trait UnpackDot<const N: usize>: Pod {
 
 /// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
-/// See [`Shape`].
-const SHAPE: Shape = Shape { short: 2048, prefetch: true };
-matvec_kernels!("avx2,fma,f16c", zero(), F32x8, SHAPE, sums: 2, rows: 4, activation_rows: 2);
+plain_products!(
+    "avx2,fma,f16c", zero(), F32x8,
+    sums: 1, rows: 4, activation_rows: 3, rows_by_one: 4, OneRow { short: 0, ahead: None }
+);
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in the L2 cache while all
 /// weight rows of a task go by.

@@ -11,10 +11,11 @@
 //!
 //! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32` multiply-add.
 //!
-//! F32, F16 and BF16 weights go through `f32` panels, to stay exact.
+//! F32, F16 and BF16 weights are multiplied as for generated tokens.
 
 use super::elementwise::{F32x16, zero};
 use super::few;
+use super::matmul::plain_gemm;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
@@ -43,10 +44,13 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         };
     }
     match dtype {
+        DType::F32 => const { plain_gemm::<f32>() },
+        DType::F16 => const { plain_gemm::<f16>() },
+        DType::BF16 => const { plain_gemm::<bf16>() },
         DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
         DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
-        _ => with_groups!(dtype, bytes, const { table::<F32Panels>() }),
+        _ => with_groups!(dtype, bytes, unreachable!("{dtype} is no format of weights")),
     }
 }
 

@@ -1,15 +1,12 @@
 //! Products of weights with rows of generated tokens.
 //!
 //! Weights in blocks are multiplied by `planes`, eight blocks of 32 at a time.
-//!
-//! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–38 GB/s (rows of 2,048, GB/s of weights from memory,
-//! in brackets from L2): F16 29 (75), F32 31 (110).
 
 use super::coded::registers_of_bits;
 use super::elementwise::{F32x16, zero};
 use super::planes::{self, UnpackPlanes, Unpacked};
 use crate::arch::avx2::{each, joined, padded};
-use crate::arch::lanes::matvec::{Shape, matvec_kernels};
+use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use half::{bf16, f16};
@@ -49,11 +46,9 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
     }
 }
 
-/// See [`Shape`].
-const SHAPE: Shape = Shape { short: 2048, prefetch: true };
-matvec_kernels!(
-    "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16, SHAPE,
-    sums: 2, rows: 8, activation_rows: 4
+plain_products!(
+    "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16,
+    sums: 2, rows: 3, activation_rows: 4, rows_by_one: 8, OneRow { short: 2048, ahead: Some(512) }
 );
 
 /// Small blocks that hold 256 weights.

@@ -1,7 +1,13 @@
-//! Products with a few activation rows of the plain formats, F32, F16 and BF16.
+//! Products of activations with the plain formats, F32, F16 and BF16, of generated rows and of prompt rows alike.
 //!
-//! A product is split into interleaved sums that do not wait for each other; its result depends neither on the other
-//! rows nor on how many rows are multiplied at a time.
+//! With `N` lanes and `S` sums, lane `l` of sum `s` adds up the columns `l + N·(s + S·i)` in the order of `i`; then the
+//! sums are added, then the lanes. A product has the same bits whichever rows are multiplied together with it, so prompts
+//! and generated tokens share this arithmetic.
+//!
+//! Some weight rows are multiplied by some activation rows at a time, and the next weight rows are prefetched, each as the
+//! same columns of its predecessor are used: from memory, 2 to 6 activation rows take hardly longer than reading, but up to
+//! 1.4 times as long with fixed distances of 8 or 64 KiB (Zen 4, two threads, rows of 2,048 and 8,192 F16 values). Many
+//! activation rows reach 97 % of the peak of multiply-adds, without copies of weights: widening F16 costs nothing there.
 
 use super::Lanes;
 use super::attention::Widen;
@@ -9,15 +15,25 @@ use crate::arch::ColumnsMut;
 use crate::arch::gemm::prefetch_line;
 use half::bf16;
 
-/// Weight rows that stay in the L2 cache while several activation rows are multiplied by them.
-const ROWS: usize = 8;
-/// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512 level, see
-/// `avx512/planes.rs`.
-const AHEAD: usize = 8192;
-/// Prefetch distance per weight row, in bytes, where several are multiplied by one activation row: the CPU's own
-/// prefetcher follows such streams. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without prefetching 3 to 10 %
-/// (Zen 4).
-const AHEAD_ONE: usize = 512;
+/// Bytes of activation rows that stay in the L2 cache while the weight rows go by.
+const L2_BYTES: usize = 256 << 10;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Values between packed rows. Rows whose lengths are powers of two would share the ways of a cache set: 10 such rows
+/// reach 85 % of the speed that they have with this distance.
+pub(in crate::arch) const GAP: usize = 16;
+
+/// How a level multiplies a single activation row.
+#[derive(Clone, Copy)]
+pub(in crate::arch) struct OneRow {
+    /// Longest row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves the L1 cache before the
+    /// next weight row comes; with several weight rows at a time 8192 values take half as long (AVX-512 on Zen 4), 2048 a
+    /// fifth longer.
+    pub(in crate::arch) short: usize,
+    /// Prefetch distance in bytes, instead of that to the next weight rows: the CPU's own prefetcher follows one stream
+    /// or eight. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without prefetching 3 to 10 % (AVX-512 on Zen 4).
+    pub(in crate::arch) ahead: Option<usize>,
+}
 
 impl<V: Lanes> Widen<V> for bf16 {
     #[inline(always)]
@@ -35,166 +51,208 @@ impl<V: Lanes> Widen<V> for bf16 {
     }
 }
 
-/// How a level multiplies plain weights.
-#[derive(Clone, Copy)]
-pub(in crate::arch) struct Shape {
-    /// Longest activation row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves the L1
-    /// cache before the next weight row comes; with several weight rows at a time 8192 values take half as long (Zen
-    /// 4), 2048 a fifth longer.
-    pub(in crate::arch) short: usize,
-    /// Whether to prefetch.
-    pub(in crate::arch) prefetch: bool,
-}
-
-/// Products of weight rows of `T` with the activation rows `x`, of `n` values; see [`crate::arch::MatvecFn`]. Two
-/// weight rows at a time are multiplied by `M` activation rows, or `R` by a single long one.
+/// Products of weight rows of `T` with activation rows of `n` values, the first of them `x[..n]`, `stride` values apart:
+/// `R` weight rows by up to `M` activation rows at a time, or `R1` by a single one.
 #[inline(always)]
-pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
+pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize, const R1: usize>(
     z: V,
-    shape: Shape,
+    one: OneRow,
     y: &mut ColumnsMut<'_>,
     w: &[u8],
     x: &[f32],
     n: usize,
+    stride: usize,
 ) {
-    // Some weight rows stay in the L2 cache, some activation rows in L1.
-    for (t, w) in w.chunks(ROWS * n * size_of::<T>()).enumerate() {
-        for (c, x) in x.chunks(M * n).enumerate() {
-            if x.len() == M * n {
-                rows::<V, T, SUMS, 2, M>(z, shape, y, t * ROWS, w, c * M, x, n);
-                continue;
-            }
-            for (i, x) in (c * M..).zip(x.chunks_exact(n)) {
-                if n <= shape.short {
-                    rows::<V, T, SUMS, 1, 1>(z, shape, y, t * ROWS, w, i, x, n);
-                } else {
-                    rows::<V, T, SUMS, R, 1>(z, shape, y, t * ROWS, w, i, x, n);
+    const { assert!(M <= 6) };
+    if n == 0 {
+        return y.fill(0.0);
+    }
+    let row_bytes = n * size_of::<T>();
+    if y.rows() == 1 {
+        let ahead = |rows: usize| one.ahead.unwrap_or(rows * row_bytes);
+        return if n <= one.short {
+            rows::<V, T, S, 1, 1>(z, y, (0, 0), w, x, n, stride, ahead(1));
+        } else {
+            rows::<V, T, S, R1, 1>(z, y, (0, 0), w, x, n, stride, ahead(R1));
+        };
+    }
+    let most = (L2_BYTES / (stride * size_of::<f32>())).max(M) / M * M;
+    for first in (0..y.rows()).step_by(most) {
+        let end = (first + most).min(y.rows());
+        for (t, w) in w.chunks(R * row_bytes).enumerate() {
+            for i in (first..end).step_by(M) {
+                let (x, at) = (&x[i * stride..], (i, t * R));
+                // The other activation rows find the weights in the cache.
+                let ahead = if i == first { R * row_bytes } else { 0 };
+                match end - i {
+                    1 => rows::<V, T, S, R, 1>(z, y, at, w, x, n, stride, ahead),
+                    2 if M > 2 => rows::<V, T, S, R, 2>(z, y, at, w, x, n, stride, ahead),
+                    3 if M > 3 => rows::<V, T, S, R, 3>(z, y, at, w, x, n, stride, ahead),
+                    4 if M > 4 => rows::<V, T, S, R, 4>(z, y, at, w, x, n, stride, ahead),
+                    5 if M > 5 => rows::<V, T, S, R, 5>(z, y, at, w, x, n, stride, ahead),
+                    _ => rows::<V, T, S, R, M>(z, y, at, w, x, n, stride, ahead),
                 }
             }
         }
     }
 }
 
-/// Products of weight rows, the first of them row `r`, with activation rows `i..i + M`; `R` weight rows at a time.
+/// Products of weight rows, `R` at a time, with `M` activation rows; `at` are the first row and column of them in `y`.
 #[inline(always)]
-fn rows<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
+fn rows<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
     z: V,
-    shape: Shape,
     y: &mut ColumnsMut<'_>,
-    r: usize,
+    at: (usize, usize),
     w: &[u8],
-    i: usize,
     x: &[f32],
     n: usize,
+    stride: usize,
+    ahead: usize,
 ) {
     let row_bytes = n * size_of::<T>();
-    let mut r = r;
     let whole = w.chunks_exact(R * row_bytes);
-    let rest = whole.remainder();
-    for w in whole {
-        tile::<V, T, SUMS, R, M>(z, shape, y, r, w, i, x, n);
-        r += R;
+    let (rest, n_whole) = (whole.remainder(), w.len() / (R * row_bytes));
+    for (t, w) in whole.enumerate() {
+        tile::<V, T, S, R, M>(z, y, (at.0, at.1 + t * R), w, x, n, stride, ahead);
     }
-    for w in rest.chunks_exact(row_bytes) {
-        tile::<V, T, SUMS, 1, M>(z, shape, y, r, w, i, x, n);
-        r += 1;
+    for (r, w) in rest.chunks_exact(row_bytes).enumerate() {
+        tile::<V, T, S, 1, M>(z, y, (at.0, at.1 + n_whole * R + r), w, x, n, stride, ahead);
     }
 }
 
-/// `R` weight rows times `M` activation rows.
+/// `R` weight rows times `M` activation rows; the weights `ahead` bytes behind their use are prefetched, none if it is 0.
 #[inline(always)]
-fn tile<V: Lanes, T: Widen<V>, const SUMS: usize, const R: usize, const M: usize>(
+fn tile<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
     z: V,
-    shape: Shape,
     y: &mut ColumnsMut<'_>,
-    r: usize,
+    (i, r): (usize, usize),
     w: &[u8],
-    i: usize,
     x: &[f32],
     n: usize,
+    stride: usize,
+    ahead: usize,
 ) {
-    assert!(w.len() == R * n * size_of::<T>() && x.len() == M * n);
+    assert!(w.len() == R * n * size_of::<T>() && x.len() >= (M - 1) * stride + n && stride >= n);
     let (w, x) = (w.as_ptr().cast::<T>(), x.as_ptr());
-    let mut totals = [[[z; SUMS]; M]; R];
-    let mut ahead = w.cast::<u8>().wrapping_add(AHEAD.max(R * n * size_of::<T>()));
-    let step = SUMS * V::N;
+    let mut sums = [[[z; S]; M]; R];
+    // Columns of a cache line of weights, or of all sums.
+    let step = (LINE / size_of::<T>()).max(S * V::N);
     let mut k = 0;
     while k + step <= n {
-        if shape.prefetch && M == 1 {
+        if ahead > 0 {
             for r in 0..R {
-                prefetch_lines(w.wrapping_add(r * n + k).cast::<u8>().wrapping_add(AHEAD_ONE), step * size_of::<T>());
+                prefetch_line(w.wrapping_add(r * n + k).cast::<u8>().wrapping_add(ahead));
             }
-        } else if shape.prefetch {
-            prefetch_lines(ahead, R * step * size_of::<T>());
-            ahead = ahead.wrapping_add(R * step * size_of::<T>());
         }
-        for r in 0..R {
-            for s in 0..SUMS {
-                let at = k + s * V::N;
-                // SAFETY: a vector from `at` on is inside weight row `r`.
-                let w = unsafe { T::read(z, w.wrapping_add(r * n + at)) };
-                for i in 0..M {
-                    // SAFETY: as above, of activation row `i`.
-                    let x = unsafe { z.read(x.wrapping_add(i * n + at)) };
-                    totals[r][i][s] = w.mul_add(x, totals[r][i][s]);
-                }
-            }
+        let mut v = 0;
+        while v < step / V::N {
+            let at = k + v * V::N;
+            // SAFETY: a vector from there on is inside each row.
+            unsafe { add(z, w.wrapping_add(at), x.wrapping_add(at), (n, stride), V::N, v % S, &mut sums) };
+            v += 1;
         }
         k += step;
     }
-    for s in 0..SUMS {
-        let at = k + s * V::N;
-        for r in 0..R {
-            for i in 0..M {
-                let (w, x) = (w.wrapping_add(r * n + at), x.wrapping_add(i * n + at));
-                let (w, x) = match n.saturating_sub(at) {
-                    0 => continue,
-                    // SAFETY: that many values are left in both rows.
-                    rest if rest < V::N => unsafe { (T::read_first(z, w, rest), z.read_first(x, rest)) },
-                    // SAFETY: as above.
-                    _ => unsafe { (T::read(z, w), z.read(x)) },
-                };
-                totals[r][i][s] = w.mul_add(x, totals[r][i][s]);
+    let mut v = 0;
+    while k < n {
+        let (w, x) = (w.wrapping_add(k), x.wrapping_add(k));
+        // SAFETY: that many values are left in each row.
+        unsafe { add(z, w, x, (n, stride), (n - k).min(V::N), v % S, &mut sums) };
+        (k, v) = (k + V::N, v + 1);
+    }
+    for m in 0..M {
+        for first in (0..R).step_by(4) {
+            let mut four = [z; 4];
+            for j in 0..(R - first).min(4) {
+                four[j] = sums[first + j][m][0];
+                for s in 1..S {
+                    four[j] = four[j] + sums[first + j][m][s];
+                }
+            }
+            let n_rows = (R - first).min(4);
+            y.row(i + m)[r + first..][..n_rows].copy_from_slice(&V::sum4(four)[..n_rows]);
+        }
+    }
+}
+
+/// Adds the products of `len` columns, one in each lane, to sum `s`.
+///
+/// # Safety
+/// `len` values must be readable in each row, of which the first ones begin at `w` and `x`.
+#[inline(always)]
+unsafe fn add<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
+    z: V,
+    w: *const T,
+    x: *const f32,
+    (n, stride): (usize, usize),
+    len: usize,
+    s: usize,
+    sums: &mut [[[V; S]; M]; R],
+) {
+    let mut xs = [z; M];
+    for m in 0..M {
+        let x = x.wrapping_add(m * stride);
+        // SAFETY: the caller's promise.
+        xs[m] = unsafe { if len == V::N { z.read(x) } else { z.read_first(x, len) } };
+    }
+    for r in 0..R {
+        let w = w.wrapping_add(r * n);
+        // SAFETY: as above.
+        let w = unsafe { if len == V::N { T::read(z, w) } else { T::read_first(z, w, len) } };
+        for m in 0..M {
+            sums[r][m][s] = w.mul_add(xs[m], sums[r][m][s]);
+        }
+    }
+}
+
+/// Bytes of `m` packed rows of `k` values.
+pub(in crate::arch) fn packed_len(m: usize, k: usize) -> usize {
+    let values = k.checked_add(if k > 0 { GAP } else { 0 }).and_then(|stride| stride.checked_mul(m));
+    let bytes = values.and_then(|values| values.checked_mul(size_of::<f32>()));
+    bytes.unwrap_or_else(|| panic!("{m} packed rows of {k} values"))
+}
+
+/// Copies rows of `k` values, [`GAP`] apart.
+pub(in crate::arch) fn pack(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
+    let packed: &mut [f32] = bytemuck::cast_slice_mut(packed);
+    for (x, packed) in x.chunks_exact(k).zip(packed.chunks_exact_mut(k + GAP)) {
+        packed[..k].copy_from_slice(x);
+    }
+}
+
+/// The products of one level with plain weights, see [`plain`]: `$zero` must be safe under `$features`.
+macro_rules! plain_products {
+    (
+        $features:literal, $zero:expr, $lanes:ty,
+        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
+    ) => {
+        /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
+        pub(in crate::arch) const fn plain_gemm<T: $crate::arch::lanes::attention::Widen<$lanes>>() -> $crate::arch::Gemm
+        {
+            $crate::arch::Gemm {
+                element: ($crate::arch::PanelElement::F32, 1),
+                tile: 128,
+                few: usize::MAX,
+                group: 16,
+                packed_len: $crate::arch::lanes::matvec::packed_len,
+                pack: $crate::arch::lanes::matvec::pack,
+                workspace: 0,
+                kernel: gemm_plain::<T>,
+                both: None,
             }
         }
-    }
-    for j in 0..M {
-        for k in 0..R {
-            y.row(i + j)[r + k] = sum(totals[k][j]);
+
+        #[target_feature(enable = $features)]
+        fn plain<T: $crate::arch::lanes::attention::Widen<$lanes>>(
+            y: &mut ColumnsMut<'_>,
+            w: &[u8],
+            x: &[f32],
+            n: usize,
+            stride: usize,
+        ) {
+            $crate::arch::lanes::matvec::plain::<_, T, $sums, $rows, $m, $rows_by_one>($zero, $one, y, w, x, n, stride);
         }
-    }
-}
 
-/// Prefetches `bytes` from `p` on into the L2 cache: L1 supports fewer outstanding misses (L2 is 1.5 times as fast for
-/// F16 on Zen 4).
-#[inline(always)]
-fn prefetch_lines(p: *const u8, bytes: usize) {
-    let mut line = 0;
-    while line < bytes {
-        prefetch_line(p.wrapping_add(line));
-        line += 64;
-    }
-}
-
-/// Sum of the lanes of all vectors, whose number is a power of two; neighbours are added first.
-#[inline(always)]
-fn sum<V: Lanes, const SUMS: usize>(mut sums: [V; SUMS]) -> f32 {
-    let mut n = SUMS;
-    while n > 1 {
-        n /= 2;
-        for s in 0..n {
-            sums[s] = sums[2 * s] + sums[2 * s + 1];
-        }
-    }
-    sums[0].sum()
-}
-
-/// The product kernel of one level: `$zero` must be safe under `$features`; see [`plain`] for the rest.
-macro_rules! matvec_kernels {
-    (
-        $features:literal, $zero:expr, $lanes:ty, $shape:expr,
-        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal
-    ) => {
         #[target_feature(enable = $features)]
         fn matvec_plain<T: $crate::arch::lanes::attention::Widen<$lanes>>(
             y: &mut ColumnsMut<'_>,
@@ -203,8 +261,20 @@ macro_rules! matvec_kernels {
             x: &Acts<'_>,
         ) {
             let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
-            $crate::arch::lanes::matvec::plain::<_, T, $sums, $rows, $m>($zero, $shape, y, w, x, n);
+            plain::<T>(y, w, x, n, n);
+        }
+
+        #[target_feature(enable = $features)]
+        fn gemm_plain<T: $crate::arch::lanes::attention::Widen<$lanes>>(
+            y: &mut ColumnsMut<'_>,
+            _: DType,
+            w: &[u8],
+            packed: &[u8],
+            k: usize,
+            _: &mut [$crate::arch::CacheLine],
+        ) {
+            plain::<T>(y, w, bytemuck::cast_slice(packed), k, k + $crate::arch::lanes::matvec::GAP);
         }
     };
 }
-pub(in crate::arch) use matvec_kernels;
+pub(in crate::arch) use plain_products;

@@ -2,17 +2,16 @@
 
 use super::Lanes;
 use super::attention::Widen;
-use super::packing::{MAX_LANES, Transpose};
+use super::packing::Transpose;
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
 use crate::arch::transposed::COLUMNS;
 
-/// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of
-/// weights times activation rows.
+/// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
-pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usize, const TURNED: bool>(
+pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usize>(
     z: V,
     w: *const f32,
     x: *const f32,
@@ -31,18 +30,15 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
         }
     }
     for i in 0..k {
-        if !TURNED {
-            prefetch_line(ahead.wrapping_add(i * VECS * V::N).cast());
-        }
+        prefetch_line(ahead.wrapping_add(i * VECS * V::N).cast());
         let mut xs = [z; VECS];
         for v in 0..VECS {
             // SAFETY: value `i` of the rows in register `v`.
             xs[v] = unsafe { z.read(x.wrapping_add((i * VECS + v) * V::N)) };
         }
         for r in 0..ROWS {
-            let at = if TURNED { i * V::N + r } else { r * BLOCK + i };
             // SAFETY: value `i` of row `r`.
-            let w = z.splat(unsafe { w.wrapping_add(at).read() });
+            let w = z.splat(unsafe { w.wrapping_add(r * BLOCK + i).read() });
             for v in 0..VECS {
                 acc[r][v] = w.mul_add(xs[v], acc[r][v]);
             }
@@ -52,25 +48,6 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
         for v in 0..VECS {
             // SAFETY: as above.
             unsafe { acc[r][v].write(sums.wrapping_add((v * TILE + r) * V::N)) };
-        }
-    }
-}
-
-/// See [`crate::arch::gemm::FewRows::fill`]: rows of values that are not in blocks.
-#[inline(always)]
-pub(in crate::arch) fn fill<V: Transpose, T: Widen<V>>(z: V, rows: &[&[u8]; MAX_LANES], turned: &mut [f32]) {
-    let n = rows[0].len() / size_of::<T>();
-    for (i, turned) in turned.chunks_exact_mut(V::N * V::N).enumerate().take(n.div_ceil(V::N)) {
-        let first = i * V::N;
-        let mut values = [z; MAX_LANES];
-        for r in 0..V::N {
-            let x = rows[r][first * size_of::<T>()..].as_ptr().cast::<T>();
-            // SAFETY: row `r` has the rest of `n` values from `x` on, as all rows have the same length.
-            values[r] = unsafe { if n - first < V::N { T::read_first(z, x, n - first) } else { T::read(z, x) } };
-        }
-        let values = V::transpose(values);
-        for j in 0..V::N {
-            values[j].store(&mut turned[j * V::N..][..V::N]);
         }
     }
 }
@@ -133,9 +110,9 @@ macro_rules! f32_panels {
             const LANES: usize = <$lanes>::N;
             const DEPTH: usize = $depth;
             const TILES: &[RegisterTile] = &[
-                RegisterTile { rows: $alone, multiply: tile::<1, $alone, false> },
-                RegisterTile { rows: $rows, multiply: tile::<2, $rows, false> },
-                RegisterTile { rows: $rows, multiply: tile::<3, $rows, false> },
+                RegisterTile { rows: $alone, multiply: tile::<1, $alone> },
+                RegisterTile { rows: $rows, multiply: tile::<2, $rows> },
+                RegisterTile { rows: $rows, multiply: tile::<3, $rows> },
             ];
             const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
             const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -145,18 +122,6 @@ macro_rules! f32_panels {
             }
         }
 
-        impl UnpackRows for F32Panels {
-            const ELEMENT: (PanelElement, u64) = (PanelElement::F32, 1);
-
-            unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]) {
-                // SAFETY: the caller's promise.
-                unsafe { unpack(dtype, blocks, 0..BLOCK, bytemuck::cast_slice_mut(out)) }
-            }
-
-            const FEW: Option<FewRows> =
-                Some(FewRows { most: 8, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
-        }
-
         impl Turn for F32Panels {
             const ROWS: usize = panels::TURN_ROWS;
             const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
@@ -164,7 +129,7 @@ macro_rules! f32_panels {
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
+        unsafe fn tile<const VECS: usize, const ROWS: usize>(
             w: *const u32,
             x: *const u32,
             k: usize,
@@ -173,18 +138,7 @@ macro_rules! f32_panels {
             ahead: *const u32,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { panels::tile::<$lanes, VECS, ROWS, TURNED>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
-        }
-
-        #[target_feature(enable = $features)]
-        fn fill(dtype: DType, rows: &[&[u8]; MAX_LANES], _: &mut [u32], turned: &mut [u32]) {
-            let turned = bytemuck::cast_slice_mut(turned);
-            match dtype {
-                DType::F32 => panels::fill::<_, f32>($zero, rows, turned),
-                DType::F16 => panels::fill::<_, f16>($zero, rows, turned),
-                DType::BF16 => panels::fill::<_, bf16>($zero, rows, turned),
-                _ => unreachable!("{dtype} is no plain format"),
-            }
+            unsafe { panels::tile::<$lanes, VECS, ROWS>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
         }
 
         /// See [`panels::turn_panel`].

@@ -7,18 +7,24 @@
 //! Four 128-bit pipes at 4.4 GHz bound it to 141 GFLOP/s per core.
 
 use super::elementwise::{F32x4, widen_f16, zero};
-use super::matmul::load;
+use super::matmul::{load, plain_gemm};
 use super::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::lanes::packing::{MAX_LANES, Transpose, packing};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
 use crate::arch::{Gemm, PanelElement, Transposed};
 use crate::quant::*;
+use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::ops::Range;
 
-pub(in crate::arch) fn gemm_for(_dtype: DType) -> Gemm {
-    const { table::<F32Panels>() }
+pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
+    match dtype {
+        DType::F32 => const { plain_gemm::<f32>() },
+        DType::F16 => const { plain_gemm::<f16>() },
+        DType::BF16 => const { plain_gemm::<bf16>() },
+        _ => const { table::<F32Panels>() },
+    }
 }
 
 /// Scales run along rows, so that a column's weights share none: `f32` panels for all formats.

@@ -31,7 +31,7 @@
 
 use super::elementwise::{F32x4, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
-use crate::arch::lanes::matvec::{Shape, matvec_kernels};
+use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use half::{bf16, f16};
@@ -352,9 +352,9 @@ pub(in crate::arch) fn load(x: &[f32; 4]) -> float32x4_t {
     unsafe { vld1q_f32(x.as_ptr()) }
 }
 
-matvec_kernels!(
-    "neon", zero(), F32x4, Shape { short: 0, prefetch: false },
-    sums: 4, rows: 2, activation_rows: 2
+plain_products!(
+    "neon", zero(), F32x4,
+    sums: 1, rows: 4, activation_rows: 6, rows_by_one: 8, OneRow { short: 0, ahead: None }
 );
 
 /// The values, padded with zeros.
