@@ -11,7 +11,7 @@
 //! A template comes with a file from an unknown source, so it is hostile input. It can access only its inputs: no
 //! files, no other templates, no attributes of host objects (as in the published attack CVE-2024-34359). Its length,
 //! steps, recursion and output are limited, and so is the output of each filter and method; parsing and rendering end
-//! with an error after ten seconds, or when they are cancelled.
+//! with an error after ten seconds ([`ChatTemplate::set_max_time`]), or when they are cancelled.
 //!
 //! **Not limited**, since the engine has no hook for its operators, are their intermediate results:
 //! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` with texts or lists, `a * n`, or text collected by
@@ -94,7 +94,7 @@ pub use time::LocalTime;
 const MAX_SOURCE: usize = 256 << 10;
 /// Most virtual-machine steps of one rendering. A message takes a template some hundred.
 const MAX_STEPS: u64 = 2_000_000;
-/// Longest time to parse or render. A long conversation takes some ten milliseconds.
+/// Longest time to parse, and to render unless another is set. A long conversation takes some ten milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -178,6 +178,7 @@ impl ChatInputs {
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    max_time: Duration,
 }
 
 impl ChatTemplate {
@@ -191,6 +192,7 @@ impl ChatTemplate {
         }
         let source = prepare(source);
         let env = on_own_thread(
+            MAX_TIME,
             || false,
             move || {
                 let mut env = Environment::new();
@@ -206,7 +208,12 @@ impl ChatTemplate {
                 Ok(env)
             },
         )?;
-        Ok(Self { env })
+        Ok(Self { env, max_time: MAX_TIME })
+    }
+
+    /// Sets the longest time that a rendering may take, ten seconds before.
+    pub fn set_max_time(&mut self, max_time: Duration) {
+        self.max_time = max_time;
     }
 
     /// Renders a conversation.
@@ -236,7 +243,7 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
-        on_own_thread(cancelled, move || {
+        on_own_thread(self.max_time, cancelled, move || {
             let mut out = Bounded { bytes: Vec::new(), exceeded: false };
             let variables = python::from_json(serde_json::Value::Object(variables));
             let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
@@ -250,9 +257,10 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `f` on a thread with [`STACK`], which is left behind if it takes too long or is `cancelled`; a panic of the
-/// engine becomes an error.
+/// Runs `f` on a thread with [`STACK`], which is left behind if it takes more than `max_time` or is `cancelled`; a panic
+/// of the engine becomes an error.
 fn on_own_thread<T: Send + 'static>(
+    max_time: Duration,
     cancelled: impl Fn() -> bool,
     f: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
 ) -> Result<T, ChatError> {
@@ -270,8 +278,8 @@ fn on_own_thread<T: Send + 'static>(
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => return Err(failed("the template engine panicked".into())),
             Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ChatError::Cancelled),
-            Err(RecvTimeoutError::Timeout) if start.elapsed() > MAX_TIME => {
-                return Err(ChatError::OutOfTime { seconds: MAX_TIME.as_secs() });
+            Err(RecvTimeoutError::Timeout) if start.elapsed() > max_time => {
+                return Err(ChatError::OutOfTime { seconds: max_time.as_secs() });
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

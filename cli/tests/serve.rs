@@ -290,7 +290,9 @@ fn metrics_for_routers() {
 /// is closed.
 #[test]
 fn idle_connections() {
-    let server = &*shared();
+    // The usual limit for new connections is ten seconds.
+    let (timeout, wait) = if load::is_long() { ("60", 75) } else { ("1", 3) };
+    let server = Server::start(&["-c", "512", "--timeout", timeout]);
     let ask = |stream: &mut TcpStream| {
         stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         let mut response = Vec::new();
@@ -303,7 +305,7 @@ fn idle_connections() {
     };
     let (mut kept, mut silent) = (server.connect(), server.connect());
     ask(&mut kept);
-    std::thread::sleep(Duration::from_secs(if load::is_long() { 75 } else { 12 }));
+    std::thread::sleep(Duration::from_secs(wait));
     ask(&mut kept);
     silent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "it is still open");

@@ -30,7 +30,7 @@ const PART: f64 = 0.8;
 
 /// What the head may add to the divergence of an adapter of inner layers, so that both stay within `bound`.
 fn left_of(bound: f64, layers: f64) -> f64 {
-    (bound.sqrt() - layers.sqrt()).max(0.0).powi(2)
+    (bound.sqrt() - layers.sqrt()).max(0.0).powi(2).min(bound)
 }
 
 /// What was learnt in inner layers, and on what text it may not change the model much.
@@ -294,16 +294,13 @@ impl Learner {
         self.share_bound();
     }
 
-    /// The head has what the adapter in effect leaves of the bound: all of it where there is none. Its divergence grows
-    /// with the square of its strength, as long as it is small; where it is more, the strength is reduced.
+    /// The head has what the adapter in effect leaves of the bound: all of it where there is none.
     pub(super) fn share_bound(&mut self) {
         let left = left_of(self.options.max_divergence, self.layers.divergence());
-        let before = std::mem::replace(&mut self.adapter.rates.max_divergence, left);
-        if left == before {
+        if left == self.adapter.rates.max_divergence {
             return;
         }
-        let factor = (left / before).sqrt() as f32;
-        self.adapter.head.scale = if factor.is_finite() { factor * self.adapter.head.scale } else { 0.0 };
+        self.adapter.share(left);
         if self.rows.is_some() {
             self.adapter.limit(self.arch, &mut Slices::whole());
         }

@@ -69,6 +69,8 @@ pub(crate) struct HeadLearner {
     /// Number of moments in `recent` that are not learnt from yet.
     pub(crate) fresh: usize,
     pub(crate) rates: Rates,
+    /// Strength as learnt, and the bound within which it was.
+    pub(crate) learnt: (f32, f64),
     pub(crate) finish: Finish,
     pub(crate) n_updates: u64,
     /// Upper bound of the fraction of the last gradient that truncation left out.
@@ -135,6 +137,7 @@ impl HeadLearner {
             answer,
             fresh: 0,
             rates,
+            learnt: (0.0, rates.max_divergence),
             finish,
             n_updates: 0,
             truncation: 0.0,
@@ -465,6 +468,21 @@ impl HeadLearner {
                 best.min_by(|x, y| x.0.total_cmp(&y.0)).map_or(0.0, |(_, scale)| scale)
             }
         };
+        self.keep();
+    }
+
+    /// Makes the scale the one that was learnt.
+    pub(crate) fn keep(&mut self) {
+        self.learnt = (self.head.scale, self.rates.max_divergence);
+    }
+
+    /// Sets the bound, and the scale to as much of what was learnt as fits: the divergence grows with the square of the
+    /// scale, as long as it is small; where it is more, [`HeadLearner::limit`] reduces the scale.
+    pub(crate) fn share(&mut self, bound: f64) {
+        let (scale, of) = self.learnt;
+        let factor = if bound == of { 1.0 } else { (bound / of).sqrt() as f32 };
+        self.head.scale = if factor.is_finite() { factor * scale } else { 0.0 };
+        self.rates.max_divergence = bound;
     }
 
     /// Reduces the scale to the bound. To be called when `W·B` is up to date.

@@ -323,6 +323,7 @@ impl Session {
             // Text read up to here is part of the control text, so the bound must hold on it.
             learner.adapter.reproject(arch, &mut Slices::whole());
             learner.adapter.limit(arch, &mut Slices::whole());
+            learner.adapter.keep();
             return read;
         }
         learner.layers.add_control(tokens);

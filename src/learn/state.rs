@@ -78,7 +78,8 @@ impl Learner {
         w.metadata("learned.decay", o.decay);
         w.metadata("learned.consolidation", o.consolidation);
         w.metadata("learned.generate_with_mixture", o.generate_with_mixture);
-        w.metadata("learned.scale", a.head.scale);
+        w.metadata("learned.scale", a.learnt.0);
+        w.metadata("learned.bound", a.learnt.1);
         w.metadata("learned.updates", a.n_updates);
         w.metadata("learned.since_choice", a.since_choice as u32);
         w.metadata("learned.rated", a.rated);
@@ -168,10 +169,18 @@ impl Learner {
 
         let (a, e) = (&mut learner.adapter, &mut learner.experts);
         let rank = a.head.rank;
-        a.head.scale = metadata.f32("learned.scale")?;
-        if !(0.0..=f32::MAX).contains(&a.head.scale) {
-            return Err(damaged("learned.scale", a.head.scale));
+        let scale = metadata.f32("learned.scale")?;
+        if !(0.0..=f32::MAX).contains(&scale) {
+            return Err(damaged("learned.scale", scale));
         }
+        let bound = a.rates.max_divergence;
+        // Files of earlier builds have none.
+        let learnt_within = match metadata.get("learned.bound") {
+            Some(_) => number(metadata, "learned.bound", 0.0..=bound)?,
+            None => bound,
+        };
+        a.learnt = (scale, learnt_within);
+        a.share(bound);
         a.n_updates = metadata.u64("learned.updates")?;
         a.since_choice = metadata.u32("learned.since_choice")? as usize;
         a.rated = metadata.bool("learned.rated")?;

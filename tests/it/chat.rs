@@ -187,13 +187,3 @@ fn deep_values_and_sources_do_not_overflow_the_stack() {
     let source = "{% if true %}".repeat(10_000) + &"{% endif %}".repeat(10_000);
     assert!(matches!(ChatTemplate::parse(&source), Err(ChatError::Syntax { .. })));
 }
-
-/// The engine compares lists for ever; the caller goes on all the same.
-#[test]
-fn comparing_shared_lists_ends_in_time() {
-    let t = "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}\
-             {% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.s == ns.t }}";
-    let template = ChatTemplate::parse(t).unwrap();
-    assert_eq!(template.render_unless(&inputs(), || true), Err(ChatError::Cancelled));
-    assert_eq!(template.render(&inputs()), Err(ChatError::OutOfTime { seconds: 10 }));
-}

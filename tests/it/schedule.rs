@@ -340,7 +340,9 @@ fn drafts_change_no_answer() {
         for drafts in [false, true] {
             let (engine, log) = (engine(2, kv_budget), Log::default());
             let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
-            let options = ScheduleOptions { session, n_parallel, n_pieces: 1000, ..Default::default() };
+            // Prompts are read as fast as they come, or whether there is time to draft would depend on the machine.
+            let max_itl = Some(Duration::from_secs(3600));
+            let options = ScheduleOptions { session, n_parallel, n_pieces: 1000, max_itl, ..Default::default() };
             let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
             let mut streams = Vec::new();
             for i in 0..n {

@@ -305,8 +305,28 @@ fn topics_have_adapters_of_their_own() {
     let [one, again, other] =
         [&prompts[0], &prompts[0].repeat(2), &prompts[1]].map(|prompt| sona.adapter(prompt).unwrap().unwrap());
     assert!(std::sync::Arc::ptr_eq(&one, &again) && *one != *other);
-    // Within the bound, whichever is chosen.
-    assert!(sona.learner().divergence() <= LearnerOptions::default().max_divergence);
+    // Within the bound, whichever is chosen; what the head gives up for one topic it has again with the next.
+    let mut learner = sona.learner();
+    assert!(learner.divergence() <= LearnerOptions::default().max_divergence);
+    let saved = learner.to_bytes().unwrap();
+    let mut scales = || {
+        [chosen[0], chosen[1], None].map(|topic| {
+            learner.set_topic(topic);
+            learner.scale()
+        })
+    };
+    let first = scales();
+    assert!(first[0] > 0.0 && first[0] < first[2] && first[1] < first[2], "{first:?}");
+    for _ in 0..8 {
+        assert_eq!(scales().map(f32::to_bits), first.map(f32::to_bits));
+    }
+    learner.set_topic(chosen[0]);
+    assert_eq!(learner.to_bytes().unwrap(), saved);
+    let mut loaded = Learner::from_bytes(saved, engine.model()).unwrap();
+    assert_eq!(loaded.scale(), first[2]);
+    loaded.set_topic(chosen[0]);
+    loaded.set_topic(None);
+    assert_eq!(loaded.scale(), first[2]);
     let version = sona.generation();
     sona.rollback(1).unwrap();
     assert!(sona.learner().topics().is_empty() && sona.topic(&prompts[0]).unwrap().is_none());

@@ -89,7 +89,7 @@ const MAX_BLOCKING: usize = 32;
 const MAX_POOLING: usize = 4;
 /// Bytes of a request's head that are read together; a head has at most twice as many.
 const HEAD: usize = 32 << 10;
-/// Most time until a new connection has sent the headers of a request.
+/// Most time until a new connection has sent the headers of a request, if `--timeout` is not less.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most time from an answer to the headers of the next request on its connection: pools of clients keep idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -171,7 +171,8 @@ pub(super) struct Args {
     /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     max_itl_ms: Option<u64>,
-    /// Time for which a client may read nothing of its answer, then its connection is closed [short: -to]
+    /// Time for which a client may read nothing of its answer, or on a new connection (of ten seconds at most) send no
+    /// request, then its connection is closed [short: -to]
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, env = "LLAMA_ARG_TIMEOUT", value_parser = positive)]
     timeout: f64,
     /// Time in one pass after which /health answers 503
@@ -642,11 +643,12 @@ async fn serve(
             begins.notify_one();
             service.call(request)
         });
-        let stream = TokioIo::new(Sending::new(stream, Duration::from_secs_f64(args.timeout)));
+        let limit = Duration::from_secs_f64(args.timeout);
+        let stream = TokioIo::new(Sending::new(stream, limit));
         let connection = graceful.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
             let mut connection = pin!(connection);
-            let first = tokio::time::timeout(HEADER_TIMEOUT, asked.notified());
+            let first = tokio::time::timeout(limit.min(HEADER_TIMEOUT), asked.notified());
             if let Either::Right((Ok(()), _)) = select(connection.as_mut(), pin!(first)).await {
                 // A client that went away is no failure of the server.
                 let _ = connection.await;

@@ -1,0 +1,25 @@
+//! Templates that never end, in a process of their own: the threads that are left behind keep cores busy until it ends.
+#![cfg(feature = "chat")]
+
+use ruvllm::ChatError;
+use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+use std::time::{Duration, Instant};
+
+/// The engine compares lists for ever; the caller goes on all the same.
+#[test]
+fn comparing_shared_lists_ends_in_time() {
+    let t = "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}\
+             {% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.s == ns.t }}";
+    let mut template = ChatTemplate::parse(t).unwrap();
+    let inputs = ChatInputs::new(&[Message::user("Hi")]);
+    assert_eq!(template.render_unless(&inputs, || true), Err(ChatError::Cancelled));
+    // The usual limit takes ten seconds to reach.
+    let mut seconds = 10;
+    if std::env::var_os("RUVLLM_LONG").is_none() {
+        seconds = 1;
+        template.set_max_time(Duration::from_secs(seconds));
+    }
+    let begun = Instant::now();
+    assert_eq!(template.render(&inputs), Err(ChatError::OutOfTime { seconds }));
+    assert!(begun.elapsed() >= Duration::from_secs(seconds));
+}
