@@ -22,7 +22,7 @@ mod sequence;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{CellShape, KvLayout, LayerShape};
-pub(crate) use pool::Counted;
+pub(crate) use pool::{Counted, Reserved};
 pub use pool::{KvPool, PageMemory, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, PrefixKey};

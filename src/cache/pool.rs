@@ -103,6 +103,7 @@ struct State {
     n_pages: usize,
     /// Bytes of the adapters of sequences.
     adapters: u64,
+    reserved: u64,
     /// These adapters by what identifies them.
     counted: Vec<(usize, Weak<Counted>)>,
     /// Free pages by their size.
@@ -123,14 +124,17 @@ pub struct PoolStats {
     pub n_pages: usize,
     /// Bytes of the adapters that are attached to sequences, each once.
     pub adapters: u64,
-    /// Upper bound in bytes of pages in use, free pages and adapters together.
+    /// Bytes of the budget that are left to others: to the buffers of a [`Schedule`](crate::exec::Schedule) whose model has a
+    /// memory limit.
+    pub reserved: u64,
+    /// Upper bound in bytes of pages in use, free pages, adapters and what is reserved together.
     pub budget: u64,
 }
 
 impl PoolStats {
     /// Bytes that are left for pages.
     pub fn left(&self) -> u64 {
-        self.budget.saturating_sub(self.used).saturating_sub(self.adapters)
+        [self.used, self.adapters, self.reserved].into_iter().fold(self.budget, u64::saturating_sub)
     }
 }
 
@@ -169,8 +173,8 @@ impl KvPool {
 
     /// Current contents of the pool.
     pub fn stats(&self) -> PoolStats {
-        let State { used, by_type, free, n_pages, adapters, .. } = *self.inner.state();
-        PoolStats { used, by_type, free, n_pages, adapters, budget: self.inner.budget }
+        let State { used, by_type, free, n_pages, adapters, reserved, .. } = *self.inner.state();
+        PoolStats { used, by_type, free, n_pages, adapters, reserved, budget: self.inner.budget }
     }
 
     /// Current contents and counters of the prefix cache.
@@ -216,13 +220,26 @@ impl KvPool {
         let counted = Arc::new(Counted { bytes, pool: Arc::clone(&self.inner) });
         state.counted.push((id, Arc::downgrade(&counted)));
         state.adapters += bytes;
+        self.shrink(state);
+        counted
+    }
+
+    /// Takes `bytes` of the budget from pages, as long as somebody holds what is returned.
+    pub(crate) fn reserve(&self, bytes: u64) -> Reserved {
+        let mut state = self.inner.state();
+        state.reserved += bytes;
+        self.shrink(state);
+        Reserved { bytes, pool: Arc::clone(&self.inner) }
+    }
+
+    /// Gives back free and cached pages for which there is no room any more.
+    fn shrink(&self, mut state: MutexGuard<'_, State>) {
         let released = state.release(0, self.inner.budget);
         drop(state);
         drop(released);
         if self.is_high(0) {
             self.give_back(0);
         }
-        counted
     }
 
     /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above the high mark it gives pages
@@ -299,10 +316,23 @@ impl Drop for Counted {
     }
 }
 
+/// Part of a pool's budget that is not for pages.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    bytes: u64,
+    pool: Arc<Inner>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.pool.state().reserved -= self.bytes;
+    }
+}
+
 impl State {
-    /// Bytes of pages in use and of adapters.
+    /// Bytes of pages in use and of adapters, and those that are reserved.
     fn taken(&self) -> u64 {
-        self.used + self.adapters
+        self.used + self.adapters + self.reserved
     }
 
     fn take_free(&mut self, bytes: usize) -> Option<Memory> {
@@ -401,7 +431,7 @@ mod tests {
     fn stats(used: u64, free: u64, n_pages: usize, budget: u64) -> PoolStats {
         let mut by_type = KvBytes::default();
         [KvType::F16, KvType::Q8].into_iter().for_each(|kind| by_type.add(kind, used / 2));
-        PoolStats { used, by_type, free, n_pages, adapters: 0, budget }
+        PoolStats { used, by_type, free, n_pages, adapters: 0, reserved: 0, budget }
     }
 
     #[test]

@@ -16,12 +16,12 @@ mod stream;
 
 use super::batch::reuse;
 use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
-use super::engine::PiecePass;
+use super::engine::{PiecePass, plan_options};
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
-use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot};
-use crate::cache::KvLayout;
+use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, PlanOptions, Sequence, SessionOptions, Slot};
+use crate::cache::{KvLayout, Reserved};
 use crate::clock::Timer;
 use crate::error::{Error, ScheduleError, SessionError};
 use crate::lora::Adapter;
@@ -216,6 +216,7 @@ struct Terms {
     clock: Timer,
     n_requests: Arc<AtomicUsize>,
     next_id: AtomicU64,
+    _reserved: Option<Reserved>,
 }
 
 /// One of [`ScheduleOptions::max_requests`], until it is dropped.
@@ -225,6 +226,22 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// If memory is limited, takes from the pages the buffers that passes need besides those of one session: of more
+/// sequences, and of a prompt in pieces.
+fn reserve(engine: &Engine, options: &ScheduleOptions) -> Result<Option<Reserved>, SessionError> {
+    let model = engine.model();
+    if model.memory_limit().is_none() {
+        return Ok(None);
+    }
+    let one = plan_options(options.session.clone(), engine.n_threads());
+    // A device computes whole passes.
+    let n_layered = if engine.runner().is_some() { 0 } else { options.session.n_batch };
+    let pieces = PlanOptions { n_layered, ..one.clone() };
+    model.check_memory(&pieces)?;
+    let all = model.memory_plan(&PlanOptions { n_sequences: options.n_parallel, ..pieces })?;
+    Ok(Some(engine.pool().reserve(all.buffers - model.memory_plan(&one)?.buffers)))
 }
 
 impl Terms {
@@ -252,6 +269,7 @@ impl Terms {
             clock: Timer::start(),
             n_requests: Arc::default(),
             next_id: AtomicU64::new(0),
+            _reserved: reserve(engine, options)?,
         })
     }
 
@@ -284,7 +302,8 @@ impl Terms {
         self.sequence(&adapters, salt.as_deref())?;
         let of_adapters = adapters.iter().map(|(adapter, _)| adapter.bytes()).sum();
         let need = self.empty.layout(false).bytes_read(tokens.len()).saturating_add(of_adapters);
-        let budget = self.engine.pool().stats().budget;
+        let stats = self.engine.pool().stats();
+        let budget = stats.budget.saturating_sub(stats.reserved);
         if need > budget {
             return Err(ScheduleError::PoolTooSmall { need, budget });
         }

@@ -115,6 +115,52 @@ fn prompts_in_pieces_are_planned() {
     assert!(left < taken && 20 * plan(0).abs_diff(left) <= left, "{left}, planned {}", plan(0));
 }
 
+/// A limit leaves room for the prompts in pieces of a schedule, and refuses the schedule up front where there is none.
+#[test]
+fn limits_leave_room_for_prompts_in_pieces() {
+    let gguf = || {
+        let mut parts = Tiny::Llama.parts(DType::Q8_0);
+        parts.set("llama.context_length", 1024u32);
+        crate::mtp::set_vocabulary(&mut parts, N_VOCAB);
+        parts.gguf()
+    };
+    let open = |limit| {
+        let model = OpenOptions::new().arch(level()).memory_limit(limit).open_gguf(gguf()).unwrap();
+        Engine::new(&model, &EngineOptions { n_threads: NonZeroUsize::new(2), ..Default::default() }).unwrap()
+    };
+    let session = session(1024);
+    let options = ScheduleOptions {
+        session: session.clone(),
+        n_parallel: 2,
+        max_itl: Some(Duration::ZERO),
+        ..Default::default()
+    };
+    let n_threads = NonZeroUsize::new(2);
+    let plan = |n_layered| {
+        let options = PlanOptions { n_threads, n_layered, ..session.clone().into() };
+        OpenOptions::new().arch(level()).open_gguf(gguf()).unwrap().memory_plan(&options).unwrap().total()
+    };
+    // What a session fits into does not suffice.
+    let engine = open(plan(0));
+    engine.session_with(&session).unwrap();
+    assert!(matches!(Schedule::new(&engine, &options).map(drop), Err(SessionError::MemoryLimit { .. })));
+    assert_eq!(engine.pool().stats().reserved, 0);
+
+    let limit = plan(session.n_batch);
+    let engine = open(limit);
+    let mut schedule = Schedule::new(&engine, &options).unwrap();
+    assert!(engine.pool().stats().reserved >= limit - plan(0));
+    let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
+    let streams = [100, 900].map(|n| schedule.submit(Request::new(tokens(n), sampler()).max_tokens(20)).unwrap());
+    let (mut peak, mut n_steps) = (0, 0);
+    while schedule.step() && n_steps < 10_000 {
+        (peak, n_steps) = (peak.max(engine.memory().total()), n_steps + 1);
+        assert!(peak <= limit, "{peak} of {limit}");
+    }
+    drop((schedule, streams));
+    assert_eq!(engine.pool().stats().reserved, 0);
+}
+
 #[test]
 fn adapters_are_planned() {
     let model = Tiny::Llama.model(DType::Q8_0);

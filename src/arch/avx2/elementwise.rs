@@ -31,7 +31,6 @@ impl Lanes for F32x8 {
     const REGISTERS: usize = 16;
 
     methods! {
-        prefetch(self, p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
         splat(self, a: f32) -> F32x8 = F32x8(_mm256_set1_ps(a));
         mul_add(self, a: F32x8, b: F32x8) -> F32x8 = F32x8(_mm256_fmadd_ps(self.0, a.0, b.0));
         max(self, other: F32x8) -> F32x8 = F32x8(_mm256_max_ps(self.0, other.0));

@@ -31,7 +31,6 @@ impl Lanes for F32x16 {
     const REGISTERS: usize = 32;
 
     methods! {
-        prefetch(self, p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
         splat(self, a: f32) -> F32x16 = F32x16(_mm512_set1_ps(a));
         mul_add(self, a: F32x16, b: F32x16) -> F32x16 = F32x16(_mm512_fmadd_ps(self.0, a.0, b.0));
         max(self, other: F32x16) -> F32x16 = F32x16(_mm512_max_ps(self.0, other.0));

@@ -13,7 +13,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::{Lanes, exp, tanh};
-use crate::arch::gemm::{prefetch, prefetch_line_l1};
+use crate::arch::gemm::{prefetch, prefetch_line};
 use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
 use half::f16;
 use std::mem::MaybeUninit;
@@ -24,10 +24,10 @@ use std::ops::Range;
 pub(in crate::arch) const BLOCK: usize = KV_BLOCK;
 /// Query rows that go through a block while it is in the cache; bounds stack use.
 pub(in crate::arch) const ROWS: usize = 32;
-/// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
-/// which the hardware's prefetcher does not see through. From memory, one query row on half
-/// precision runs at 49 GB/s with it, 21 without; in the cache it costs up to a tenth (Zen 5, where
-/// `dot` reads 37 GB/s). At most a block, as only the next one is known.
+/// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block, which the hardware's
+/// prefetcher does not see through. From memory, one query row on half precision runs at 49 GB/s with it, 21 without; in the
+/// cache it costs up to a tenth (Zen 5, where `dot` reads 37 GB/s). At most a block, as only the next one is known. Into the
+/// L2 cache: the L1 cache waits for so few lines at a time that a core of Zen 4 reads 12 GB/s that way, 22 this way.
 const AHEAD: usize = 8192;
 /// Room for scores of one row: tiles and vectors run over the end of a block.
 pub(in crate::arch) const STRIDE: usize = BLOCK + 16;
@@ -108,32 +108,32 @@ impl<T> RowPtr<T> {
 
     /// Prefetches `bytes` from `p` on.
     #[inline(always)]
-    fn prefetch_bytes<V: Lanes>(z: V, p: *const u8, bytes: usize) {
+    fn prefetch_bytes(p: *const u8, bytes: usize) {
         let mut line = 0;
         while line < bytes {
-            z.prefetch(p.wrapping_add(line));
+            prefetch_line(p.wrapping_add(line));
             line += 64;
         }
     }
 
     /// Prefetches what lies [`AHEAD`] bytes after the `n` rows from row `i` of the block on.
     #[inline(always)]
-    fn prefetch<V: Lanes>(self, z: V, i: usize, n: usize) {
+    fn prefetch(self, i: usize, n: usize) {
         let row = size_of::<T>() * self.dim;
         let block = BLOCK * row;
         let from = i * row + AHEAD.min(block);
         if from < block {
-            Self::prefetch_bytes(z, self.first.cast::<u8>().wrapping_add(from), n * row);
+            Self::prefetch_bytes(self.first.cast::<u8>().wrapping_add(from), n * row);
         } else if !self.next.is_null() {
-            Self::prefetch_bytes(z, self.next.cast::<u8>().wrapping_add(from - block), n * row);
+            Self::prefetch_bytes(self.next.cast::<u8>().wrapping_add(from - block), n * row);
         }
     }
 
     /// Prefetches the start of the first block, which no block before it has prefetched.
     #[inline(always)]
-    fn prefetch_first<V: Lanes>(self, z: V) {
+    fn prefetch_first(self) {
         let block = BLOCK * size_of::<T>() * self.dim;
-        Self::prefetch_bytes(z, self.first.cast(), AHEAD.min(block));
+        Self::prefetch_bytes(self.first.cast(), AHEAD.min(block));
     }
 }
 
@@ -315,7 +315,7 @@ impl<'a> Ahead<'a> {
                 None => k.as_ptr().wrapping_add(self.done),
                 Some(at) => v.as_ptr().wrapping_add(at),
             };
-            prefetch_line_l1(p);
+            prefetch_line(p);
             self.done += 64;
         }
     }
@@ -354,8 +354,8 @@ pub(in crate::arch) fn attention<V: Lanes, B: Blocks<V>>(
             let first = blocks.first() + i * BLOCK;
             let (k, v) = blocks.rows(i, seen.end, wanted(ranges, first), p);
             if i == seen.start {
-                k.prefetch_first(z);
-                v.prefetch_first(z);
+                k.prefetch_first();
+                v.prefetch_first();
             }
             // SAFETY: these are the keys and values of the block.
             unsafe { pass.add_block(z, k, v, &(first..first + BLOCK)) };
@@ -684,7 +684,7 @@ pub(super) unsafe fn dots<V: Lanes, E: Widen<V>, const R: usize, const C: usize>
     let (whole, rest) = (k.dim / V::N * V::N, k.dim % V::N);
     for j in span.clone().step_by(C) {
         if ahead {
-            k.prefetch(z, j, C);
+            k.prefetch(j, C);
         }
         let mut keys = [k.first; C];
         for (c, key) in keys.iter_mut().enumerate() {
@@ -764,7 +764,7 @@ pub(super) unsafe fn columns<V: Lanes, E: Widen<V>, const R: usize, const C: usi
         let ahead = ahead && *column == 0;
         for j in span.clone() {
             if ahead {
-                v.prefetch(z, j, 1);
+                v.prefetch(j, 1);
             }
             let mut values = [z; C];
             for c in 0..C {

@@ -82,8 +82,6 @@ pub(super) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
-    /// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
-    fn prefetch(self, p: *const u8);
     /// `self·a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of both; `other` if either is NaN.

@@ -36,7 +36,6 @@ impl Lanes for F32x4 {
     const REGISTERS: usize = 32;
 
     methods! {
-        prefetch(self, p: *const u8) -> () = prefetch(p);
         splat(self, a: f32) -> F32x4 = F32x4(vdupq_n_f32(a));
         mul_add(self, a: F32x4, b: F32x4) -> F32x4 = F32x4(vfmaq_f32(b.0, self.0, a.0));
         // Comparisons with NaN are false, which selects `other`.
@@ -131,14 +130,6 @@ impl Lanes for F32x4 {
 fn array(x: float32x4_t) -> [f32; 4] {
     // SAFETY: the same values.
     unsafe { std::mem::transmute(x) }
-}
-
-/// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn prefetch(p: *const u8) {
-    // SAFETY: a hint; it reads nothing. `_prefetch` of std::arch is not stable.
-    unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags)) };
 }
 
 /// Widens half precision; exact.
