@@ -327,16 +327,11 @@ pub(super) fn prefetch_line(p: *const u8) {
 }
 
 /// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_line_l1(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above; `prfm` is part of 64-bit Arm. `_prefetch` of std::arch is not stable.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
 }
