@@ -81,7 +81,7 @@ trait UnpackDot<const N: usize>: Pod {
 const AHEAD: usize = 8192;
 plain_products!(
     "avx2,fma,f16c", zero(), F32x8,
-    sums: 1, rows: 4, activation_rows: 3, rows_by_one: 4, OneRow { short: 0, ahead: None }
+    rows: 4, activation_rows: 3, rows_by_one: 4, OneRow { short: 0, ahead: None }
 );
 
 /// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in the L2 cache while all

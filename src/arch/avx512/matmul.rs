@@ -48,7 +48,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
 
 plain_products!(
     "avx512f,avx512bw,avx512vl,avx512dq", zero(), F32x16,
-    sums: 2, rows: 3, activation_rows: 4, rows_by_one: 8, OneRow { short: 2048, ahead: Some(512) }
+    rows: 4, activation_rows: 6, rows_by_one: 8, OneRow { short: 2048, ahead: Some(512) }
 );
 
 /// Small blocks that hold 256 weights.

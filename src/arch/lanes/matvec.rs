@@ -1,13 +1,12 @@
 //! Products of activations with the plain formats, F32, F16 and BF16, of generated rows and of prompt rows alike.
 //!
-//! With `N` lanes and `S` sums, lane `l` of sum `s` adds up the columns `l + N·(s + S·i)` in the order of `i`; then the
-//! sums are added, then the lanes. A product has the same bits whichever rows are multiplied together with it, so prompts
-//! and generated tokens share this arithmetic.
+//! Lane `l` of a sum adds up the columns `l`, `l + N`, `l + 2N` …; then the lanes are added. A product has the same bits
+//! whichever rows are multiplied together with it, so prompts and generated tokens share this arithmetic.
 //!
 //! Some weight rows are multiplied by some activation rows at a time, and the next weight rows are prefetched, each as the
 //! same columns of its predecessor are used: from memory, 2 to 6 activation rows take hardly longer than reading, but up to
-//! 1.4 times as long with fixed distances of 8 or 64 KiB (Zen 4, two threads, rows of 2,048 and 8,192 F16 values). Many
-//! activation rows reach 97 % of the peak of multiply-adds, without copies of weights: widening F16 costs nothing there.
+//! 1.4 times as long with a distance of 8 KiB (Zen 4, two threads, rows of 2,048 and 8,192 F16 values). Many activation
+//! rows reach 98 % of the peak of multiply-adds, without copies of weights: widening F16 costs nothing there.
 
 use super::Lanes;
 use super::attention::Widen;
@@ -54,7 +53,7 @@ impl<V: Lanes> Widen<V> for bf16 {
 /// Products of weight rows of `T` with activation rows of `n` values, the first of them `x[..n]`, `stride` values apart:
 /// `R` weight rows by up to `M` activation rows at a time, or `R1` by a single one.
 #[inline(always)]
-pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize, const R1: usize>(
+pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const R: usize, const M: usize, const R1: usize>(
     z: V,
     one: OneRow,
     y: &mut ColumnsMut<'_>,
@@ -71,9 +70,9 @@ pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const S: usize, const R: usi
     if y.rows() == 1 {
         let ahead = |rows: usize| one.ahead.unwrap_or(rows * row_bytes);
         return if n <= one.short {
-            rows::<V, T, S, 1, 1>(z, y, (0, 0), w, x, n, stride, ahead(1));
+            rows::<V, T, 1, 1>(z, y, (0, 0), w, x, n, stride, ahead(1));
         } else {
-            rows::<V, T, S, R1, 1>(z, y, (0, 0), w, x, n, stride, ahead(R1));
+            rows::<V, T, R1, 1>(z, y, (0, 0), w, x, n, stride, ahead(R1));
         };
     }
     let most = (L2_BYTES / (stride * size_of::<f32>())).max(M) / M * M;
@@ -85,12 +84,12 @@ pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const S: usize, const R: usi
                 // The other activation rows find the weights in the cache.
                 let ahead = if i == first { R * row_bytes } else { 0 };
                 match end - i {
-                    1 => rows::<V, T, S, R, 1>(z, y, at, w, x, n, stride, ahead),
-                    2 if M > 2 => rows::<V, T, S, R, 2>(z, y, at, w, x, n, stride, ahead),
-                    3 if M > 3 => rows::<V, T, S, R, 3>(z, y, at, w, x, n, stride, ahead),
-                    4 if M > 4 => rows::<V, T, S, R, 4>(z, y, at, w, x, n, stride, ahead),
-                    5 if M > 5 => rows::<V, T, S, R, 5>(z, y, at, w, x, n, stride, ahead),
-                    _ => rows::<V, T, S, R, M>(z, y, at, w, x, n, stride, ahead),
+                    1 => rows::<V, T, R, 1>(z, y, at, w, x, n, stride, ahead),
+                    2 if M > 2 => rows::<V, T, R, 2>(z, y, at, w, x, n, stride, ahead),
+                    3 if M > 3 => rows::<V, T, R, 3>(z, y, at, w, x, n, stride, ahead),
+                    4 if M > 4 => rows::<V, T, R, 4>(z, y, at, w, x, n, stride, ahead),
+                    5 if M > 5 => rows::<V, T, R, 5>(z, y, at, w, x, n, stride, ahead),
+                    _ => rows::<V, T, R, M>(z, y, at, w, x, n, stride, ahead),
                 }
             }
         }
@@ -99,7 +98,7 @@ pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const S: usize, const R: usi
 
 /// Products of weight rows, `R` at a time, with `M` activation rows; `at` are the first row and column of them in `y`.
 #[inline(always)]
-fn rows<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
+fn rows<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
     y: &mut ColumnsMut<'_>,
     at: (usize, usize),
@@ -113,16 +112,16 @@ fn rows<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
     let whole = w.chunks_exact(R * row_bytes);
     let (rest, n_whole) = (whole.remainder(), w.len() / (R * row_bytes));
     for (t, w) in whole.enumerate() {
-        tile::<V, T, S, R, M>(z, y, (at.0, at.1 + t * R), w, x, n, stride, ahead);
+        tile::<V, T, R, M>(z, y, (at.0, at.1 + t * R), w, x, n, stride, ahead);
     }
     for (r, w) in rest.chunks_exact(row_bytes).enumerate() {
-        tile::<V, T, S, 1, M>(z, y, (at.0, at.1 + n_whole * R + r), w, x, n, stride, ahead);
+        tile::<V, T, 1, M>(z, y, (at.0, at.1 + n_whole * R + r), w, x, n, stride, ahead);
     }
 }
 
 /// `R` weight rows times `M` activation rows; the weights `ahead` bytes behind their use are prefetched, none if it is 0.
 #[inline(always)]
-fn tile<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
+fn tile<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
     y: &mut ColumnsMut<'_>,
     (i, r): (usize, usize),
@@ -134,40 +133,34 @@ fn tile<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
 ) {
     assert!(w.len() == R * n * size_of::<T>() && x.len() >= (M - 1) * stride + n && stride >= n);
     let (w, x) = (w.as_ptr().cast::<T>(), x.as_ptr());
-    let mut sums = [[[z; S]; M]; R];
-    // Columns of a cache line of weights, or of all sums.
-    let step = (LINE / size_of::<T>()).max(S * V::N);
+    let mut sums = [[z; M]; R];
+    let line = LINE / size_of::<T>();
     let mut k = 0;
-    while k + step <= n {
+    while k + line <= n {
         if ahead > 0 {
             for r in 0..R {
                 prefetch_line(w.wrapping_add(r * n + k).cast::<u8>().wrapping_add(ahead));
             }
         }
         let mut v = 0;
-        while v < step / V::N {
-            let at = k + v * V::N;
+        while v < line {
             // SAFETY: a vector from there on is inside each row.
-            unsafe { add(z, w.wrapping_add(at), x.wrapping_add(at), (n, stride), V::N, v % S, &mut sums) };
-            v += 1;
+            unsafe { add(z, w.wrapping_add(k + v), x.wrapping_add(k + v), (n, stride), V::N, &mut sums) };
+            v += V::N;
         }
-        k += step;
+        k += line;
     }
-    let mut v = 0;
     while k < n {
         let (w, x) = (w.wrapping_add(k), x.wrapping_add(k));
         // SAFETY: that many values are left in each row.
-        unsafe { add(z, w, x, (n, stride), (n - k).min(V::N), v % S, &mut sums) };
-        (k, v) = (k + V::N, v + 1);
+        unsafe { add(z, w, x, (n, stride), (n - k).min(V::N), &mut sums) };
+        k += V::N;
     }
     for m in 0..M {
         for first in (0..R).step_by(4) {
             let mut four = [z; 4];
             for j in 0..(R - first).min(4) {
-                four[j] = sums[first + j][m][0];
-                for s in 1..S {
-                    four[j] = four[j] + sums[first + j][m][s];
-                }
+                four[j] = sums[first + j][m];
             }
             let n_rows = (R - first).min(4);
             y.row(i + m)[r + first..][..n_rows].copy_from_slice(&V::sum4(four)[..n_rows]);
@@ -175,19 +168,18 @@ fn tile<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
     }
 }
 
-/// Adds the products of `len` columns, one in each lane, to sum `s`.
+/// Adds the products of `len` columns, one in each lane.
 ///
 /// # Safety
 /// `len` values must be readable in each row, of which the first ones begin at `w` and `x`.
 #[inline(always)]
-unsafe fn add<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: usize>(
+unsafe fn add<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
     w: *const T,
     x: *const f32,
     (n, stride): (usize, usize),
     len: usize,
-    s: usize,
-    sums: &mut [[[V; S]; M]; R],
+    sums: &mut [[V; M]; R],
 ) {
     let mut xs = [z; M];
     for m in 0..M {
@@ -200,7 +192,7 @@ unsafe fn add<V: Lanes, T: Widen<V>, const S: usize, const R: usize, const M: us
         // SAFETY: as above.
         let w = unsafe { if len == V::N { T::read(z, w) } else { T::read_first(z, w, len) } };
         for m in 0..M {
-            sums[r][m][s] = w.mul_add(xs[m], sums[r][m][s]);
+            sums[r][m] = w.mul_add(xs[m], sums[r][m]);
         }
     }
 }
@@ -224,7 +216,7 @@ pub(in crate::arch) fn pack(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
 macro_rules! plain_products {
     (
         $features:literal, $zero:expr, $lanes:ty,
-        sums: $sums:literal, rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
+        rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
     ) => {
         /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
         pub(in crate::arch) const fn plain_gemm<T: $crate::arch::lanes::attention::Widen<$lanes>>() -> $crate::arch::Gemm
@@ -250,7 +242,7 @@ macro_rules! plain_products {
             n: usize,
             stride: usize,
         ) {
-            $crate::arch::lanes::matvec::plain::<_, T, $sums, $rows, $m, $rows_by_one>($zero, $one, y, w, x, n, stride);
+            $crate::arch::lanes::matvec::plain::<_, T, $rows, $m, $rows_by_one>($zero, $one, y, w, x, n, stride);
         }
 
         #[target_feature(enable = $features)]

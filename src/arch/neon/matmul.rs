@@ -354,7 +354,7 @@ pub(in crate::arch) fn load(x: &[f32; 4]) -> float32x4_t {
 
 plain_products!(
     "neon", zero(), F32x4,
-    sums: 1, rows: 4, activation_rows: 6, rows_by_one: 8, OneRow { short: 0, ahead: None }
+    rows: 4, activation_rows: 6, rows_by_one: 8, OneRow { short: 0, ahead: None }
 );
 
 /// The values, padded with zeros.
