@@ -11,7 +11,7 @@
 use super::Lanes;
 use super::attention::Widen;
 use crate::arch::ColumnsMut;
-use crate::arch::gemm::prefetch_line;
+use crate::arch::gemm::{packed_bytes, prefetch_line};
 use half::bf16;
 
 /// Bytes of activation rows that stay in the L2 cache while the weight rows go by.
@@ -199,9 +199,7 @@ unsafe fn add<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
 
 /// Bytes of `m` packed rows of `k` values.
 pub(in crate::arch) fn packed_len(m: usize, k: usize) -> usize {
-    let values = k.checked_add(if k > 0 { GAP } else { 0 }).and_then(|stride| stride.checked_mul(m));
-    let bytes = values.and_then(|values| values.checked_mul(size_of::<f32>()));
-    bytes.unwrap_or_else(|| panic!("{m} packed rows of {k} values"))
+    packed_bytes(m, 1, if k > 0 { k.saturating_add(GAP) } else { 0 })
 }
 
 /// Copies rows of `k` values, [`GAP`] apart.
