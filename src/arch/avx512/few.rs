@@ -378,8 +378,8 @@ impl Rounded for Spans<32> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
         match dtype {
-            DType::Q4_K => streams::multiply::<Large<BlockQ4K, Self>>(y, w, x),
-            DType::Q5_K => streams::multiply::<Large<BlockQ5K, Self>>(y, w, x),
+            DType::Q4_K => streams::multiply::<Large<BlockQ4K, 32>>(y, w, x),
+            DType::Q5_K => streams::multiply::<Large<BlockQ5K, 32>>(y, w, x),
             _ => unreachable!("{dtype} has no scale per 32"),
         }
     }
@@ -432,9 +432,9 @@ impl Rounded for Spans<16> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
         match dtype {
-            DType::Q2_K => streams::multiply::<Large<BlockQ2K, Self>>(y, w, x),
-            DType::Q3_K => streams::multiply::<Large<BlockQ3K, Self>>(y, w, x),
-            DType::Q6_K => streams::multiply::<Large<BlockQ6K, Self>>(y, w, x),
+            DType::Q2_K => streams::multiply::<Large<BlockQ2K, 16>>(y, w, x),
+            DType::Q3_K => streams::multiply::<Large<BlockQ3K, 16>>(y, w, x),
+            DType::Q6_K => streams::multiply::<Large<BlockQ6K, 16>>(y, w, x),
             _ => unreachable!("{dtype} has no scale per 16"),
         }
     }

@@ -9,7 +9,8 @@
 //! The CPU's prefetcher follows 16 long streams, but not 16 rows of a kilobyte side by side. In a loop written to try it, two
 //! threads took 149, 148, 162, 268 ns for 16 × 256 weights of Q4_K from memory and 1, 2, 4, 8 activation rows; with rows
 //! side by side and the next ones prefetched 188, 201, 230, 271; from L2 100, 115, 148, 244 (Emerald Rapids; reading alone
-//! takes 130).
+//! takes 130). Groups of up to 8 activation rows share what is transposed; making bytes of it anew for each of them takes
+//! less than storing the bytes.
 //!
 //! Instructions for the two ports of vectors, for 16 × 256 weights; two of them a cycle would be the ceiling, of which
 //! that loop reached 77, 86 and 79 % from L2 for 1, 4 and 8 rows at 2.87 GHz:
@@ -54,23 +55,8 @@ pub(super) trait Turn: Pod {
 
     unsafe fn packed(rows: Rows, half: usize) -> Self::Packed;
 
-    /// The bytes of columns `32·J..32·J + 32` of these 128, four in a lane.
-    unsafe fn words<const J: usize>(packed: &Self::Packed) -> [__m512i; 8];
-}
-
-/// 256 activations for [`Turn`].
-pub(super) trait Activations: Pod {
-    /// Adds the products of columns `32·g..32·g + 32` to the sums of `M` activation rows.
-    ///
-    /// # Safety
-    /// The CPU must have this level's features.
-    unsafe fn add<const M: usize>(
-        totals: &mut [__m512; M],
-        w: &[__m512i; 8],
-        factors: &Factors,
-        x: &[Self; M],
-        g: usize,
-    );
+    /// The bytes of columns `32·G + 4·i..32·G + 4·i + 4` of these 128.
+    unsafe fn word<const G: usize>(packed: &Self::Packed, i: usize) -> __m512i;
 }
 
 /// A format of 32 weights with one scale, of 16 rows at a time. As [`Turn`].
@@ -95,16 +81,16 @@ pub(super) trait Step {
     /// Blocks at a time, at most 8.
     const BLOCKS: usize;
 
-    /// Adds the products of some blocks of each row to the sums of `M` activation rows, the first of `x`, which has the
-    /// activations of `m` rows for a block, then for the next.
+    /// Adds the products of some blocks of each row to the sums of the activation rows. `x` has the activations of each
+    /// row for a block, then for the next.
     ///
     /// # Safety
     /// The CPU must have this level's features, and the rows that many blocks.
-    unsafe fn add<const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[Self::X], m: usize);
+    unsafe fn add(totals: &mut [__m512], rows: Rows, x: &[Self::X]);
 }
 
-/// A block of 256 weights.
-pub(super) struct Large<B, X>(PhantomData<(B, X)>);
+/// A block of 256 weights with a scale per `SPAN`.
+pub(super) struct Large<B, const SPAN: usize>(PhantomData<B>);
 
 /// Up to eight blocks of 32 weights.
 pub(super) struct Small<B>(PhantomData<B>);
@@ -132,7 +118,7 @@ pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
             for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
                 let rows = Rows { first: w[t * row_blocks + k * S::BLOCKS..].as_ptr().cast(), stride };
                 // SAFETY: this function has the features; rows `t`, `t + run` and so on have these blocks.
-                unsafe { step::<S>(&mut totals[..m], rows, x) };
+                unsafe { S::add(&mut totals[..m], rows, x) };
             }
             put(y, &totals[..m], LANES, |lane| lane * run + t);
         }
@@ -149,7 +135,7 @@ pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
             }
             let rows = Rows { first: copies.as_ptr().cast(), stride: size_of_val(&copies[0]) };
             // SAFETY: as above.
-            unsafe { step::<S>(&mut totals[..m], rows, x) };
+            unsafe { S::add(&mut totals[..m], rows, x) };
         }
         put(y, &totals[..m], n - first, |lane| first + lane);
     }
@@ -170,57 +156,99 @@ fn put(y: &mut ColumnsMut<'_>, totals: &[__m512], n: usize, column: impl Fn(usiz
     }
 }
 
-/// Adds the products of blocks of each row, with as many activation rows at a time as there are registers for.
-#[inline]
+/// `$add` for all of `$totals`: `$M` sums `$tile`, of activation rows from `$i` on, as many at a time as there are registers for.
+macro_rules! in_tiles {
+    ($totals:expr, |$tile:ident, $i:ident, $M:ident| $add:expr) => {
+        let (totals, mut $i): (&mut [__m512], usize) = ($totals, 0);
+        in_tiles!(8, totals, |$tile, $i, $M| $add);
+        in_tiles!(4, totals, |$tile, $i, $M| $add);
+        in_tiles!(2, totals, |$tile, $i, $M| $add);
+        in_tiles!(1, totals, |$tile, $i, $M| $add);
+        debug_assert_eq!($i, totals.len());
+    };
+    ($m:literal, $totals:ident, |$tile:ident, $i:ident, $M:ident| $add:expr) => {
+        for $tile in $totals[$i..].as_chunks_mut::<$m>().0 {
+            const $M: usize = $m;
+            $add;
+            $i += $m;
+        }
+    };
+}
+
+impl<B: Turn, const SPAN: usize> Step for Large<B, SPAN>
+where
+    Spans<SPAN>: Pod,
+{
+    type Block = B;
+    type X = Spans<SPAN>;
+    const BLOCKS: usize = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    unsafe fn add(totals: &mut [__m512], rows: Rows, x: &[Spans<SPAN>]) {
+        // SAFETY: the caller's promise.
+        let factors = unsafe { B::factors(rows) };
+        macro_rules! half {
+            ($half:literal) => {
+                rows.prefetch(size_of::<B>(), 4 * $half);
+                rows.prefetch(size_of::<B>(), 4 * $half + 1);
+                // SAFETY: as above.
+                let packed = unsafe { B::packed(rows, $half) };
+                rows.prefetch(size_of::<B>(), 4 * $half + 2);
+                rows.prefetch(size_of::<B>(), 4 * $half + 3);
+                in_tiles!(totals, |tile, i, M| {
+                    let x = x[i..].first_chunk().expect("M rows");
+                    // SAFETY: this function has the features.
+                    unsafe { add_half::<B, SPAN, M>(tile, &packed, &factors, x, $half) }
+                });
+            };
+        }
+        half!(0);
+        half!(1);
+    }
+}
+
+/// Adds the products of 128 columns to the sums of `M` activation rows.
+///
+/// # Safety
+/// The CPU must have this level's features.
+#[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn step<S: Step>(totals: &mut [__m512], rows: Rows, x: &[S::X]) {
-    let (m, mut i) = (totals.len(), 0);
-    macro_rules! tiles {
-        ($m:literal) => {
-            for totals in totals[i..].as_chunks_mut::<$m>().0 {
-                // SAFETY: the caller's promise.
-                unsafe { S::add(totals, rows, &x[i..], m) };
-                i += $m;
+unsafe fn add_half<B: Turn, const SPAN: usize, const M: usize>(
+    totals: &mut [__m512; M],
+    packed: &B::Packed,
+    factors: &Factors,
+    x: &[Spans<SPAN>; M],
+    half: usize,
+) {
+    let mut sums = *totals;
+    macro_rules! group {
+        ($g:literal) => {
+            let g = 4 * half + $g;
+            for span in 0..32 / SPAN {
+                let mut ints = [_mm512_setzero_si512(); M];
+                for i in span * (SPAN / 4)..(span + 1) * (SPAN / 4) {
+                    // SAFETY: the caller's promise.
+                    let w = unsafe { B::word::<$g>(packed, i) };
+                    for m in 0..M {
+                        ints[m] = _mm512_dpbusd_epi32(ints[m], w, _mm512_set1_epi32(x[m].word(8 * g + i)));
+                    }
+                }
+                let at = g * (32 / SPAN) + span;
+                for m in 0..M {
+                    let sum = if SPAN == 32 { x[m].sums[g] } else { x[m].half_sums[at] };
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(ints[m]), _mm512_set1_ps(x[m].d[g]));
+                    let total = _mm512_fmadd_ps(product, factors.scale[at], sums[m]);
+                    sums[m] = _mm512_fmadd_ps(factors.offset[at], _mm512_set1_ps(sum), total);
+                }
             }
         };
     }
-    tiles!(8);
-    tiles!(4);
-    tiles!(2);
-    tiles!(1);
-}
-
-impl<B: Turn, X: Activations> Step for Large<B, X> {
-    type Block = B;
-    type X = X;
-    const BLOCKS: usize = 1;
-
-    #[inline(never)]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn add<const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[X], _m: usize) {
-        let x = x.first_chunk().expect("M rows");
-        let mut sums = *totals;
-        // SAFETY: the caller's promise.
-        let factors = unsafe { B::factors(rows) };
-        for half in 0..2 {
-            // SAFETY: as above.
-            let packed = unsafe { B::packed(rows, half) };
-            macro_rules! group {
-                ($j:literal) => {
-                    rows.prefetch(size_of::<B>(), 4 * half + $j);
-                    // SAFETY: as above.
-                    let words = unsafe { B::words::<$j>(&packed) };
-                    // SAFETY: as above.
-                    unsafe { X::add(&mut sums, &words, &factors, x, 4 * half + $j) };
-                };
-            }
-            group!(0);
-            group!(1);
-            group!(2);
-            group!(3);
-        }
-        *totals = sums;
-    }
+    group!(0);
+    group!(1);
+    group!(2);
+    group!(3);
+    *totals = sums;
 }
 
 impl<B: TurnSmall> Step for Small<B> {
@@ -228,38 +256,52 @@ impl<B: TurnSmall> Step for Small<B> {
     type X = Record;
     const BLOCKS: usize = 8;
 
-    #[inline(never)]
+    #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-    unsafe fn add<const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[Record], m: usize) {
-        let mut sums = *totals;
-        let mut block = rows;
-        for (b, x) in x.chunks(m).enumerate() {
-            let x: &[Record; M] = x.first_chunk().expect("M rows");
-            rows.prefetch(8 * size_of::<B>(), b);
+    unsafe fn add(totals: &mut [__m512], rows: Rows, x: &[Record]) {
+        let m = totals.len();
+        in_tiles!(totals, |tile, i, M| {
             // SAFETY: the caller's promise.
-            let (scale, words) = unsafe { (B::scale(block), B::words(block)) };
-            for span in 0..2 {
-                let mut ints = [_mm512_setzero_si512(); M];
+            unsafe { add_blocks::<B, M>(tile, rows, &x[i..], m) }
+        });
+    }
+}
+
+/// Adds the products of some blocks to the sums of `M` activation rows, the first of `x`, which has those of `m` rows for
+/// each block.
+///
+/// # Safety
+/// The CPU must have this level's features, and the rows that many blocks.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn add_blocks<B: TurnSmall, const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[Record], m: usize) {
+    let mut sums = *totals;
+    let mut block = rows;
+    for (b, x) in x.chunks(m).enumerate() {
+        let x: &[Record; M] = x.first_chunk().expect("M rows");
+        rows.prefetch(8 * size_of::<B>(), b);
+        // SAFETY: the caller's promise.
+        let (scale, words) = unsafe { (B::scale(block), B::words(block)) };
+        for span in 0..2 {
+            let mut ints = [_mm512_setzero_si512(); M];
+            for i in 0..M {
+                // `−128·Σq`.
+                let start = _mm512_set1_epi32(x[i][10 + span].cast_signed() >> B::HALVED);
+                ints[i] = _mm512_dpbusd_epi32(start, words[4 * span], _mm512_set1_epi32(x[i][4 * span].cast_signed()));
+            }
+            for j in 4 * span + 1..4 * span + 4 {
                 for i in 0..M {
-                    // `−128·Σq`.
-                    let start = _mm512_set1_epi32(x[i][10 + span].cast_signed() >> B::HALVED);
-                    ints[i] =
-                        _mm512_dpbusd_epi32(start, words[4 * span], _mm512_set1_epi32(x[i][4 * span].cast_signed()));
-                }
-                for j in 4 * span + 1..4 * span + 4 {
-                    for i in 0..M {
-                        ints[i] = _mm512_dpbusd_epi32(ints[i], words[j], _mm512_set1_epi32(x[i][j].cast_signed()));
-                    }
-                }
-                for i in 0..M {
-                    let d = _mm512_set1_ps(f32::from_bits(x[i][8 + span]));
-                    sums[i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(ints[i]), d), scale, sums[i]);
+                    ints[i] = _mm512_dpbusd_epi32(ints[i], words[j], _mm512_set1_epi32(x[i][j].cast_signed()));
                 }
             }
-            block.first = block.first.wrapping_add(size_of::<B>());
+            for i in 0..M {
+                let d = _mm512_set1_ps(f32::from_bits(x[i][8 + span]));
+                sums[i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(ints[i]), d), scale, sums[i]);
+            }
         }
-        *totals = sums;
+        block.first = block.first.wrapping_add(size_of::<B>());
     }
+    *totals = sums;
 }
 
 impl Rows {
@@ -282,11 +324,11 @@ impl Rows {
         for (j, q) in q.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
             let row = |r: usize| unsafe { _mm_loadu_si128(self.first.wrapping_add(r * self.stride + at).cast()) };
-            // An insertion from memory takes no port for shuffles.
+            // Masked broadcasts from memory take no port for shuffles; insertions take one on Zen 4.
             let first = _mm512_castsi128_si512(row(j));
-            let two = _mm512_inserti32x4::<1>(first, row(4 + j));
-            let three = _mm512_inserti32x4::<2>(two, row(8 + j));
-            *q = _mm512_inserti32x4::<3>(three, row(12 + j));
+            let two = _mm512_mask_broadcast_i32x4(first, 0x00f0, row(4 + j));
+            let three = _mm512_mask_broadcast_i32x4(two, 0x0f00, row(8 + j));
+            *q = _mm512_mask_broadcast_i32x4(three, 0xf000, row(12 + j));
         }
         let (ab, ab_high) = (_mm512_unpacklo_epi32(q[0], q[1]), _mm512_unpackhi_epi32(q[0], q[1]));
         let (cd, cd_high) = (_mm512_unpacklo_epi32(q[2], q[3]), _mm512_unpackhi_epi32(q[2], q[3]));
@@ -410,12 +452,8 @@ impl Turn for BlockQ4K {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn words<const J: usize>(packed: &Self::Packed) -> [__m512i; 8] {
-        let mut w = packed[J / 2];
-        for w in &mut w {
-            *w = nibbles(*w, J % 2);
-        }
-        w
+    unsafe fn word<const G: usize>(packed: &Self::Packed, i: usize) -> __m512i {
+        nibbles(packed[G / 2][i], G % 2)
     }
 }
 
@@ -441,18 +479,14 @@ impl Turn for BlockQ5K {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn words<const J: usize>((low, bits): &Self::Packed) -> [__m512i; 8] {
-        let mut w = low[J / 2];
-        for (w, bits) in w.iter_mut().zip(bits) {
-            let bit = match J {
-                0 => _mm512_slli_epi32::<4>(*bits),
-                1 => _mm512_slli_epi32::<3>(*bits),
-                2 => _mm512_slli_epi32::<2>(*bits),
-                _ => _mm512_slli_epi32::<1>(*bits),
-            };
-            *w = merged(nibbles(*w, J % 2), bit, 16);
-        }
-        w
+    unsafe fn word<const G: usize>((low, bits): &Self::Packed, i: usize) -> __m512i {
+        let bit = match G {
+            0 => _mm512_slli_epi32::<4>(bits[i]),
+            1 => _mm512_slli_epi32::<3>(bits[i]),
+            2 => _mm512_slli_epi32::<2>(bits[i]),
+            _ => _mm512_slli_epi32::<1>(bits[i]),
+        };
+        merged(nibbles(low[G / 2][i], G % 2), bit, 16)
     }
 }
 
@@ -494,26 +528,22 @@ impl Turn for BlockQ6K {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn words<const J: usize>((low, high): &Self::Packed) -> [__m512i; 8] {
-        let mut w = low[J % 2];
-        for (w, high) in w.iter_mut().zip(high) {
-            let two = match J {
-                0 => _mm512_slli_epi32::<4>(*high),
-                1 => _mm512_slli_epi32::<2>(*high),
-                2 => *high,
-                _ => _mm512_srli_epi32::<2>(*high),
-            };
-            *w = merged(nibbles(*w, J / 2), two, 0x30);
-        }
-        w
+    unsafe fn word<const G: usize>((low, high): &Self::Packed, i: usize) -> __m512i {
+        let two = match G {
+            0 => _mm512_slli_epi32::<4>(high[i]),
+            1 => _mm512_slli_epi32::<2>(high[i]),
+            2 => high[i],
+            _ => _mm512_srli_epi32::<2>(high[i]),
+        };
+        merged(nibbles(low[G % 2][i], G / 2), two, 0x30)
     }
 }
 
-/// Bits `2·J` and `2·J + 1` of each byte.
+/// Bits `2·G` and `2·G + 1` of each byte.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn bit_pairs<const J: usize>(x: __m512i) -> __m512i {
-    let low = match J {
+fn bit_pairs<const G: usize>(x: __m512i) -> __m512i {
+    let low = match G {
         0 => x,
         1 => _mm512_srli_epi32::<2>(x),
         2 => _mm512_srli_epi32::<4>(x),
@@ -545,12 +575,8 @@ impl Turn for BlockQ2K {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn words<const J: usize>(packed: &Self::Packed) -> [__m512i; 8] {
-        let mut w = *packed;
-        for w in &mut w {
-            *w = bit_pairs::<J>(*w);
-        }
-        w
+    unsafe fn word<const G: usize>(packed: &Self::Packed, i: usize) -> __m512i {
+        bit_pairs::<G>(packed[i])
     }
 }
 
@@ -589,18 +615,14 @@ impl Turn for BlockQ3K {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn words<const J: usize>((low, bits): &Self::Packed) -> [__m512i; 8] {
-        let mut w = *low;
-        for (w, bits) in w.iter_mut().zip(bits) {
-            let bit = match J {
-                0 => _mm512_slli_epi32::<2>(*bits),
-                1 => _mm512_slli_epi32::<1>(*bits),
-                2 => *bits,
-                _ => _mm512_srli_epi32::<1>(*bits),
-            };
-            *w = merged(bit_pairs::<J>(*w), bit, 4);
-        }
-        w
+    unsafe fn word<const G: usize>((low, bits): &Self::Packed, i: usize) -> __m512i {
+        let bit = match G {
+            0 => _mm512_slli_epi32::<2>(bits[i]),
+            1 => _mm512_slli_epi32::<1>(bits[i]),
+            2 => bits[i],
+            _ => _mm512_srli_epi32::<1>(bits[i]),
+        };
+        merged(bit_pairs::<G>(low[i]), bit, 4)
     }
 }
 
@@ -695,33 +717,4 @@ unsafe fn exponents(rows: Rows) -> __m512 {
         *e = unsafe { rows.first.wrapping_add(r * rows.stride).read() };
     }
     power_of_two(_mm512_cvtepu8_epi32(load_16(&e)))
-}
-
-impl<const SPAN: usize> Activations for Spans<SPAN> {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn add<const M: usize>(
-        totals: &mut [__m512; M],
-        w: &[__m512i; 8],
-        factors: &Factors,
-        x: &[Self; M],
-        g: usize,
-    ) {
-        let words = SPAN / 4;
-        for span in 0..32 / SPAN {
-            let mut ints = [_mm512_setzero_si512(); M];
-            for j in span * words..(span + 1) * words {
-                for m in 0..M {
-                    ints[m] = _mm512_dpbusd_epi32(ints[m], w[j], _mm512_set1_epi32(x[m].word(8 * g + j)));
-                }
-            }
-            let at = g * (32 / SPAN) + span;
-            for m in 0..M {
-                let sum = if SPAN == 32 { x[m].sums[g] } else { x[m].half_sums[at] };
-                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(ints[m]), _mm512_set1_ps(x[m].d[g]));
-                let total = _mm512_fmadd_ps(product, factors.scale[at], totals[m]);
-                totals[m] = _mm512_fmadd_ps(factors.offset[at], _mm512_set1_ps(sum), total);
-            }
-        }
-    }
 }
