@@ -279,7 +279,7 @@ fn on_own_thread<T: Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => return Err(failed("the template engine panicked".into())),
             Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ChatError::Cancelled),
             Err(RecvTimeoutError::Timeout) if start.elapsed() > max_time => {
-                return Err(ChatError::OutOfTime { seconds: max_time.as_secs() });
+                return Err(ChatError::OutOfTime { limit: max_time });
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

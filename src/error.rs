@@ -5,6 +5,7 @@
 
 use crate::arch::KvType;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Shorthand for results of the whole crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -1642,10 +1643,10 @@ pub enum ChatError {
         steps: u64,
     },
     /// The template took more time than any legitimate one.
-    #[error("the chat template did not end within {seconds} seconds")]
+    #[error("the chat template did not end within {limit:?}")]
     OutOfTime {
         /// The limit.
-        seconds: u64,
+        limit: Duration,
     },
     /// The caller asked to stop.
     #[error("cancelled")]

@@ -1,4 +1,4 @@
-//! Decoding allocates nothing, with drafts and side by side, too: counted with an allocator of our own, on the thread
+//! Decoding allocates nothing, with drafts, side by side and for a device, too: counted with an allocator of our own, on the thread
 //! that decodes, as the test runner's own goes on beside it.
 
 #[path = "it/run/mod.rs"]
@@ -6,13 +6,19 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::Sampler;
-use ruvllm::exec::{Request, Schedule, ScheduleOptions, SessionOptions, Speculation};
+use ruvllm::cache::PageMemory;
+use ruvllm::exec::{
+    CancelToken, Engine, EngineOptions, Outputs, Request, Schedule, ScheduleOptions, SessionOptions, Slot, Speculation,
+    TokenKind,
+};
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
+use ruvllm::runner::{Batch, BatchOutputs, Runner};
+use ruvllm::{Sampler, SessionError};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tiny::Tiny;
@@ -72,6 +78,82 @@ fn decoding_allocates_nothing() {
             session.prefill(&[1, 2, 3, 4]).unwrap();
             assert!(COUNT.get() - before <= 3, "{tiny:?} {dtype:?}");
         }
+    }
+}
+
+/// A device that computes nothing: its outputs are zeros.
+struct Idle {
+    first_layer: usize,
+    n_embd: usize,
+}
+
+/// Memory of a page, aligned for what is stored in it.
+#[derive(Debug)]
+struct Memory(Vec<u64>);
+
+impl PageMemory for Memory {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+    fn address(&self) -> u64 {
+        self.0.as_ptr().addr() as u64
+    }
+}
+
+impl Runner for Idle {
+    fn name(&self) -> String {
+        "idle".to_owned()
+    }
+    fn first_layer(&self) -> usize {
+        self.first_layer
+    }
+    fn copied_bytes(&self) -> u64 {
+        0
+    }
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+        Some(Box::new(Memory(vec![0; bytes.div_ceil(8)])))
+    }
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), SessionError> {
+        let n = batch.tokens.len();
+        assert_eq!(batch.hidden.len(), if self.first_layer > 0 { n * self.n_embd } else { 0 });
+        assert!(batch.cos.iter().zip(batch.sin).all(|(cos, sin)| (cos * cos + sin * sin - 1.0).abs() < 1e-3));
+        let mut row = 0;
+        for slot in batch.slots {
+            assert_eq!(slot.rows.start, row);
+            row = slot.rows.end;
+            assert!(slot.tables.iter().all(|table| table.len() == 1 && table[0] != 0));
+            assert!(batch.places.iter().all(|place| place.group < slot.tables.len()));
+        }
+        assert_eq!(row, n);
+        outputs.logits.fill(0.0);
+        Ok(())
+    }
+}
+
+/// What a device is handed with a pass lies in memory that is kept, also that of several sequences.
+#[test]
+fn passes_of_a_device_allocate_nothing() {
+    for (tiny, first_layer) in Tiny::ALL.into_iter().flat_map(|tiny| [(tiny, 0), (tiny, 1)]) {
+        let model = tiny.model(DType::F32);
+        let runner = Arc::new(Idle { first_layer, n_embd: model.hparams().n_embd });
+        let options = EngineOptions { n_threads: NonZeroUsize::new(1), ..Default::default() };
+        let engine = Engine::with_runner(&model, &options, runner).unwrap();
+        let options = SessionOptions { n_ctx: Some(64), ..Default::default() };
+        let [mut a, mut b, mut c] = [(); 3].map(|()| engine.sequence(&options).unwrap());
+        let (mut outputs, cancel) = (Outputs::default(), CancelToken::default());
+        let mut pass = || {
+            let (one, more) =
+                (Slot::new(&mut a, &[1], TokenKind::Generated), Slot::new(&mut b, &[2], TokenKind::Generated));
+            let prompt = Slot::new(&mut c, &[3, 4, 5], TokenKind::Prompt);
+            engine.step(&mut [prompt, one, more], &mut outputs, &cancel).unwrap();
+        };
+        pass();
+        let before = COUNT.get();
+        (0..16).for_each(|_| pass());
+        assert_eq!(COUNT.get() - before, 0, "{tiny:?}, first layer {first_layer}");
     }
 }
 

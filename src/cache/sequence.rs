@@ -176,18 +176,18 @@ impl SeqKv {
     }
 
     /// Position of each layer in pages of the first form.
-    pub(crate) fn places(&self) -> Vec<PagePlace> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
         let place = |at: &LayerAt| {
             let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
             PagePlace { group: at.group, keys, values, types: group.forms[0].types, transformed: group.transformed }
         };
-        self.layout.layers.iter().map(place).collect()
+        self.layout.layers.iter().map(place)
     }
 
     /// For each group, the GPU addresses of its pages; 0 for pages that have left the window.
-    pub(crate) fn page_tables(&self) -> Vec<Vec<u64>> {
+    pub(crate) fn page_tables(&self) -> impl ExactSizeIterator<Item = impl Iterator<Item = u64>> {
         let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
-        self.tables.iter().map(|table| table.iter().map(address).collect()).collect()
+        self.tables.iter().map(move |table| table.iter().map(address))
     }
 
     /// An independent sequence that continues from the same point. Pages are shared until one of them writes.

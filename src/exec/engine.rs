@@ -6,7 +6,7 @@ use super::draft::RowTimes;
 use super::forward::{LayerAt, Pass, Pause, forward};
 use super::hook::TokenKind;
 use super::memory::checked_n_ctx;
-use super::offload::{offload, open_runner};
+use super::offload::{BatchBuffers, offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
@@ -146,6 +146,8 @@ struct Core {
     pool: KvPool,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
+    /// Buffers of the runner's passes.
+    batch_buffers: Mutex<BatchBuffers>,
     /// What passes over generated rows took.
     times: Mutex<RowTimes>,
 }
@@ -183,7 +185,8 @@ impl Core {
             None => pool,
         };
         let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
-        Ok(Core { team, turns, arena, of_piece_passes: Arc::default(), pool, runner, times: Mutex::default() })
+        let (of_piece_passes, batch_buffers, times) = (Arc::default(), Mutex::default(), Mutex::default());
+        Ok(Core { team, turns, arena, of_piece_passes, pool, runner, batch_buffers, times })
     }
 }
 
@@ -228,7 +231,8 @@ impl Engine {
         let (team, turns, arena) =
             (Arc::clone(&self.core.team), Arc::clone(&self.core.turns), Arc::clone(&self.core.arena));
         let (pool, of_piece_passes, times) = (KvPool::new(kv_budget), Arc::default(), Mutex::default());
-        let core = Core { team, turns, arena, of_piece_passes, pool, runner: None, times };
+        let batch_buffers = Mutex::default();
+        let core = Core { team, turns, arena, of_piece_passes, pool, runner: None, batch_buffers, times };
         Engine { model: block.clone(), core: Arc::new(core) }
     }
 
@@ -569,7 +573,7 @@ impl Engine {
             let timer = Timer::start();
             let arena = own_arena.unwrap_or(arena);
             let outcome = match self.runner() {
-                Some(runner) => offload(runner, pass, crew, arena, probe),
+                Some(runner) => offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe),
                 None => forward(pass, crew, arena, probe),
             };
             outcome.map(|()| timer.elapsed())
@@ -613,7 +617,11 @@ impl Engine {
     /// Bytes of the buffers of a pass.
     pub(super) fn buffer_bytes(&self) -> u64 {
         let arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes();
-        arena + self.core.of_piece_passes.load(Ordering::Relaxed)
+        arena + self.core.of_piece_passes.load(Ordering::Relaxed) + self.batch_buffers().bytes()
+    }
+
+    fn batch_buffers(&self) -> MutexGuard<'_, BatchBuffers> {
+        self.core.batch_buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How often [`Engine::enter`] was called.

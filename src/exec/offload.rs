@@ -1,17 +1,34 @@
 //! Passes that a GPU computes, completely or for the last layers only.
 
 use super::arena::Arena;
-use super::batch::{Rows, Wanted, reserve};
+use super::batch::{Rows, Wanted, reuse};
 use super::forward::{Pass, RopeTables, forward};
 use super::probe::{NoProbe, Probe};
+use crate::cache::PagePlace;
 use crate::error::SessionError;
 use crate::model::{Device, Model};
 use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::team::Crew;
 use std::sync::Arc;
 
-/// Purpose of the memory, for [`SessionError::OutOfMemory`].
-const HIDDEN: &str = "hidden states";
+/// Memory for what a runner is handed with a pass; it is reused by the next one.
+#[derive(Debug, Default)]
+pub(super) struct BatchBuffers {
+    /// Hidden states, cosines and sines, tokens.
+    arena: Arena,
+    /// Page tables of all slots.
+    tables: Vec<Vec<u64>>,
+    places: Vec<PagePlace>,
+    /// Empty between passes.
+    slots: Vec<BatchSlot<'static>>,
+}
+
+impl BatchBuffers {
+    /// Bytes of the arena.
+    pub(super) fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+}
 
 /// Opens the runner of a device; `None` for the CPU.
 ///
@@ -29,6 +46,7 @@ pub(super) fn open_runner(model: &Model, device: Device) -> Result<Option<Arc<dy
 /// Computes a pass on a runner; the CPU computes the layers before the runner's.
 pub(super) fn offload(
     runner: &dyn Runner,
+    buffers: &mut BatchBuffers,
     pass: Pass<'_, '_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
@@ -44,46 +62,55 @@ pub(super) fn offload(
     let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, .. } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
-    let mut hidden = Vec::new();
+    let n_hidden = if runner.first_layer() > 0 { m.saturating_mul(h.n_embd) } else { 0 };
+    let n_angles = RopeTables::n_angles(h, m);
+    let BatchBuffers { arena: own, tables, places, slots: batch_slots } = buffers;
+    let (hidden, cos, sin, tokens) =
+        own.plan(|f| (f.take::<f32>(n_hidden), f.take::<f32>(n_angles), f.take::<f32>(n_angles), f.take::<u32>(m)))?;
     if runner.first_layer() > 0 {
-        reserve(&mut hidden, m.saturating_mul(h.n_embd), HIDDEN)?;
-        hidden.resize(m * h.n_embd, 0.0);
-        let (end, hidden) = (runner.first_layer(), Some(&mut hidden[..]));
+        let (end, hidden) = (runner.first_layer(), Some(&mut *hidden));
         let (slots, outputs) = (&mut *slots, &mut *outputs);
         let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, pause: None, hidden };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
-    let n_angles = RopeTables::n_angles(h, m);
-    let (mut cos, mut sin) = (Vec::new(), Vec::new());
-    for x in [&mut cos, &mut sin] {
-        reserve(x, n_angles, HIDDEN)?;
-        x.resize(n_angles, 0.0);
-    }
-    let mut tokens = Vec::with_capacity(m);
-    let mut tables = Vec::with_capacity(slots.len());
+    places.clear();
+    places.extend(slots.iter().take(1).flat_map(|slot| slot.seq.kv.places()));
+    let mut n_tables = 0;
     for slot in &*slots {
-        slot.seq.rope.angles(arch, slot.pos(), (Rows::All.range(slot), m), &mut cos, &mut sin);
-        tokens.extend_from_slice(slot.tokens);
-        tables.push(slot.seq.kv.page_tables());
-    }
-    let places = slots.first().map_or(Vec::new(), |slot| slot.seq.kv.places());
-    let batch_slots = slots.iter().zip(&tables).map(|(slot, tables)| {
         let rows = Rows::All.range(slot);
-        BatchSlot {
+        slot.seq.rope.angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
+        tokens[rows].copy_from_slice(slot.tokens);
+        for pages in slot.seq.kv.page_tables() {
+            if n_tables == tables.len() {
+                tables.push(Vec::new());
+            }
+            tables[n_tables].clear();
+            tables[n_tables].extend(pages);
+            n_tables += 1;
+        }
+    }
+    let mut rest = &tables[..];
+    let mut of_batch = reuse(std::mem::take(batch_slots));
+    for slot in &*slots {
+        let rows = Rows::All.range(slot);
+        let (tables, others) = rest.split_at(slot.seq.kv.page_tables().len());
+        rest = others;
+        of_batch.push(BatchSlot {
             outputs: rows.start + slot.first_output..rows.end,
             rows,
             pos: slot.pos(),
             generated: slot.is_generated(),
             tables,
             adapters: &slot.seq.adapters.attached,
-        }
-    });
-    let batch_slots = batch_slots.collect::<Vec<_>>();
-    let batch = Batch { slots: &batch_slots, tokens: &tokens, hidden: &hidden, cos: &cos, sin: &sin, places: &places };
+        });
+    }
     let raw = wanted == Wanted::Raw;
     if raw {
         outputs.states.resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
     }
     let states = raw.then_some(&mut outputs.states[..]);
-    runner.pass(&batch, BatchOutputs { logits: &mut outputs.logits, states })
+    let batch = Batch { slots: &of_batch, tokens, hidden, cos, sin, places };
+    let outcome = runner.pass(&batch, BatchOutputs { logits: &mut outputs.logits, states });
+    *batch_slots = reuse(of_batch);
+    outcome
 }

@@ -25,6 +25,7 @@ use super::kv::load_kv;
 use super::{attention, attention_i8};
 use crate::arch::gemm::Aligned;
 use crate::arch::lanes::attention::{BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted};
+use crate::arch::lanes::attention_codes;
 use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvSpan, KvStored};
 use half::f16;
@@ -115,7 +116,7 @@ pub(in crate::arch) fn attention_stored(
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
-    if p.exact && attention_i8::fits(&stored, p) {
+    if attention_codes::fits(&stored, p) {
         return attention_i8::attention_stored(to, q, stored, ranges, p);
     }
     if is_shared(p) {

@@ -18,6 +18,7 @@ use super::attention_i16::short_exp;
 use super::elementwise::{F32x16, zero};
 use crate::arch::kv::GROUP;
 use crate::arch::lanes::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
+use crate::arch::lanes::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};
 use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::x86_64::*;
@@ -27,19 +28,10 @@ use std::ops::Range;
 const LANES: usize = 16;
 /// Vectors of keys, one in each lane, of a block.
 const N_VECTORS: usize = BLOCK / LANES;
-/// Widest head that this kernel takes, in groups of values with one scale.
-const MAX_GROUPS: usize = 8;
 /// Vectors of codes of a group and 16 keys.
 const CODES: usize = GROUP / 4;
-/// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most 127, and the lower
-/// one at least −128.
-const MAX_QUERY: f32 = 32512.0;
+/// Largest integer that weights are rounded to.
 const MAX_WEIGHT: f32 = 65535.0;
-/// Queries whose magnitudes are all smaller count as zero.
-const TINY: f32 = 1e-30;
-/// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th of what is stored as
-/// zero.
-const TINY_SCALE: f32 = 1e-33;
 
 /// A query in 16 bits.
 #[repr(C, align(64))]
@@ -82,15 +74,7 @@ struct Room {
     out: [f32; ROWS * MAX_GROUPS * GROUP],
 }
 
-/// Whether this kernel takes such heads.
-pub(super) fn fits(stored: &KvStored<'_>, p: &AttnParams) -> bool {
-    let fits = |kind: KvType, dim: usize| {
-        kind.is_quantized() && dim.is_multiple_of(GROUP) && dim <= MAX_GROUPS * GROUP && dim > 0
-    };
-    fits(stored.k, p.head_dim) && fits(stored.v, p.head_dim_v) && p.slope == 0.0
-}
-
-/// See [`crate::arch::Arch::attention_stored`]; the heads must fit.
+/// See [`crate::arch::Arch::attention_stored`]; the heads must [fit](crate::arch::lanes::attention_codes::fits).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) fn attention_stored(
     to: &mut AttnPartial<'_>,
@@ -111,8 +95,9 @@ pub(super) fn attention_stored(
         if seen.is_empty() {
             continue;
         }
+        let blocks = &span.blocks[..seen.end];
         // No block before it has prefetched the first.
-        Ahead::new([span.blocks[seen.start].k, span.blocks[seen.start].v], 1).point();
+        Ahead::new(blocks.get(seen.start), 1).point();
         for (r, q) in q.chunks_exact(p.head_dim).enumerate() {
             // SAFETY: there is room for `ROWS` queries.
             unsafe { queries.add(r).write(round_query(q, stored.k, p.scale)) };
@@ -120,15 +105,11 @@ pub(super) fn attention_stored(
         // SAFETY: there is room for as many rows of outputs.
         unsafe { out.write_bytes(0, ranges.len() * p.head_dim_v) };
         let (mut max, mut sums) = ([f32::NEG_INFINITY; ROWS], [_mm512_setzero_ps(); ROWS]);
-        for block in seen.clone() {
-            let mut ahead = Ahead::default();
-            if block + 1 < seen.end {
-                let n_keys = N_VECTORS * n_groups * (1 + tiles(ranges.len()).count());
-                let n_points = n_keys + N_VECTORS * n_groups_v + ranges.len() * (1 + N_VECTORS * n_groups_v);
-                ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
-            }
-            let first = span.first + block * BLOCK;
-            let block = span.blocks[block];
+        let n_keys = N_VECTORS * n_groups * (1 + tiles(ranges.len()).count());
+        let n_points = n_keys + N_VECTORS * n_groups_v + ranges.len() * (1 + N_VECTORS * n_groups_v);
+        for i in seen {
+            let (block, mut ahead) = (blocks[i], Ahead::new(blocks.get(i + 1), n_points));
+            let first = span.first + i * BLOCK;
             // SAFETY: the blocks are whole, the queries rounded, and the room is ours.
             unsafe {
                 unpack(stored.k, block.k, p.head_dim, true, room, &mut ahead);
@@ -224,7 +205,7 @@ struct Plane {
 /// Unpacks a block of keys, or of values, to codes and scales in the room.
 ///
 /// # Safety
-/// The block must be whole, and the dimension one of [`fits`].
+/// The block must be whole, and the dimension one that [`fits`](crate::arch::lanes::attention_codes::fits).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
     let [upper, lower, scales] = kind.row_bytes(dim);

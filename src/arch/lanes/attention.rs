@@ -14,7 +14,7 @@
 
 use super::{Lanes, exp, tanh};
 use crate::arch::gemm::{prefetch, prefetch_line};
-use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
+use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
 use half::f16;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -289,7 +289,6 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
 
 /// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
 /// system takes only so many requests at a time.
-#[derive(Default)]
 pub(in crate::arch) struct Ahead<'a> {
     parts: [&'a [u8]; 2],
     /// Bytes prefetched.
@@ -299,7 +298,10 @@ pub(in crate::arch) struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    pub(in crate::arch) fn new(parts: [&'a [u8]; 2], n_points: usize) -> Ahead<'a> {
+    /// Those of a block, if there is one, for work with so many points.
+    #[inline(always)]
+    pub(in crate::arch) fn new(block: Option<&KvBlock<'a, u8>>, n_points: usize) -> Ahead<'a> {
+        let parts = block.map_or([&[][..]; 2], |block| [block.k, block.v]);
         Ahead { parts, done: 0, lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points) }
     }
 

@@ -16,14 +16,15 @@ use std::ops::Range;
 
 /// Widest head that these kernels take, in groups of values with one scale.
 pub(in crate::arch) const MAX_GROUPS: usize = 8;
-/// Largest integers that a query and weights are rounded to.
-const MAX_QUERY: f32 = 32512.0;
+/// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most 127, and the lower one at
+/// least −128.
+pub(in crate::arch) const MAX_QUERY: f32 = 32512.0;
 const MAX_WEIGHT: f32 = 32767.0;
 /// Queries whose magnitudes are all smaller count as zero.
-const TINY: f32 = 1e-30;
+pub(in crate::arch) const TINY: f32 = 1e-30;
 /// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th of what is stored as
 /// zero.
-const TINY_SCALE: f32 = 1e-33;
+pub(in crate::arch) const TINY_SCALE: f32 = 1e-33;
 
 /// A query in 16 bits.
 #[repr(C, align(32))]
@@ -110,8 +111,9 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
         if seen.is_empty() {
             continue;
         }
+        let blocks = &span.blocks[..seen.end];
         // No block before it has prefetched the first.
-        Ahead::new([span.blocks[seen.start].k, span.blocks[seen.start].v], 1).point();
+        Ahead::new(blocks.get(seen.start), 1).point();
         for (r, q) in q.chunks_exact(p.head_dim).enumerate() {
             // SAFETY: there is room for `ROWS` queries.
             unsafe { round_query(z, steps, queries.add(r), q, stored.k, p.scale) };
@@ -120,14 +122,10 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
         // SAFETY: there is room for as many rows of outputs.
         unsafe { out.write_bytes(0, n_out) };
         let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0.0; ROWS]);
-        for block in seen.clone() {
-            let mut ahead = Ahead::default();
-            if block + 1 < seen.end {
-                let n_points = BLOCK / 8 * (n_groups + n_groups_v + ranges.len() * (1 + n_groups_v));
-                ahead = Ahead::new([span.blocks[block + 1].k, span.blocks[block + 1].v], n_points);
-            }
-            let first = span.first + block * BLOCK;
-            let block = span.blocks[block];
+        let n_points = BLOCK / 8 * (n_groups + n_groups_v + ranges.len() * (1 + n_groups_v));
+        for i in seen {
+            let (block, mut ahead) = (blocks[i], Ahead::new(blocks.get(i + 1), n_points));
+            let first = span.first + i * BLOCK;
             // SAFETY: the caller's promise; the blocks are whole, the queries rounded.
             unsafe {
                 (steps.unpack)(stored.k, block.k, n_groups, true, room, &mut ahead);
