@@ -5,7 +5,6 @@
 
 use crate::arch::KvType;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Shorthand for results of the whole crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -1646,7 +1645,7 @@ pub enum ChatError {
     #[error("the chat template did not end within {limit:?}")]
     OutOfTime {
         /// The limit.
-        limit: Duration,
+        limit: std::time::Duration,
     },
     /// The caller asked to stop.
     #[error("cancelled")]

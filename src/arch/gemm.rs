@@ -21,6 +21,7 @@
 use super::lanes::packing::MAX_LANES;
 use super::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::DType;
+use std::ops::Range;
 
 /// Weight rows of a panel.
 pub(super) const TILE: usize = 32;
@@ -199,7 +200,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
             &row[start..(start + block_bytes).min(row_bytes)]
         };
         for first_vec in (0..n_vecs).step_by(most_vecs) {
-            let n_vecs = (n_vecs - first_vec).min(most_vecs);
+            let vecs = first_vec..(first_vec + most_vecs).min(n_vecs);
             (0..n_rows).for_each(|r| prefetch(blocks(r, 0)));
             for k0 in (0..k).step_by(BLOCK) {
                 let n = (k - k0).min(BLOCK);
@@ -216,33 +217,69 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                 if k0 + BLOCK < k {
                     (0..n_rows).for_each(|r| prefetch(blocks(r, k0 + BLOCK)));
                 }
-                for k1 in (0..n).step_by(P::DEPTH) {
-                    let depth = (n - k1).min(P::DEPTH);
-                    for v in (0..n_vecs).step_by(P::VECS) {
-                        let vecs = (n_vecs - v).min(P::VECS);
-                        let x = &x[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
-                        let x = &x[..P::words(depth) * vecs * P::LANES];
-                        let tile = &P::TILES[vecs - 1];
-                        for (i, r) in (0..n_rows).step_by(tile.rows).enumerate() {
-                            let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = panel.as_ptr().wrapping_add(place::<P>(panel_stride, r, P::panel_words(k1)));
-                            let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
-                            // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe { (tile.multiply)(w, x.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
-                        }
-                    }
-                }
+                // SAFETY: the panel has these rows and values, and there is room for their sums.
+                unsafe { multiply_panel::<P>(panel.as_ptr(), n_rows, x, vec_words, vecs.clone(), k0..k0 + n, sums) };
             }
-            for v in 0..n_vecs {
-                let row = (first_vec + v) * P::LANES;
-                let (n, stride) = ((y.rows() - row).min(P::LANES), y.stride());
-                for r in (0..n_rows).step_by(P::LANES) {
-                    let sums = sums.wrapping_add((v * TILE + r) * P::LANES);
-                    let y = y.as_mut_ptr().wrapping_add(row * stride + t * TILE + r);
-                    // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `y`.
-                    unsafe { (P::STORE)(sums, y, stride, n, (n_rows - r).min(P::LANES)) };
-                }
+            // SAFETY: all sums were computed.
+            unsafe { store_sums::<P>(sums, vecs, y, t * TILE, n_rows) };
+        }
+    }
+}
+
+/// Adds to `sums`, `[register of activations][panel row][lane]`, the products of `n_rows` panel rows, at most [`TILE`], of
+/// the values `k`, with the activations in registers `vecs`; those of values from 0 on start from zero. A register has
+/// `vec_words` words of all values.
+///
+/// # Safety
+/// The CPU must have the level's features. The panel must have these rows, up to a multiple of the rows of all tiles, and the
+/// sums room for as many.
+pub(super) unsafe fn multiply_panel<P: Panels>(
+    panel: *const u32,
+    n_rows: usize,
+    x: &[u32],
+    vec_words: usize,
+    vecs: Range<usize>,
+    k: Range<usize>,
+    sums: *mut f32,
+) {
+    for k1 in k.clone().step_by(P::DEPTH) {
+        let depth = (k.end - k1).min(P::DEPTH);
+        for v in vecs.clone().step_by(P::VECS) {
+            let n_vecs = (vecs.end - v).min(P::VECS);
+            let x = &x[v * vec_words + P::words(k1) * n_vecs * P::LANES..];
+            let x = &x[..P::words(depth) * n_vecs * P::LANES];
+            let tile = &P::TILES[n_vecs - 1];
+            for (i, r) in (0..n_rows).step_by(tile.rows).enumerate() {
+                let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
+                let w = panel.wrapping_add(place::<P>(P::panel_words(BLOCK), r, P::panel_words(k1 - k.start)));
+                let sums = sums.wrapping_add(((v - vecs.start) * TILE + r) * P::LANES);
+                // SAFETY: the tile lies inside the panel, the activations and the sums.
+                unsafe { (tile.multiply)(w, x.as_ptr(), depth, sums, k1 == 0, ahead) };
             }
+        }
+    }
+}
+
+/// Stores the sums that [`multiply_panel`] computed as columns `first..first + n_cols` of `y`.
+///
+/// # Safety
+/// The CPU must have the level's features, and there must be sums of so many panel rows and of `vecs`.
+pub(super) unsafe fn store_sums<P: Panels>(
+    sums: *const f32,
+    vecs: Range<usize>,
+    y: &mut ColumnsMut<'_>,
+    first: usize,
+    n_cols: usize,
+) {
+    assert!(first + n_cols <= y.cols(), "columns {first}+{n_cols} of {}", y.cols());
+    for v in vecs.clone() {
+        let row = v * P::LANES;
+        let (n, stride) = ((y.rows() - row).min(P::LANES), y.stride());
+        for c in (0..n_cols).step_by(P::LANES) {
+            let sums = sums.wrapping_add(((v - vecs.start) * TILE + c) * P::LANES);
+            let y = y.as_mut_ptr().wrapping_add(row * stride + first + c);
+            // SAFETY: the caller's promise; rows `row..row + n` and these columns are in `y`.
+            unsafe { (P::STORE)(sums, y, stride, n, (n_cols - c).min(P::LANES)) };
         }
     }
 }

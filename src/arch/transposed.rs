@@ -2,7 +2,7 @@
 //! weight *columns*. Some rows are expanded to `f32`, then transposed to panel rows, in the words of the level's
 //! register tile.
 
-use super::gemm::{BLOCK, Panels, SUMS, TILE, pack, packed_len, place, prefetch};
+use super::gemm::{BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums};
 use super::{CacheLine, ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::ops::Range;
@@ -92,7 +92,7 @@ unsafe fn transposed_kernel<P: Turn>(
     let sums = sums.as_mut_ptr();
 
     for first_vec in (0..n_vecs).step_by(SUMS / P::LANES) {
-        let n_vecs = (n_vecs - first_vec).min(SUMS / P::LANES);
+        let vecs = first_vec..(first_vec + SUMS / P::LANES).min(n_vecs);
         for k0 in (0..k).step_by(BLOCK) {
             let n = (k - k0).min(BLOCK);
             for k1 in (0..n).step_by(P::ROWS) {
@@ -115,34 +115,15 @@ unsafe fn transposed_kernel<P: Turn>(
                 prefetch(blocks(r));
             }
             for c0 in (0..n_cols).step_by(TILE) {
-                let sums = sums.wrapping_add(c0 * SUMS);
-                for k1 in (0..n).step_by(P::DEPTH) {
-                    let depth = (n - k1).min(P::DEPTH);
-                    for v in (0..n_vecs).step_by(P::VECS) {
-                        let vecs = (n_vecs - v).min(P::VECS);
-                        let y = &y[(first_vec + v) * vec_words + P::words(k0 + k1) * vecs * P::LANES..];
-                        let y = &y[..P::words(depth) * vecs * P::LANES];
-                        let tile = &P::TILES[vecs - 1];
-                        for (i, c) in (0..(n_cols - c0).min(TILE)).step_by(tile.rows).enumerate() {
-                            let ahead = y.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                            let w = panel.wrapping_add(place::<P>(panel_stride, c0 + c, P::panel_words(k1)));
-                            let sums = sums.wrapping_add((v * TILE + c) * P::LANES);
-                            // SAFETY: the tile lies inside the panel, the activations and the sums.
-                            unsafe { (tile.multiply)(w, y.as_ptr(), depth, sums, k0 + k1 == 0, ahead) };
-                        }
-                    }
-                }
+                let panel = panel.wrapping_add(place::<P>(panel_stride, c0, 0));
+                let (sums, n_rows) = (sums.wrapping_add(c0 * SUMS), (n_cols - c0).min(TILE));
+                // SAFETY: the panel has these rows and values, and there is room for their sums.
+                unsafe { multiply_panel::<P>(panel, n_rows, y, vec_words, vecs.clone(), k0..k0 + n, sums) };
             }
         }
-        for v in 0..n_vecs {
-            let row = (first_vec + v) * P::LANES;
-            let (n, stride) = ((x.rows() - row).min(P::LANES), x.stride());
-            for c in (0..n_cols).step_by(P::LANES) {
-                let sums = sums.wrapping_add(c / TILE * TILE * SUMS + (v * TILE + c % TILE) * P::LANES);
-                let x = x.as_mut_ptr().wrapping_add(row * stride + c);
-                // SAFETY: the sums were all computed; rows `row..row + n` and these columns are in `x`.
-                unsafe { (P::STORE)(sums, x, stride, n, (n_cols - c).min(P::LANES)) };
-            }
+        for c0 in (0..n_cols).step_by(TILE) {
+            // SAFETY: all sums were computed.
+            unsafe { store_sums::<P>(sums.wrapping_add(c0 * SUMS), vecs.clone(), x, c0, (n_cols - c0).min(TILE)) };
         }
     }
 }

@@ -72,7 +72,7 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["dbrx", "smaug-bpe"], stages: &[Find(llama3)], ..BASE },
     PreTokenizer { names: &["chatglm-bpe"], stages: &[Find(llama3)], default_bos: None, ..BASE },
     PreTokenizer { names: &["glm4", "glm5"], stages: &[Find(llama3)], default_bos: None, ignore_merges: true, ..BASE },
-    PreTokenizer { names: &["jais-2"], stages: &[Find(jais2), Cut(space_runs)], ..BASE },
+    PreTokenizer { names: &["jais-2"], stages: &[Find(llama3), Cut(space_runs)], ..BASE },
     PreTokenizer { names: &["minicpm5"], stages: &[Find(number_1_3), Find(minicpm5)], ignore_merges: true, ..BASE },
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "solar-open", "grok-2"],
@@ -306,18 +306,9 @@ fn llama3(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`llama3`] with `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end. Consecutive matches of
-/// that are one match here, so that the text after them is searched only once; [`space_runs`] splits it.
-fn jais2(t: &[Char]) -> Option<usize> {
-    any_contraction(t)
-        .or_else(|| word(t))
-        .or_else(|| number_1_3(t))
-        .or_else(|| other_newlines(t))
-        .or_else(|| to_last_newline(t))
-        .or_else(|| space(t))
-}
-
-/// White space without a line end, in pieces of 512, then of smaller powers of two.
+/// White space without a line end, in pieces of 512, then of smaller powers of two:
+/// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`. What these pieces come from is one match of [`llama3`], so
+/// that the text after them is searched only once.
 fn space_runs(t: &[Char], piece: Sink<'_>) {
     if !t.iter().all(|&c| c.is(WS) && !is_newline(c)) {
         return piece(t);
