@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
     FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak, first_tokens, kernels,
-    read_bandwidth, run as measure, scenario, synthetic, synthetic_with_tokens,
+    read_bandwidth, run as measure, scenario, synthetic, synthetic_file, synthetic_with_tokens,
 };
 use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
@@ -39,6 +39,8 @@ Examples:
   ruvllm bench --kernels                                  every kernel against the machine's limits
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
                                                           in turns with a peer, and the ratios
+  ruvllm bench --synthetic gpt-oss-20b:Q8_0 --write model.gguf
+                                                          a shape as a file, for a peer to open, too
 
 Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. \
 `% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the \
@@ -57,9 +59,12 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "FILE", value_delimiter = ',', env = "LLAMA_ARG_MODEL")]
     model: Vec<PathBuf>,
     /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b, llama2-7b, mistral-7b, qwen2-0.5b,
-    /// qwen3.5-4b, gemma3-4b, or some layers of qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
+    /// qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,
+    /// Write the one made-up model to a file, which other engines open, too, instead of measuring it
+    #[arg(long, value_name = "FILE", requires = "synthetic")]
+    write: Option<PathBuf>,
     /// Prompt lengths; 0: no such test
     #[arg(short = 'p', long, value_name = "LIST", default_value = "512", allow_negative_numbers = true)]
     n_prompt: Vec<String>,
@@ -278,6 +283,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("give either -m FILE or --synthetic SHAPE:TYPE".into()));
     }
     let shapes = args.synthetic.iter().map(|name| shape(name)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(path) = &args.write {
+        let [(shape, file_type)] = shapes[..] else {
+            return Err(Failure::Usage("--write writes one shape".into()));
+        };
+        return Ok(synthetic_file(shape, file_type).write(path)?);
+    }
     let mut printer = Printer::new(args.output);
     for path in &args.model {
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());

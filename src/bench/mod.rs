@@ -22,7 +22,7 @@ pub use learning::{Contender, Estimate, Forgetting, LearningOptions, LearningRep
 pub use machine::{Load, arithmetic_peak, read_bandwidth};
 pub use replay::{Replay, Replayed};
 pub use scenario::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
-pub use synthetic::{Shape, synthetic, synthetic_with_tokens};
+pub use synthetic::{Shape, synthetic, synthetic_file, synthetic_with_tokens};
 
 /// A combination of prompt, generation and depth to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

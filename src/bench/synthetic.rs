@@ -47,6 +47,11 @@ struct Delta {
 const ATTENTION_INTERVAL: usize = 4;
 /// Width of the convolution before a delta rule.
 const CONV: usize = 4;
+/// Of Gemma 4: every so many layers one has no window, and heads twice as wide as the others'; each layer has so many
+/// values for a token; and of 7 layers the last 3 read the keys and values of others.
+const GLOBAL_INTERVAL: usize = 6;
+const N_PER_LAYER: usize = 256;
+const SHARED_OF_7: usize = 3;
 
 impl Shape {
     /// A Llama; the other shapes name what differs.
@@ -153,6 +158,20 @@ impl Shape {
             window: Some(1024),
             ..Shape::LLAMA_1B
         },
+        Shape {
+            name: "gemma4-e4b",
+            arch: "gemma4",
+            n_layer: 42,
+            n_embd: 2560,
+            n_head: 8,
+            n_head_kv: 2,
+            head_dim: 256,
+            n_ff: 10240,
+            n_vocab: 262_144,
+            tied: true,
+            window: Some(512),
+            ..Shape::LLAMA_1B
+        },
     ];
 
     /// The same shape with another number of layers.
@@ -165,7 +184,8 @@ impl Shape {
     #[must_use]
     pub fn reduced(self) -> Shape {
         let experts = self.experts.map(|x| Experts { n: 16, n_ff: 256, ..x });
-        Shape { n_layer: ATTENTION_INTERVAL, n_ff: 256, n_vocab: 64, experts, ..self }
+        let n_layer = if self.arch == "gemma4" { 2 * GLOBAL_INTERVAL } else { ATTENTION_INTERVAL };
+        Shape { n_layer, n_ff: 256, n_vocab: 64, experts, ..self }
     }
 
     /// The shape called `name`.
@@ -184,7 +204,15 @@ const EMBEDDINGS: usize = 1024;
 /// # Errors
 /// If the model exceeds the limits of a GGUF file, which no listed shape does.
 pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
-    build(shape, file_type, Writer::new())
+    Gguf::from_bytes(synthetic_file(shape, file_type).to_bytes()?)
+}
+
+/// The same as a file to be written, which other engines open, too.
+pub fn synthetic_file(shape: Shape, file_type: FileType) -> Writer<'static> {
+    let mut file = Writer::new();
+    file.metadata("tokenizer.ggml.model", "none");
+    build(shape, file_type, &mut file);
+    file
 }
 
 /// [`synthetic`] with the tokenizer in `metadata`, whose vocabulary is not larger than the shape's.
@@ -196,7 +224,8 @@ pub fn synthetic_with_tokens(shape: Shape, file_type: FileType, metadata: &Metad
     for (key, value) in metadata.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
         file.metadata(key, value.clone());
     }
-    build(shape, file_type, file)
+    build(shape, file_type, &mut file);
+    Gguf::from_bytes(file.to_bytes()?)
 }
 
 /// What a tensor is filled with.
@@ -210,18 +239,29 @@ enum Fill {
 type Tensor = (String, Vec<usize>, Fill);
 
 impl Shape {
+    /// Whether `layer` of Gemma 4 has no window.
+    fn is_global(&self, layer: usize) -> bool {
+        self.arch == "gemma4" && (layer + 1).is_multiple_of(GLOBAL_INTERVAL)
+    }
+
+    /// Last layers that read the keys and values of others.
+    fn n_shared(&self) -> usize {
+        if self.arch == "gemma4" { self.n_layer * SHARED_OF_7 / 7 } else { 0 }
+    }
+
     fn attends(&self, layer: usize) -> bool {
         self.delta.is_none() || (layer + 1).is_multiple_of(ATTENTION_INTERVAL)
     }
 
     /// Metadata besides the sizes that all have.
     fn write_metadata(&self, file: &mut Writer<'_>) {
-        let Shape { arch, head_dim, experts, delta, window, .. } = *self;
+        let Shape { arch, n_layer, head_dim, experts, delta, window, .. } = *self;
         let mut count = |key: &str, n: usize| {
             file.metadata(format!("{arch}.{key}"), n as u32);
         };
-        count("attention.key_length", head_dim);
-        count("attention.value_length", head_dim);
+        let widest = if arch == "gemma4" { 2 * head_dim } else { head_dim };
+        count("attention.key_length", widest);
+        count("attention.value_length", widest);
         if let Some(x) = experts {
             count("expert_count", x.n);
             count("expert_used_count", x.n_used);
@@ -241,6 +281,19 @@ impl Shape {
         }
         if let Some(window) = window {
             count("attention.sliding_window", window);
+        }
+        if arch == "gemma4" {
+            count("attention.key_length_swa", head_dim);
+            count("attention.value_length_swa", head_dim);
+            count("rope.dimension_count", widest);
+            count("rope.dimension_count_swa", head_dim);
+            count("embedding_length_per_layer_input", N_PER_LAYER);
+            count("attention.shared_kv_layers", self.n_shared());
+            let windowed: Vec<bool> = (0..n_layer).map(|i| !self.is_global(i)).collect();
+            file.metadata(format!("{arch}.attention.sliding_window_pattern"), windowed);
+            file.metadata(format!("{arch}.rope.freq_base"), 1e6f32);
+            file.metadata(format!("{arch}.rope.freq_base_swa"), 1e4f32);
+            file.metadata(format!("{arch}.final_logit_softcapping"), 30f32);
         }
         if arch == "qwen35" {
             file.metadata(format!("{arch}.rope.dimension_sections"), vec![11i32, 11, 10, 0]);
@@ -276,6 +329,7 @@ impl Shape {
             }
             return tensors;
         }
+        let head_dim = if self.is_global(i) { 2 * head_dim } else { head_dim };
         let (n_q, n_kv) = (n_head * head_dim, n_head_kv * head_dim);
         // With delta rules, gates of the outputs come with the queries.
         let n_wq = if self.delta.is_some() { 2 * n_q } else { n_q };
@@ -294,9 +348,17 @@ impl Shape {
             tensors.push(at("attn_output.bias", &[n_embd], Fill::Value(0.0)));
             tensors.push(at("attn_sinks.weight", &[n_head], Fill::Value(0.0)));
         }
-        if matches!(arch, "qwen3moe" | "gemma3") || self.delta.is_some() {
+        if matches!(arch, "qwen3moe" | "gemma3" | "gemma4") || self.delta.is_some() {
             tensors.push(at("attn_q_norm.weight", &[head_dim], Fill::Value(1.0)));
             tensors.push(at("attn_k_norm.weight", &[head_dim], Fill::Value(1.0)));
+        }
+        if arch == "gemma4" {
+            tensors.push(at("layer_output_scale.weight", &[1], Fill::Value(1.0)));
+            tensors.push(at("inp_gate.weight", &[n_embd, N_PER_LAYER], Fill::Noise));
+            tensors.push(at("proj.weight", &[N_PER_LAYER, n_embd], Fill::Noise));
+        }
+        if i >= self.n_layer - self.n_shared() {
+            tensors.retain(|(name, ..)| !name.contains("attn_k") && !name.contains("attn_v"));
         }
         tensors
     }
@@ -336,6 +398,7 @@ impl Shape {
     fn norms(&self) -> &'static [&'static str] {
         match self.arch {
             "gemma3" => &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+            "gemma4" => &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"],
             "gpt-oss" | "qwen3next" | "qwen35" => &["attn_norm", "post_attention_norm"],
             _ => &["attn_norm", "ffn_norm"],
         }
@@ -348,6 +411,13 @@ impl Shape {
             tensors.push(("output.weight".into(), vec![n, self.n_vocab], Fill::Noise));
         }
         tensors.push(("output_norm.weight".into(), vec![n], Fill::Value(1.0)));
+        if self.arch == "gemma4" {
+            let width = N_PER_LAYER * self.n_layer;
+            tensors.push(("per_layer_token_embd.weight".into(), vec![width, self.n_vocab], Fill::Noise));
+            tensors.push(("per_layer_model_proj.weight".into(), vec![n, width], Fill::Noise));
+            tensors.push(("per_layer_proj_norm.weight".into(), vec![N_PER_LAYER], Fill::Value(1.0)));
+            tensors.push(("rope_freqs.weight".into(), vec![self.head_dim], Fill::Value(1.0)));
+        }
         for i in 0..self.n_layer {
             tensors.extend(self.mixer(i));
             tensors.extend(self.feed_forward(i));
@@ -358,7 +428,7 @@ impl Shape {
     }
 }
 
-fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf, GgufError> {
+fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
     let Shape { arch, n_layer, n_embd, n_head, n_head_kv, n_ff, experts, .. } = shape;
     file.metadata("general.architecture", arch);
     file.metadata("general.name", shape.name);
@@ -375,7 +445,7 @@ fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf
         file.metadata(format!("{arch}.{key}"), n as u32);
     }
     file.metadata(format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
-    shape.write_metadata(&mut file);
+    shape.write_metadata(file);
 
     let n_expert = experts.map_or(0, |x| x.n);
     let sizes = ModelShape { n_layer, n_head, n_head_kv, n_expert, tied_embeddings: shape.tied };
@@ -383,13 +453,15 @@ fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf
         let (n_in, n_rows) = (dims[0], dims[1..].iter().product::<usize>());
         let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
         let dtype = match fill {
+            // Converters leave it in 16 bits, quantisers alone.
+            Fill::Noise if name == "per_layer_model_proj.weight" => DType::F16,
             Fill::Noise => file_type.tensor_type(&name, &dims, &sizes).unwrap_or(DType::F32),
             Fill::Value(_) => DType::F32,
         };
         let dtype = experts.and_then(|x| x.dtype).filter(|_| name.ends_with("_exps.weight")).unwrap_or(dtype);
         // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose rows do.
         let n_own = match &*name {
-            "token_embd.weight" => EMBEDDINGS,
+            "token_embd.weight" | "per_layer_token_embd.weight" => EMBEDDINGS,
             name if name.ends_with("ffn_gate_inp.weight") => n_rows,
             _ => ROWS,
         };
@@ -405,7 +477,6 @@ fn build(shape: Shape, file_type: FileType, mut file: Writer<'_>) -> Result<Gguf
             Ok(())
         });
     }
-    Gguf::from_bytes(file.to_bytes()?)
 }
 
 /// Rows of noise, scaled to preserve the magnitude of activations.
