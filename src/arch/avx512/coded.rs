@@ -46,9 +46,10 @@ trait CodedPlanes: Coded {
 }
 
 macro_rules! unpack_coded {
-    ($($block:ident)*) => {$(
+    ($($block:ident $ahead:literal,)*) => {$(
         impl UnpackPlanes for $block {
             const EXCESS: i32 = Self::LARGEST as i32;
+            const AHEAD: bool = $ahead;
 
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -59,7 +60,9 @@ macro_rules! unpack_coded {
         }
     )*};
 }
-unpack_coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S);
+unpack_coded!(
+    BlockIq1S true, BlockIq1M false, BlockIq2Xxs false, BlockIq2Xs false, BlockIq2S false, BlockIq3Xxs false, BlockIq3S false,
+);
 
 /// The integers of a block, too large by the largest of them.
 ///

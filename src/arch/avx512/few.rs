@@ -8,7 +8,7 @@
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
-use super::planes::{self, UnpackPlanes, Unpacked};
+use super::planes::{self, UnpackPlanes};
 use super::streams::{self, Large, Record, Small};
 use crate::arch::avx2::gemm::{round, round_halves};
 use crate::arch::gemm::{self, UnpackRows, prefetch_line};
@@ -33,11 +33,11 @@ pub(super) trait Rounded: Pod {
     /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4];
 
-    /// What the integer sum of each 16 products starts with, for weights whose bytes are `excess` too large.
+    /// What the integer sum of each 16 products starts with, given [`planes::starts`].
     ///
     /// # Safety
     /// The CPU must have this level's features.
-    unsafe fn starts(&self, excess: i32) -> __m512i;
+    unsafe fn starts(&self, starts: __m512i) -> __m512i;
 
     /// Implements [`Gemm::kernel`] for up to `MOST` rows.
     ///
@@ -314,7 +314,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
         for (k, x) in x.chunks_exact(m).enumerate() {
             for (starts, x) in starts.iter_mut().zip(x) {
                 // SAFETY: this function has the features.
-                *starts = unsafe { x.starts(B::EXCESS) };
+                *starts = unsafe { x.starts(planes::starts::<B>()) };
             }
             // The next weight rows, which lie behind these, are read in one stream.
             let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
@@ -322,13 +322,13 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                 prefetch_line(ahead.wrapping_add(line));
             }
             for r in (0..LANES).step_by(TOGETHER) {
-                let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-                let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; TOGETHER];
+                let mut blocks: [&[B]; TOGETHER] = [&[]; TOGETHER];
                 for i in 0..TOGETHER {
                     // Lanes of missing rows hold the last one.
-                    let block = &w[(r + i).min(n_rows - 1) * row_blocks + k];
-                    // SAFETY: this function has the features.
-                    weights[i] = unsafe { block.unpack() };
+                    blocks[i] = &w[(r + i).min(n_rows - 1) * row_blocks + k..];
+                }
+                let weights = planes::unpacked(&blocks, 0);
+                for i in 0..TOGETHER {
                     scales[r + i] = _mm512_castps_si512(weights[i].scale);
                     offsets[r + i] = _mm512_castps_si512(weights[i].offset);
                 }
@@ -390,7 +390,7 @@ impl Rounded for Spans<32> {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn starts(&self, _excess: i32) -> __m512i {
+    unsafe fn starts(&self, _starts: __m512i) -> __m512i {
         _mm512_setzero_si512()
     }
 
@@ -445,7 +445,7 @@ impl Rounded for Spans<16> {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn starts(&self, _excess: i32) -> __m512i {
+    unsafe fn starts(&self, _starts: __m512i) -> __m512i {
         _mm512_setzero_si512()
     }
 
@@ -518,8 +518,8 @@ impl Rounded for Halves {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn starts(&self, excess: i32) -> __m512i {
-        _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&self.sums)), _mm512_set1_epi32(-excess))
+    unsafe fn starts(&self, starts: __m512i) -> __m512i {
+        _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&self.sums)), starts)
     }
 
     #[inline]

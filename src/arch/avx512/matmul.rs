@@ -4,7 +4,7 @@
 
 use super::coded::registers_of_bits;
 use super::elementwise::{F32x16, zero};
-use super::planes::{self, UnpackPlanes, Unpacked};
+use super::planes::{self, UnpackPlanes, Unpacked, shifted_numbers};
 use crate::arch::avx2::{each, joined, padded};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn};
@@ -56,19 +56,25 @@ type Eight<B> = [B; 8];
 
 impl UnpackPlanes for Eight<BlockQ4_0> {
     const EXCESS: i32 = 8;
+    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        Unpacked::scaled::<Self>(nibbles(each!(self.qs)), halves(each!(self.d)))
+        let w = planes::masked(nibble_bytes(each!(self.qs)), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
     }
 }
 
 impl UnpackPlanes for Eight<BlockQ4_1> {
+    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        Unpacked { w: nibbles(each!(self.qs)), scale: halves(each!(self.d)), offset: halves(each!(self.m)) }
+        let w = planes::masked(nibble_bytes(each!(self.qs)), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        Unpacked::with_offset::<Self>(w, halves(each!(self.d)), halves(each!(self.m)))
     }
 }
 
@@ -94,6 +100,7 @@ impl UnpackPlanes for Eight<BlockQ5_1> {
 
 impl UnpackPlanes for Eight<BlockQ8_0> {
     const EXCESS: i32 = 128;
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -114,6 +121,7 @@ impl UnpackPlanes for Eight<BlockQ8_0> {
 
 impl UnpackPlanes for Eight<BlockIq4Nl> {
     const EXCESS: i32 = 128;
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -125,6 +133,7 @@ impl UnpackPlanes for Eight<BlockIq4Nl> {
 
 impl UnpackPlanes for Eight<BlockMxfp4> {
     const EXCESS: i32 = 128;
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -137,6 +146,7 @@ impl UnpackPlanes for Eight<BlockMxfp4> {
 
 impl UnpackPlanes for [BlockNvfp4; 4] {
     const EXCESS: i32 = 128;
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -167,20 +177,29 @@ pub(super) fn power_of_two(e: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e))
 }
 
+/// Positions of the nibbles in the bytes of [`nibble_bytes`].
+const HIGH_HALVES: [i32; 16] = planes::by_lane(4, [0; 3]);
+
 /// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high half, in the order of
 /// [`BlockP16`].
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
+    planes::shifted(nibble_bytes(qs), &HIGH_HALVES, 15)
+}
+
+/// The bytes that hold the nibbles of [`nibbles`].
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn nibble_bytes(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
     let [even, odd] = [lanes([qs[0], qs[2], qs[4], qs[6]]), lanes([qs[1], qs[3], qs[5], qs[7]])];
     // Of each block one word twice, for its two lanes.
-    let w = [
+    [
         shuffled::<0b01_01_00_00>(even, odd),
         shuffled::<0b00_00_01_01>(even, odd),
         shuffled::<0b11_11_10_10>(even, odd),
         shuffled::<0b10_10_11_11>(even, odd),
-    ];
-    planes::shifted(w, const { &planes::by_lane(4, [0; 3]) }, 15)
+    ]
 }
 
 /// In each 128-bit lane two words of `a`, then two of `b`.

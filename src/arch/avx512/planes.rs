@@ -32,7 +32,19 @@ impl Unpacked {
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) fn scaled<B: UnpackPlanes>(w: [__m512i; 4], scale: __m512) -> Unpacked {
-        Unpacked { w, scale, offset: _mm512_mul_ps(scale, _mm512_set1_ps(-(B::EXCESS as f32))) }
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-(B::EXCESS as f32)));
+        Unpacked::with_offset::<B>(w, scale, offset)
+    }
+
+    /// Weights of `B`, whose bytes may be shifted.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn with_offset<B: UnpackPlanes>(w: [__m512i; 4], scale: __m512, offset: __m512) -> Unpacked {
+        let scale = match B::SHIFT {
+            Some(_) => _mm512_mul_ps(scale, load_f32(const { &inverse_powers(B::SHIFT) })),
+            None => scale,
+        };
+        Unpacked { w, scale, offset }
     }
 }
 
@@ -40,6 +52,12 @@ impl Unpacked {
 pub(super) trait UnpackPlanes: Pod {
     /// What the bytes are too large by: `offset = −EXCESS·scale`. Zero for formats with a minimum.
     const EXCESS: i32 = 0;
+    /// Bits by which the bytes of each lane are shifted left, and their excess with them; its scale makes up for it. To mask
+    /// bytes takes less than to mask and to shift them.
+    const SHIFT: Option<[i32; 16]> = None;
+    /// Whether a generated row's next blocks are unpacked before these are multiplied: where steps wait long for one
+    /// another, and registers are enough.
+    const AHEAD: bool = false;
 
     /// # Safety
     /// The CPU must have this level's features.
@@ -141,10 +159,25 @@ fn rows<B: UnpackPlanes, const R: usize>(w: &[u8], x: &[BlockP16], padding: &mut
     let mut ahead = w[(R - 1) * (w.len() / R)..].as_ptr().cast::<i8>().wrapping_add(AHEAD);
     let (mut totals, mut k) = ([_mm512_setzero_ps(); R], 0);
     for w in rows_of(w, padding) {
-        for b in 0..w[0].len() {
+        let n = w[0].len();
+        if B::AHEAD && n > 0 {
+            let mut weights = unpacked(&w, 0);
+            for b in 1..n {
+                ahead = prefetch(ahead, R * size_of::<B>());
+                let next = unpacked(&w, b);
+                multiply::<B, R>(&mut totals, &weights, &x[k]);
+                weights = next;
+                k += 1;
+            }
             ahead = prefetch(ahead, R * size_of::<B>());
-            multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[k]);
+            multiply::<B, R>(&mut totals, &weights, &x[k]);
             k += 1;
+        } else {
+            for b in 0..n {
+                ahead = prefetch(ahead, R * size_of::<B>());
+                multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[k]);
+                k += 1;
+            }
         }
     }
     let mut y = [0.0; R];
@@ -178,14 +211,32 @@ fn rows_of<'a, B: UnpackPlanes, const R: usize>(w: &'a [u8], padding: &'a mut [B
 /// Unpacks block `b` of each row.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], b: usize) -> [Unpacked; R] {
+pub(super) fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], b: usize) -> [Unpacked; R] {
     let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
     let mut weights = [Unpacked { w: [zero; 4], scale: none, offset: none }; R];
-    for r in 0..R {
-        // SAFETY: this function has the features.
-        weights[r] = unsafe { w[r][b].unpack() };
+    // Not a loop: the compiler leaves long ones as they are, and then clears this array each time, in memory.
+    macro_rules! unpack {
+        ($($r:literal)*) => {$(
+            if $r < R {
+                // SAFETY: this function has the features.
+                weights[$r] = unsafe { w[$r][b].unpack() };
+            }
+        )*};
     }
+    const { assert!(R <= 4) };
+    unpack!(0 1 2 3);
     weights
+}
+
+/// What bytes are too large by in each lane, negated.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn starts<B: UnpackPlanes>() -> __m512i {
+    // One number where it can be, which the compiler then knows: it does not look into arrays of this size.
+    match B::SHIFT {
+        Some(_) if B::EXCESS > 0 => load_i32(const { &shifted_numbers(-B::EXCESS, B::SHIFT) }),
+        _ => _mm512_set1_epi32(-B::EXCESS),
+    }
 }
 
 /// Adds the products of 256 weights of each row with as many activations.
@@ -196,9 +247,9 @@ pub(super) fn multiply<B: UnpackPlanes, const R: usize>(
     weights: &[Unpacked; R],
     x: &BlockP16,
 ) {
-    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane, and −EXCESS·Σx: below 2²⁸. Two sums, though one chain would do: the
+    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane, and its start: below 2²⁸. Two sums, though one chain would do: the
     // CPU's scheduler cannot hold that many waiting instructions.
-    let start = _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&x.sums)), _mm512_set1_epi32(-B::EXCESS));
+    let start = _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&x.sums)), starts::<B>());
     let (mut high, mut low) = ([_mm512_setzero_si512(); R], [start; R]);
     for j in 0..4 {
         let x_high = load_64(bytemuck::cast_ref(&x.high[j]));
@@ -220,6 +271,8 @@ pub(super) fn multiply<B: UnpackPlanes, const R: usize>(
 }
 
 impl UnpackPlanes for BlockQ2K {
+    const SHIFT: Option<[i32; 16]> = Some(PAIR_SHIFT);
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
@@ -227,11 +280,13 @@ impl UnpackPlanes for BlockQ2K {
         let nibble = _mm_set1_epi8(15);
         let scale = _mm512_cvtepu8_epi32(_mm_and_si128(scales, nibble));
         let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
-        Unpacked {
-            w: shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3),
-            scale: _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(self.d)),
-            offset: _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(self.dmin))),
-        }
+        let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(self.d));
+        let offset = _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(self.dmin)));
+        Unpacked::with_offset::<Self>(
+            masked(bit_pairs(&self.qs), const { &shifted_numbers(0x0303_0303, Self::SHIFT) }),
+            scale,
+            offset,
+        )
     }
 }
 
@@ -248,11 +303,16 @@ impl UnpackPlanes for BlockQ3K {
 }
 
 impl UnpackPlanes for BlockQ4K {
+    const SHIFT: Option<[i32; 16]> = Some(NIBBLE_SHIFT);
+    const AHEAD: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let [scale, offset] = scales_mins(self);
-        Unpacked { w: nibble_pairs(&self.qs), scale, offset }
+        // Scales of blocks in high halves of bytes have their shift.
+        let [scale, offset] = scales_mins(self, 1.0 / 16.0);
+        let w = masked(nibble_pairs(&self.qs), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        Unpacked { w, scale, offset }
     }
 }
 
@@ -260,8 +320,9 @@ impl UnpackPlanes for BlockQ5K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let [scale, offset] = scales_mins(self);
-        let w = merge(nibble_pairs(&self.qs), block_bits::<4>(&self.qh), _mm512_set1_epi8(16));
+        let [scale, offset] = scales_mins(self, 1.0);
+        let w =
+            merge(shifted(nibble_pairs(&self.qs), &NIBBLE_SHIFT, 15), block_bits::<4>(&self.qh), _mm512_set1_epi8(16));
         Unpacked { w, scale, offset }
     }
 }
@@ -284,6 +345,7 @@ impl UnpackPlanes for BlockQ6K {
 
 impl UnpackPlanes for BlockIq4Xs {
     const EXCESS: i32 = 128;
+    const AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -306,11 +368,13 @@ impl UnpackPlanes for BlockIq4Xs {
 
 impl UnpackPlanes for BlockTq2_0 {
     const EXCESS: i32 = 1;
+    const SHIFT: Option<[i32; 16]> = Some(PAIR_SHIFT);
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        Unpacked::scaled::<Self>(shifted(bit_pairs(&self.qs), &PAIR_SHIFT, 3), half(self.d))
+        let w = masked(bit_pairs(&self.qs), const { &shifted_numbers(0x0303_0303, Self::SHIFT) });
+        Unpacked::scaled::<Self>(w, half(self.d))
     }
 }
 
@@ -412,6 +476,42 @@ fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
     w
 }
 
+/// `n·2^shift` of each lane.
+pub(super) const fn shifted_numbers(n: i32, shift: Option<[i32; 16]>) -> [i32; 16] {
+    let mut numbers = [n; 16];
+    if let Some(shift) = shift {
+        let mut i = 0;
+        while i < 16 {
+            numbers[i] <<= shift[i];
+            i += 1;
+        }
+    }
+    numbers
+}
+
+/// `2^-shift` of each lane.
+const fn inverse_powers(shift: Option<[i32; 16]>) -> [f32; 16] {
+    let powers = shifted_numbers(1, shift);
+    let mut inverse = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        inverse[i] = 1.0 / powers[i] as f32;
+        i += 1;
+    }
+    inverse
+}
+
+/// `w & mask`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn masked(w: [__m512i; 4], mask: &[i32; 16]) -> [__m512i; 4] {
+    let mut w = w;
+    for w in &mut w {
+        *w = _mm512_and_si512(*w, load_i32(mask));
+    }
+    w
+}
+
 /// `w >> by & mask`; the mask must drop the bits that a byte gets from the next one.
 #[inline]
 #[target_feature(enable = "avx512bw")]
@@ -434,11 +534,13 @@ fn rotated(w: [__m512i; 4], by: &[i32; 16]) -> [__m512i; 4] {
     w
 }
 
-/// Nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
+/// Positions of the nibbles in the bytes of [`nibble_pairs`].
+const NIBBLE_SHIFT: [i32; 16] = by_lane(0, [4, 0, 0]);
+
+/// The bytes that hold nibbles of pairs of blocks: the low halves of 32 bytes are one block, the high halves the next.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
-    const SHIFT: [i32; 16] = by_lane(0, [4, 0, 0]);
     // Half the bytes have values 0 to 16 of blocks, the others 16 to 32. Shuffles within 128-bit lanes use no port that
     // multiplications need, unlike those of two registers.
     let [q0, q1] = load_128(qs);
@@ -446,7 +548,7 @@ fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
     let second = _mm512_shuffle_i64x2::<0b11_01_11_01>(q0, q1);
     let (a, b) = (_mm512_unpacklo_epi32(first, second), _mm512_unpackhi_epi32(first, second));
     let (c, d) = (_mm512_shuffle_epi32::<0b01_00_11_10>(a), _mm512_shuffle_epi32::<0b01_00_11_10>(b));
-    shifted([a, c, b, d], &SHIFT, 15)
+    [a, c, b, d]
 }
 
 /// Positions of the bits in the words of [`bit_pairs`].
@@ -480,10 +582,10 @@ fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
     w
 }
 
-/// Scales and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them; both begin with the same 16 bytes.
+/// Scales, times `odd` for every second block, and offsets of Q4_K and Q5_K, as [`unpack_scales_mins`] describes them; both begin with the same 16 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn scales_mins<B: UnpackPlanes>(block: &B) -> [__m512; 2] {
+fn scales_mins<B: UnpackPlanes>(block: &B, odd: f32) -> [__m512; 2] {
     const EACH_TWICE: [i32; 16] = by_lane(0, [1, 2, 4]);
     // `d` and `dmin`, then the words a, b, c: the low six bits of `a` are the first scales, those of `b` the first
     // minima; the last scales and minima are half a byte of `c`, and two bits of `a` or `b`.
@@ -493,8 +595,9 @@ fn scales_mins<B: UnpackPlanes>(block: &B) -> [__m512; 2] {
     let high = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0b10_10_01_01>(begin));
     let both = _mm_ternarylogic_epi32::<0b1111_1000>(low, high, _mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030));
     let both = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(both));
-    let factors = _mm_mul_ps(_mm_cvtph_ps(begin), _mm_setr_ps(1.0, -1.0, 0.0, 0.0));
-    let factor = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    let factors =
+        _mm_mul_ps(_mm_cvtph_ps(_mm_shufflelo_epi16::<0b00_00_01_00>(begin)), _mm_setr_ps(1.0, -1.0, odd, 0.0));
+    let factor = _mm512_setr_epi32(0, 2, 0, 2, 0, 2, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1);
     let both = _mm512_mul_ps(both, _mm512_permutexvar_ps(factor, _mm512_castps128_ps512(factors)));
     [
         _mm512_permutexvar_ps(load_i32(&EACH_TWICE), both),
