@@ -99,6 +99,9 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
+    /// Compute prompts as generated tokens are
+    #[arg(long)]
+    exact: bool,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
     /// Repetitions of each test
@@ -446,7 +449,11 @@ fn bench(
     threads: &[usize],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let mut options = SessionOptions { n_batch: args.ubatch_size.min(args.batch_size) as usize, ..Default::default() };
+    let mut options = SessionOptions {
+        n_batch: args.ubatch_size.min(args.batch_size) as usize,
+        exact: args.exact,
+        ..Default::default()
+    };
     args.cache_type.apply(KvType::F16, &mut options);
     if args.with_drafts() {
         return super::replay::bench(args, model, name, threads, &options, printer);
