@@ -93,7 +93,7 @@ impl Session {
         self.set_learner_with(learner, &mut Slices::whole())
     }
 
-    /// As [`Session::set_learner`], in slices of about half a millisecond, after each of which `pause` is called with the time
+    /// As [`Session::set_learner`], in slices of a fraction of a millisecond, after each of which `pause` is called with the time
     /// that it took.
     ///
     /// # Errors
@@ -260,7 +260,7 @@ impl Session {
         self.update_with(&mut Slices::whole())
     }
 
-    /// As [`Session::update`], in slices of about half a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
+    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
     /// directions are chosen, gives up, and what was recorded is still to be learnt.
     ///
     /// # Errors
