@@ -79,6 +79,8 @@ pub(crate) struct Saved {
     /// Inputs of the layers, and the output of the last one.
     x: Vec<Vec<f32>>,
     layers: Vec<SavedLayer>,
+    /// Of the backward pass itself: the gradient of the output of the layer that comes next.
+    dx: Vec<f32>,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +139,7 @@ impl Saved {
             let SavedLayer { attn, mid, attn_out, ffn_out, gate, up, q, .. } = saved;
             [attn, mid, attn_out, ffn_out, gate, up, q]
         });
-        self.x.iter().chain(of_layers).map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
+        self.x.iter().chain(of_layers).chain([&self.dx]).map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
     }
 }
 
@@ -162,7 +164,7 @@ pub(super) fn gradient_bytes(
         let norms = usize::from(saved.has_post_norms.0) + usize::from(saved.has_post_norms.1);
         n_out + (1 + norms) * h.n_embd + if saved.keeps_products { saved.n_products } else { 0 }
     });
-    let per_token = saved.x.len() * h.n_embd + of_layers.sum::<usize>();
+    let per_token = (saved.x.len() + 1) * h.n_embd + of_layers.sum::<usize>();
     [buffers as u64, (m * per_token * size_of::<f32>()) as u64]
 }
 
@@ -206,6 +208,18 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) objective: &'a Objective<'a>,
     /// Called before every layer; `true` cancels the pass.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
+    pub(crate) at: &'a mut BackwardAt,
+    /// Whether it pauses after the head and after each layer.
+    pub(crate) pauses: bool,
+}
+
+/// How far a backward pass is.
+#[derive(Debug, Default)]
+pub(crate) struct BackwardAt {
+    /// The loss of each text, once the head has been gone through.
+    pub(crate) losses: Option<Vec<f64>>,
+    /// The layers from this one on have been gone through.
+    layer: usize,
 }
 
 /// Numbers of rows of a pass.
@@ -219,7 +233,6 @@ struct RowCounts {
 
 /// The buffers of a pass.
 struct Buffers<'a> {
-    dx: &'a mut [f32],
     /// Memory for [`HeadBuffers`] or [`LayerBuffers`].
     inner: &'a mut [u8],
     /// See [`RopeTables::angles`], of the longest text; `back` are the negative sines, which rotate back.
@@ -297,7 +310,6 @@ impl<'a> Buffers<'a> {
         let layers = layers.map(|spec| counted(|frame| LayerBuffers::take(frame, h, spec, (m, longest), pos)));
         let n_angles = RopeTables::n_angles(h, longest);
         Buffers {
-            dx: frame.take(m * h.n_embd),
             inner: frame.take(layers.fold(head, usize::max)),
             cos: frame.take(n_angles),
             sin: frame.take(n_angles),
@@ -445,14 +457,15 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// Runs a backward pass after its forward pass, adds to `gradients`, and returns the loss of each text.
+/// Runs a backward pass after its forward pass up to where it pauses, and adds to `gradients`; returns whether it is complete.
+/// What is computed in between does not matter to it.
 pub(crate) fn backward(
     pass: BackwardPass<'_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
     gradients: &mut Gradients,
-) -> Result<Vec<f64>, SessionError> {
-    let BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled } = pass;
+) -> Result<bool, SessionError> {
+    let BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled, at, pauses } = pass;
     let (h, w) = (model.hparams(), model.weights());
     let ctx = Ctx {
         arch: model.arch(),
@@ -482,29 +495,39 @@ pub(crate) fn backward(
     b.back.iter_mut().zip(&*b.sin).for_each(|(back, sin)| *back = -sin);
 
     let head_alone = lowest == h.n_layer;
-    let output = (w.output_norm.as_ref(), &w.output);
-    let losses = head(&mut tape, output, saved, &outputs, objective, cancelled, &mut b, !head_alone)
-        .ok_or(SessionError::Cancelled)?;
-    for (i, layer) in w.layers.iter().enumerate().skip(lowest).rev() {
+    if at.losses.is_none() {
+        let output = (w.output_norm.as_ref(), &w.output);
+        let losses = head(&mut tape, output, saved, &outputs, objective, cancelled, &mut b, !head_alone);
+        *at = BackwardAt { losses: Some(losses.ok_or(SessionError::Cancelled)?), layer: h.n_layer };
+        if pauses && !head_alone {
+            return Ok(false);
+        }
+    }
+    while at.layer > lowest {
         if cancelled() {
             return Err(SessionError::Cancelled);
         }
-        let (x, saved) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
+        at.layer -= 1;
+        let i = at.layer;
+        let (x, kept) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
         let stage = if i == lowest { lowest_stage } else { Stage::Below };
-        layer_backward(&mut tape, (&h.layers[i], layer), i, x, saved, rope, stage, &mut b);
+        layer_backward(&mut tape, (&h.layers[i], &w.layers[i]), i, x, kept, rope, stage, &mut saved.dx, &mut b);
+        if pauses && i > lowest {
+            return Ok(false);
+        }
     }
     if !head_alone {
-        embed_backward(&mut tape, &w.token_embd, b.dx);
+        embed_backward(&mut tape, &w.token_embd, &saved.dx);
     }
-    Ok(losses)
+    Ok(true)
 }
 
-/// Computes the loss of each text, and its gradient with respect to the output of the last layer in `b.dx`, if that is
+/// Computes the loss of each text, and its gradient with respect to the output of the last layer in `saved.dx`, if that is
 /// needed. Logits are computed some rows at a time.
 fn head(
     tape: &mut Tape<'_>,
     (output_norm, output): (Option<&Norm>, &Linear),
-    saved: &Saved,
+    saved: &mut Saved,
     outputs: &[(usize, usize, usize)],
     objective: &Objective<'_>,
     cancelled: &dyn Fn() -> bool,
@@ -514,9 +537,11 @@ fn head(
     let (h, ctx) = (tape.h, tape.ctx);
     let n = h.n_embd;
     let mut sums = vec![0.0; tape.texts.len()];
-    let Some(x) = saved.x.last() else { return Some(sums) };
+    let Saved { x, dx, .. } = saved;
+    let Some(x) = x.last() else { return Some(sums) };
+    dx.clear();
+    dx.resize(tape.m * n, 0.0);
     let HeadBuffers { normed, dnormed, logits } = HeadBuffers::take(&mut Frame::of(b.inner), h, outputs.len());
-    ctx.crew.for_chunks(b.dx, n, |_, dx| dx.fill(0.0));
     for outputs in outputs.chunks(logit_rows(h, outputs.len())) {
         if cancelled() {
             return None;
@@ -559,13 +584,13 @@ fn head(
         let dnormed = &mut dnormed[..m * n];
         tape.linear_backward(normed, m, &[(&output.w, logits)], want_dx.then_some(&mut *dnormed));
         for (from, to) in runs.into_iter().filter(|_| want_dx) {
-            norm_backward(ctx, h, output_norm, &x[from.clone()], &dnormed[to], &mut b.dx[from]);
+            norm_backward(ctx, h, output_norm, &x[from.clone()], &dnormed[to], &mut dx[from]);
         }
     }
     Some(sums)
 }
 
-/// Turns `b.dx` from the gradient of a layer's output into that of its input `x`, or stops at `stage`.
+/// Turns `dx` from the gradient of a layer's output into that of its input `x`, or stops at `stage`.
 fn layer_backward(
     tape: &mut Tape<'_>,
     (spec, layer): (&LayerSpec, &Layer),
@@ -574,7 +599,8 @@ fn layer_backward(
     saved: &mut SavedLayer,
     rope: &RopeTables,
     stage: Stage,
-    Buffers { dx, inner, cos, sin, back }: &mut Buffers<'_>,
+    dx: &mut [f32],
+    Buffers { inner, cos, sin, back }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
     // What `Hparams::without_gradient` names does not come here.

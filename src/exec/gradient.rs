@@ -1,6 +1,6 @@
 //! Gradients of a session's adapters, and training with them.
 
-use super::backward::{BackwardPass, BackwardText, Objective, Saved, backward};
+use super::backward::{BackwardAt, BackwardPass, BackwardText, Objective, Saved, backward};
 use super::batch::{Outputs, Slot};
 use super::hook::TokenKind;
 use super::sequence::Sequence;
@@ -110,6 +110,20 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
+        self.gradient_in_parts(id, tokens, first, objective, gradients, None)
+    }
+
+    /// [`Session::gradient`], to the same bits. Calls `between`, if there is one, between its parts, where other passes can
+    /// be computed: the forward pass, the head, and each layer.
+    pub(crate) fn gradient_in_parts(
+        &mut self,
+        id: AdapterId,
+        tokens: &[u32],
+        first: usize,
+        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+        gradients: &mut Gradients,
+        mut between: Option<&mut dyn FnMut()>,
+    ) -> Result<f64, Error> {
         let target = self.check_gradients(id, gradients)?;
         let mut saved = std::mem::take(&mut self.saved);
         saved.prepare(self.model(), of_terms(gradients), tokens.len());
@@ -124,13 +138,16 @@ impl Session {
         }
         let text = BackwardText { tokens, first_output: first.min(tokens.len()), kv: &self.seq.kv };
         let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
-        let losses = self.backward(target, pos, &[text], &mut saved, &objective, gradients);
+        if let Some(between) = &mut between {
+            between();
+        }
+        let losses = self.backward(target, pos, &[text], &mut saved, &objective, gradients, between);
         self.saved = saved;
         self.seq.kv.release();
         Ok(losses?.iter().sum())
     }
 
-    /// The backward pass of `texts`, which begin at `pos`, after a forward pass that filled `saved`.
+    /// The backward pass of `texts`, which begin at `pos`, after a forward pass that filled `saved`; the loss of each.
     fn backward(
         &self,
         target: usize,
@@ -139,12 +156,24 @@ impl Session {
         saved: &mut Saved,
         objective: &Objective<'_>,
         gradients: &mut Gradients,
+        mut between: Option<&mut dyn FnMut()>,
     ) -> Result<Vec<f64>, SessionError> {
         let Session { engine, seq: Sequence { rope, adapters, .. }, cancel, .. } = self;
         let (model, cancelled) = (engine.model(), || cancel.is_cancelled());
         let adapters = &adapters.attached;
-        let pass = BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled: &cancelled };
-        engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients))?
+        let (mut at, pauses) = (BackwardAt::default(), between.is_some());
+        loop {
+            let (saved, at, cancelled) = (&mut *saved, &mut at, &cancelled);
+            let pass =
+                BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled, at, pauses };
+            if engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients))?? {
+                break;
+            }
+            if let Some(between) = &mut between {
+                between();
+            }
+        }
+        Ok(at.losses.unwrap_or_default())
     }
 
     /// The index of an attached adapter, if its gradients can be added to `gradients`.
@@ -227,7 +256,7 @@ impl Session {
             let objective = |text: usize, i: usize, logits: &mut [f32]| {
                 cross_entropy(arch, logits, tasks[text].targets[i], tasks[text].weights[i])
             };
-            self.backward(target, pos, &texts, &mut saved, &objective, gradients)
+            self.backward(target, pos, &texts, &mut saved, &objective, gradients, None)
         });
         self.saved = saved;
         Ok(result?)

@@ -1,32 +1,32 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by backpropagation, within a bound on
 //! control text.
 
-use super::slices::{Pause, Slices};
+use super::slices::Slices;
 use super::topics::{Counts, Topics, Trained};
 use super::{Evidence, Learner};
-use crate::clock::Timer;
 use crate::error::{Error, SessionError};
 use crate::exec::{AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength};
-use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
+use crate::lora::{Adapter, Gradients, Sgd};
 use crate::model::Site;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Rank of the adapter.
 const RANK: usize = 4;
 /// Tokens that one step learns, and of a window of control text, unless the context is shorter.
 const WINDOW: usize = 128;
-/// Tokens of a pass, or of two of it back: others wait for one of them at most.
+/// Tokens of a pass whose gradient is computed.
 const SLICE: usize = 16;
+/// Tokens of a pass that only reads: others wait for one of them at most.
+const READ: usize = 8;
 /// Most tokens of control text that are kept.
 pub(super) const CONTROL_TOKENS: usize = 1 << 14;
 /// One in so many windows of control text is measured on, the others are rehearsed.
 const MEASURED: usize = 4;
 /// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
-const REHEARSED: f64 = 0.8;
+const REHEARSED: f64 = 0.95;
 /// Inner layers' part of the root of the bound: small changes add up as vectors do, whose squared length is the divergence.
-const PART: f64 = 0.8;
+const PART: f64 = 0.95;
 
 /// What the head may add to the divergence of an adapter of inner layers, so that both stay within `bound`.
 fn left_of(bound: f64, layers: f64) -> f64 {
@@ -96,36 +96,37 @@ fn is_trained(site: &Site) -> bool {
     part && site.layer().is_some() && site.part() != "ffn_gate_inp"
 }
 
-/// A session that reads in passes of a few tokens, and rests after each.
-struct Reader<'a> {
+/// A session that reads in passes of a few tokens, in slices.
+struct Reader<'a, 'p> {
     session: &'a mut Session,
-    pause: Pause<'a>,
-    /// False once `pause` gave up.
-    goes_on: bool,
+    slices: &'a mut Slices<'p>,
 }
 
-impl Reader<'_> {
-    /// Calls `pass` with each slice of `tokens[..n − 1]` and its place.
-    fn slices(
+impl Reader<'_, '_> {
+    /// Calls `pass` with each part of `tokens[..n − 1]` of so many tokens and its place, unless the slices give up.
+    fn passes(
         &mut self,
         tokens: &[u32],
-        mut pass: impl FnMut(&mut Session, usize, &[u32]) -> Result<(), Error>,
+        each: usize,
+        mut pass: impl FnMut(&mut Session, &mut Slices<'_>, usize, &[u32]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.session.clear();
-        for (i, slice) in tokens[..tokens.len() - 1].chunks(SLICE).enumerate() {
-            let timer = Timer::start();
-            if self.goes_on {
-                pass(self.session, i * SLICE, slice)?;
-                self.goes_on = (self.pause)(timer.elapsed());
+        for (i, part) in tokens[..tokens.len() - 1].chunks(each).enumerate() {
+            if self.slices.tick().is_none() {
+                break;
             }
+            pass(self.session, self.slices, i * each, part)?;
         }
         Ok(())
     }
 
     /// Calls `visit` with each of `1..n` and the logits before that token.
     fn read(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
-        self.slices(tokens, |session, start, slice| {
-            Ok(session.prefill_each(slice, 0, |i, logits| visit(start + i + 1, logits))?)
+        self.passes(tokens, READ, |session, slices, start, part| {
+            Ok(session.prefill_each(part, 0, |i, logits| {
+                visit(start + i + 1, logits);
+                slices.tick();
+            })?)
         })
     }
 
@@ -155,15 +156,15 @@ fn pieces<'t>(lessons: &'t Lessons<'t>, n_ctx: usize) -> impl Iterator<Item = (&
 }
 
 /// A session with the adapter that is trained.
-struct Training<'a> {
-    reader: Reader<'a>,
+struct Training<'a, 'p> {
+    reader: Reader<'a, 'p>,
     id: AdapterId,
     gradients: Gradients,
     /// Weight of the divergence on rehearsed text.
     strength: f32,
 }
 
-impl Training<'_> {
+impl Training<'_, '_> {
     /// Adds the gradient of `objective` over the logits before each of `tokens[first..]`; returns the loss.
     fn gradient(
         &mut self,
@@ -173,12 +174,16 @@ impl Training<'_> {
     ) -> Result<f64, Error> {
         let Training { reader, id, gradients, .. } = self;
         let mut loss = 0.0;
-        reader.slices(tokens, |session, start, slice| {
-            if start + slice.len() < first {
-                return Ok(session.prefill(slice)?);
+        reader.passes(tokens, SLICE, |session, slices, start, part| {
+            if start + part.len() < first {
+                return Ok(session.prefill(part)?);
             }
             let objective = |i: usize, logits: &mut [f32]| objective(start + i + 1, logits);
-            loss += session.gradient(*id, slice, (first - 1).saturating_sub(start), &objective, gradients)?;
+            let first = (first - 1).saturating_sub(start);
+            let mut between = || {
+                slices.tick();
+            };
+            loss += session.gradient_in_parts(*id, part, first, &objective, gradients, Some(&mut between))?;
             Ok(())
         })?;
         Ok(loss)
@@ -196,7 +201,7 @@ impl Training<'_> {
     /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
     fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), Error> {
         let window = self.base(tokens, 1.0)?;
-        if !self.reader.goes_on {
+        if !self.reader.slices.goes_on() {
             return Ok(());
         }
         let objective = window.objective(self.strength);
@@ -210,7 +215,7 @@ impl Training<'_> {
         let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
         for tokens in windows {
             let window = self.base(tokens, scale)?;
-            if !self.reader.goes_on {
+            if !self.reader.slices.goes_on() {
                 break;
             }
             self.reader.read(tokens, |i, logits| {
@@ -234,12 +239,17 @@ impl Training<'_> {
             let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, text[i], weight);
             self.gradient(text, first, &objective)?;
             self.rehearse(rehearsed[(turn as usize + i) % rehearsed.len()], bound)?;
-            if !self.reader.goes_on {
+            let (Reader { session, slices }, gradients) = (&mut self.reader, &self.gradients);
+            if !slices.goes_on() {
                 break;
             }
-            if self.gradients.norm().is_finite() {
-                let gradients = &self.gradients;
-                self.reader.session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
+            if gradients.norm().is_finite() {
+                session.update_adapter(self.id, |adapter| {
+                    for (site, _) in gradients.terms() {
+                        slices.tick();
+                        descent.step_at(site, adapter, gradients);
+                    }
+                })?;
             }
         }
         Ok(())
@@ -256,7 +266,7 @@ impl Training<'_> {
         while let Some(measured) = windows {
             divergence = self.divergence(measured, scale)?;
             let excess = divergence / bound.max(1e-12);
-            if !self.reader.goes_on || excess <= 1.0 {
+            if !self.reader.slices.goes_on() || excess <= 1.0 {
                 windows = measures.next();
                 continue;
             }
@@ -278,31 +288,31 @@ impl Learner {
     /// The learner without what it learnt in inner layers.
     pub(crate) fn without_layers(&self) -> Learner {
         let mut learner = self.clone();
-        learner.set_layers(Layers::new(self.layers.control.clone()));
+        learner.set_layers(Layers::new(self.layers.control.clone()), &mut Slices::whole());
         learner
     }
 
     /// Replaces what was learnt in inner layers; the head has what they leave of the bound.
-    pub(crate) fn set_layers(&mut self, layers: Layers) {
+    pub(crate) fn set_layers(&mut self, layers: Layers, slices: &mut Slices<'_>) {
         self.layers = layers;
-        self.share_bound();
+        self.share_bound(slices);
     }
 
     /// Replaces what was learnt of a topic, if it is known.
-    pub(crate) fn set_trained(&mut self, topic: u32, trained: Trained) {
+    pub(crate) fn set_trained(&mut self, topic: u32, trained: Trained, slices: &mut Slices<'_>) {
         self.layers.topics.set_trained(topic, trained);
-        self.share_bound();
+        self.share_bound(slices);
     }
 
     /// The head has what the adapter in effect leaves of the bound: all of it where there is none.
-    pub(super) fn share_bound(&mut self) {
+    pub(crate) fn share_bound(&mut self, slices: &mut Slices<'_>) {
         let left = left_of(self.options.max_divergence, self.layers.divergence());
         if left == self.adapter.rates.max_divergence {
             return;
         }
         self.adapter.share(left);
         if self.rows.is_some() {
-            self.adapter.limit(self.arch, &mut Slices::whole());
+            self.adapter.limit(self.arch, slices);
         }
     }
 
@@ -332,16 +342,16 @@ impl Learner {
 
     /// Learns lessons of a topic in inner layers, of a session without learner or adapters, then reduces their strength until
     /// the bound holds; without lessons it does only that. Nothing is learnt where the model has parts without a gradient, and
-    /// nothing stays without control text. False if `pause` gave up: then nothing has changed.
+    /// nothing stays without control text. False if `slices` gave up: then nothing has changed.
     pub(crate) fn learn_layers(
         &mut self,
         session: &mut Session,
         topic: u32,
         lessons: &Lessons<'_>,
-        pause: &mut dyn FnMut(Duration) -> bool,
+        slices: &mut Slices<'_>,
     ) -> Result<bool, Error> {
         if !self.can_learn_layers() {
-            self.set_trained(topic, Trained::default());
+            self.set_trained(topic, Trained::default(), slices);
             return Ok(true);
         }
         let adapter = match self.layers.topics.trained(topic).adapter {
@@ -354,15 +364,17 @@ impl Learner {
         };
         let gradients = Gradients::zeros(&adapter);
         let id = session.attach(adapter, 1.0)?;
-        let reader = Reader { session: &mut *session, pause, goes_on: true };
+        let reader = Reader { session: &mut *session, slices };
         let mut training = Training { reader, id, gradients, strength: FIRST_STRENGTH };
         let (control, bound) = (&self.layers.control, PART.powi(2) * self.options.max_divergence);
         let learnt = training.learn(lessons, control, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(control, bound));
-        let goes_on = training.reader.goes_on;
         let adapter = session.detach(id)?;
+        let goes_on = slices.goes_on();
         match outcome {
-            Ok(divergence) if goes_on => self.set_trained(topic, Trained { adapter: Some(adapter), divergence }),
+            Ok(divergence) if goes_on => {
+                self.set_trained(topic, Trained { adapter: Some(adapter), divergence }, slices)
+            }
             Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
             Err(error) => return Err(error),
         }
@@ -372,21 +384,21 @@ impl Learner {
     /// Reduces the strength of what was learnt of each topic until the bound holds.
     pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), Error> {
         for topic in self.layers.topics.ids() {
-            self.learn_layers(session, topic, &[], &mut |_| true)?;
+            self.learn_layers(session, topic, &[], &mut Slices::whole())?;
         }
         Ok(())
     }
 
     /// What text of a topic that is not learnt yet says of what was learnt of it in inner layers, compared with what `before`
     /// has: its tokens became likelier in their own places than in each other's only if their order is predicted better.
-    /// Nothing if `pause` gave up.
+    /// Nothing if `slices` gave up.
     pub(crate) fn evidence_of_layers(
         &self,
         before: &Learner,
         session: &mut Session,
         topic: u32,
         lessons: &Lessons<'_>,
-        pause: &mut dyn FnMut(Duration) -> bool,
+        slices: &mut Slices<'_>,
     ) -> Result<Option<Evidence>, Error> {
         let n_ctx = session.n_ctx();
         let mut evidence = Evidence::default();
@@ -398,14 +410,12 @@ impl Learner {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
                 let id = adapter.clone().map(|adapter| session.attach(adapter, 1.0)).transpose()?;
-                let mut reader = Reader { session: &mut *session, pause: &mut *pause, goes_on: true };
-                let outcome = reader.exchanged(text);
-                let goes_on = reader.goes_on;
+                let outcome = Reader { session: &mut *session, slices: &mut *slices }.exchanged(text);
                 if let Some(id) = id {
                     session.detach(id)?;
                 }
                 *found = outcome?;
-                if !goes_on {
+                if !slices.goes_on() {
                     return Ok(None);
                 }
             }

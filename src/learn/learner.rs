@@ -5,6 +5,7 @@ use super::head::{Adapted, HeadRows, MAX_RANK};
 use super::layers::{CONTROL_TOKENS, Layers};
 use super::moments::{SLOTS, softmax};
 use super::optimiser::{HeadLearner, Rates};
+use super::slices::Slices;
 use super::topics::{Counts, TopicStatus};
 use crate::arch::Arch;
 use crate::error::LearnError;
@@ -289,8 +290,12 @@ impl Learner {
 
     /// Gives the adapter of a topic its effect, or none; a learner that belongs to a session is to be set again.
     pub fn set_topic(&mut self, topic: Option<u32>) {
+        self.set_topic_in_slices(topic, &mut Slices::whole());
+    }
+
+    pub(crate) fn set_topic_in_slices(&mut self, topic: Option<u32>, slices: &mut Slices<'_>) {
         self.layers.chosen = topic;
-        self.share_bound();
+        self.share_bound(slices);
     }
 
     /// The topic to whose text a text belongs rather than to none, by how often it uses each token.
@@ -344,7 +349,7 @@ impl Learner {
     }
 
     /// Processes the rows of a pass: learns from the tokens, and turns the head's products into logits.
-    pub(super) fn follow(&mut self, arch: Arch, rows: OutputRows<'_>) {
+    pub(super) fn follow(&mut self, arch: Arch, rows: OutputRows<'_>, slices: &mut Slices<'_>) {
         let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
         let OutputRows { tokens, start, first, kind, states, logits, .. } = rows;
         let source = match kind {
@@ -359,6 +364,7 @@ impl Learner {
             if let Some(&next) = rest.first() {
                 losses += self.came(arch, source, context, next);
             }
+            slices.tick();
         }
         if let Some(recorded) = &mut self.recording {
             *recorded += losses;

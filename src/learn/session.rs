@@ -35,7 +35,7 @@ type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
 impl OutputHook for Learner {
     fn rows(&mut self, rows: OutputRows<'_>) {
         let arch = self.arch;
-        self.follow(arch, rows);
+        self.follow(arch, rows, &mut Slices::whole());
     }
 
     fn cut(&mut self, cut: Cut) {
@@ -93,7 +93,7 @@ impl Session {
         self.set_learner_with(learner, &mut Slices::whole())
     }
 
-    /// As [`Session::set_learner`], in slices of about half a millisecond, after each of which `pause` is called with the time
+    /// As [`Session::set_learner`], in slices of a fraction of a millisecond, after each of which `pause` is called with the time
     /// that it took.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Session {
         )
     }
 
-    fn set_learner_with(&mut self, mut learner: Learner, slices: &mut Slices<'_>) -> Result<(), LearnError> {
+    pub(crate) fn set_learner_with(&mut self, mut learner: Learner, slices: &mut Slices<'_>) -> Result<(), LearnError> {
         learner.check(self.model())?;
         learner.interrupt();
         if learner.rows.is_none() {
@@ -198,6 +198,20 @@ impl Session {
         Ok(losses.unwrap_or_default())
     }
 
+    /// [`Session::record`] in slices, for who needs no logits.
+    pub(crate) fn record_with(&mut self, tokens: &[u32], slices: &mut Slices<'_>) -> Result<Losses, Error> {
+        self.catch_up()?;
+        let mut apart = Apart::of(self);
+        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning.into()) };
+        learner.recording = Some(Losses::default());
+        let arch = learner.arch;
+        let mut follow = |rows: OutputRows<'_>| learner.follow(arch, rows, slices);
+        let outcome = session.passes(TokenKind::Prompt, tokens, 0, true, &mut NoProbe, &mut follow);
+        let losses = learner.recording.take();
+        outcome?;
+        Ok(losses.unwrap_or_default())
+    }
+
     /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last prompt: a rating
     /// above the running mean makes similar answers more probable, one below less (negative preference optimisation,
     /// arXiv 2404.05868). Returns the rating's advantage, its difference from that mean, which is all that counts: the
@@ -246,7 +260,7 @@ impl Session {
         self.update_with(&mut Slices::whole())
     }
 
-    /// As [`Session::update`], in slices of about half a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
+    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
     /// directions are chosen, gives up, and what was recorded is still to be learnt.
     ///
     /// # Errors
@@ -255,7 +269,7 @@ impl Session {
         self.update_with(&mut Slices::new(pause))
     }
 
-    fn update_with(&mut self, slices: &mut Slices<'_>) -> Result<(), LearnError> {
+    pub(crate) fn update_with(&mut self, slices: &mut Slices<'_>) -> Result<(), LearnError> {
         let mut apart = Apart::of(self);
         let Apart { session, learner: Some(learner) } = &mut apart else { return Ok(()) };
         let Learner { rows: Some(rows), adapter, times, .. } = &mut **learner else { return Ok(()) };

@@ -5,6 +5,7 @@ use super::layers::{CONTROL_TOKENS, Layers};
 use super::learner::{Learner, LearnerOptions};
 use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
 use super::optimiser::Evidence;
+use super::slices::Slices;
 use super::topics::{Counts, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
 use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
@@ -237,7 +238,7 @@ impl Learner {
         if !learner.mean_reward.is_finite() {
             return Err(damaged("learned.mean_reward", learner.mean_reward));
         }
-        learner.set_layers(layers);
+        learner.set_layers(layers, &mut Slices::whole());
         Ok(learner)
     }
 }

@@ -47,28 +47,34 @@ impl Sgd {
 
 impl Optimiser for Sgd {
     fn step(&mut self, adapter: &mut Adapter, gradients: &Gradients) {
-        for (site, gradient) in gradients.terms() {
-            let (Some(&norm), Some(term)) = (self.norms.get(site), adapter.term(site)) else { continue };
-            let s = f64::from(adapter.scale(term));
-            let (mut a, mut b) = (gradient.a().to_vec(), gradient.b().to_vec());
-            precondition(&mut a, term.b(), term.rank());
-            precondition(&mut b, term.a(), term.rank());
-            // First-order change of ΔW, the sum of both factors' parts.
-            let length = s.abs() * (product_norm(&a, term.b(), term.rank()) + product_norm(term.a(), &b, term.rank()));
-            if !(length.is_finite() && length > 0.0 && norm.is_finite()) {
-                continue;
-            }
-            let (squares, n) = &mut self.seen[site];
-            (*squares, *n) = (*squares + length * length, *n + 1);
-            let rms = (*squares / f64::from(*n)).sqrt();
-            let step = (f64::from(self.rate) / rms).min(f64::from(self.clip) / length) * f64::from(norm);
-            let Some(term) = adapter.term_mut(site) else { continue };
-            let keep = 1.0 - self.decay;
-            let (old_a, old_b) = term.parts_mut();
-            for (old, new) in old_a.iter_mut().zip(&a).chain(old_b.iter_mut().zip(&b)) {
-                let value = keep * *old - step as f32 * new;
-                *old = if value.is_finite() { value } else { *old };
-            }
+        gradients.terms().for_each(|(site, _)| self.step_at(site, adapter, gradients));
+    }
+}
+
+impl Sgd {
+    /// The part of [`Optimiser::step`] that changes one term.
+    pub(crate) fn step_at(&mut self, site: usize, adapter: &mut Adapter, gradients: &Gradients) {
+        let Some(gradient) = gradients.term(site) else { return };
+        let (Some(&norm), Some(term)) = (self.norms.get(site), adapter.term(site)) else { return };
+        let s = f64::from(adapter.scale(term));
+        let (mut a, mut b) = (gradient.a().to_vec(), gradient.b().to_vec());
+        precondition(&mut a, term.b(), term.rank());
+        precondition(&mut b, term.a(), term.rank());
+        // First-order change of ΔW, the sum of both factors' parts.
+        let length = s.abs() * (product_norm(&a, term.b(), term.rank()) + product_norm(term.a(), &b, term.rank()));
+        if !(length.is_finite() && length > 0.0 && norm.is_finite()) {
+            return;
+        }
+        let (squares, n) = &mut self.seen[site];
+        (*squares, *n) = (*squares + length * length, *n + 1);
+        let rms = (*squares / f64::from(*n)).sqrt();
+        let step = (f64::from(self.rate) / rms).min(f64::from(self.clip) / length) * f64::from(norm);
+        let Some(term) = adapter.term_mut(site) else { return };
+        let keep = 1.0 - self.decay;
+        let (old_a, old_b) = term.parts_mut();
+        for (old, new) in old_a.iter_mut().zip(&a).chain(old_b.iter_mut().zip(&b)) {
+            let value = keep * *old - step as f32 * new;
+            *old = if value.is_finite() { value } else { *old };
         }
     }
 }

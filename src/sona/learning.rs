@@ -6,7 +6,7 @@ use super::trajectory::Trajectory;
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SonaError};
 use crate::exec::{CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum};
-use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, UPDATE_TOKENS};
+use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS};
 use crate::lora::Adapter;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Tokens of a pass of the background: other passes wait for one of them at most.
+/// Tokens of a pass of the background, of which other passes wait for one at most, and of what text is judged by.
 const SLICE: usize = 16;
 /// Longest context that text is learnt in, in tokens.
 const CONTEXT: usize = 512;
@@ -86,8 +86,8 @@ impl SonaBuilder {
         self
     }
 
-    /// Most trajectories that wait to be learnt: when there are so many, the background rests no more, and for each further one
-    /// the oldest is not learnt. All that wait have at most four million tokens. Default 1000.
+    /// Most trajectories that wait to be learnt: when there are so many, the background does not rest until they are learnt, and
+    /// for each further one the oldest is not learnt. All that wait have at most four million tokens. Default 1000.
     #[must_use]
     pub fn max_pending_samples(mut self, n: usize) -> Self {
         self.max_pending_samples = n;
@@ -554,6 +554,8 @@ impl Sona {
         let interval = Duration::from_millis(background_interval_ms);
         let thread = std::thread::Builder::new().name("sona".into()).spawn(move || {
             let mut wait = interval;
+            // Too many wait: until they are learnt it does not rest.
+            let mut forced = false;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 // False if it is to end, or its owner waits.
                 let rest = |time: Duration| {
@@ -567,7 +569,8 @@ impl Sona {
                     }
                 };
                 let outcome = sona.learn(background_min_samples, &mut |took| {
-                    if sona.state().pending.len() >= max_pending_samples {
+                    forced |= sona.state().pending.len() >= max_pending_samples;
+                    if forced {
                         return rest(Duration::ZERO);
                     }
                     let engine = &sona.shared.engine;
@@ -575,6 +578,7 @@ impl Sona {
                     rest(took) && (!engine.is_busy_since(n_turns) || rest(BUSY_REST.saturating_sub(1) * took))
                 });
                 let outcome = outcome.and_then(|learnt| {
+                    forced &= learnt;
                     if !learnt {
                         sona.state().folder.sync()?;
                     }
@@ -599,7 +603,8 @@ impl Sona {
             (state.pending.iter().take(BATCH).cloned().collect::<Vec<_>>(), Arc::clone(&state.learner))
         };
         let mut pause = |took| !self.has_owner() && pause(took);
-        let Some(outcome) = learn_batch(&mut worker, &batch, &before, &self.shared.options, &mut pause)? else {
+        let slices = &mut Slices::new(&mut pause);
+        let Some(outcome) = learn_batch(&mut worker, &batch, &before, &self.shared.options, slices)? else {
             return Ok(false);
         };
         let Outcome { kind, candidate, working, mut event } = outcome;
@@ -650,13 +655,14 @@ struct Outcome {
     event: Event,
 }
 
-/// Learns a batch from what is worked on, and judges the result against the learner `before`; nothing if `pause` gave up.
+/// Learns a batch from what is worked on, and judges the result against the learner `before`; nothing if `slices`
+/// gave up.
 fn learn_batch(
     worker: &mut Worker,
     batch: &[Trajectory],
     before: &Arc<Learner>,
     options: &SonaBuilder,
-    pause: Pause<'_>,
+    slices: &mut Slices<'_>,
 ) -> Result<Option<Outcome>, Error> {
     let lessons = batch.iter().map(|found| (found, found.lesson(options.quality_threshold)));
     let lessons: Vec<(&Trajectory, Range<usize>)> = lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
@@ -666,6 +672,7 @@ fn learn_batch(
     // Some of each topic are kept from what is learnt of it.
     let (mut topics, mut judged, mut learnt) = (Vec::new(), Vec::new(), Vec::new());
     for (i, (found, lesson)) in lessons.iter().enumerate() {
+        slices.tick();
         let text = &found.tokens[lesson.clone()];
         let topic = if has_layers { learner.sort(text) } else { 0 };
         if topics.iter().filter(|&&other| other == topic).count() % JUDGED == JUDGED - 1 {
@@ -676,12 +683,13 @@ fn learn_batch(
         }
         topics.push(topic);
     }
-    let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, pause: Pause<'_>| {
+    let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, slices: &mut Slices<'_>| {
+        slices.tick();
         let mut learner = learner.clone();
         let mut losses = Vec::new();
         for &i in which {
             let (trajectory, lesson) = &lessons[i];
-            match read_lesson(session, learner, &trajectory.tokens, lesson.clone(), learns, pause)? {
+            match read_lesson(session, learner, &trajectory.tokens, lesson.clone(), learns, slices)? {
                 Some((next, more)) => {
                     learner = next;
                     losses.extend(more);
@@ -695,23 +703,23 @@ fn learn_batch(
         let which = which.iter().filter(|&&i| topics[i] == topic);
         which.map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone())).collect()
     };
-    let learn_layers = |session: &mut Session, learner: &mut Learner, which: &[usize], pause: Pause<'_>| {
+    let learn_layers = |session: &mut Session, learner: &mut Learner, which: &[usize], slices: &mut Slices<'_>| {
         for topic in learner.layers.topics.ids() {
             let texts = texts(which, topic);
-            if has_layers && !texts.is_empty() && !learner.learn_layers(session, topic, &texts, pause)? {
+            if has_layers && !texts.is_empty() && !learner.learn_layers(session, topic, &texts, slices)? {
                 return Ok::<_, Error>(false);
             }
         }
         Ok(true)
     };
-    if !learn_layers(session, &mut learner, &learnt, pause)? {
+    if !learn_layers(session, &mut learner, &learnt, slices)? {
         return Ok(None);
     }
     // What is not supported yet is learnt on without effect, unless text speaks against it.
     let (mut layers, mut supported) = (learner.layers.clone(), learner.layers.clone());
     for topic in layers.topics.ids() {
         let texts = texts(&judged, topic);
-        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, pause)? else {
+        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, slices)? else {
             return Ok(None);
         };
         let earlier = before.layers.topics.trained(topic);
@@ -722,11 +730,11 @@ fn learn_batch(
             supported.topics.set_trained(topic, earlier);
         }
     }
-    learner.set_layers(supported);
-    let Some((candidate, _)) = read(session, &learner, &learnt, true, pause)? else { return Ok(None) };
+    learner.set_layers(supported, slices);
+    let Some((candidate, _)) = read(session, &learner, &learnt, true, slices)? else { return Ok(None) };
     let candidate = Arc::new(candidate);
-    let Some((_, with)) = read(session, &candidate, &judged, false, pause)? else { return Ok(None) };
-    let Some((_, without)) = read(session, before, &judged, false, pause)? else { return Ok(None) };
+    let Some((_, with)) = read(session, &candidate, &judged, false, slices)? else { return Ok(None) };
+    let Some((_, without)) = read(session, before, &judged, false, slices)? else { return Ok(None) };
     // What is in effect when text is generated.
     let mixes = candidate.options().generate_with_mixture;
     let loss = |slice: &Losses| if mixes { slice.mixture } else { slice.adapter };
@@ -736,7 +744,8 @@ fn learn_batch(
     for (with, without) in with.iter().zip(&without) {
         gain.add(loss(without) - loss(with), SLICE);
     }
-    let is_bounded = candidate.n_control() == 0 || candidate.divergence() <= candidate.options().max_divergence;
+    let divergence = candidate.divergence();
+    let is_bounded = candidate.n_control() == 0 || divergence <= candidate.options().max_divergence;
     let is_valid = is_bounded && total(&with).is_finite();
     let is_likelier = total(&with) < total(&without);
     let kind = match () {
@@ -746,7 +755,9 @@ fn learn_batch(
     };
     // With nothing learnt, in inner layers either.
     let is_harmful = if kind == EventKind::Refused && is_valid {
-        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, pause)? else { return Ok(None) };
+        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, slices)? else {
+            return Ok(None);
+        };
         total(&with) > alone.iter().map(|slice| slice.base).sum()
     } else {
         kind == EventKind::Refused
@@ -754,13 +765,13 @@ fn learn_batch(
     let from = if is_harmful { before } else { &candidate };
     // Judged once, the rest is learnt, too, unless it is what spoke against the candidate.
     let rest = if kind == EventKind::Refused && !is_likelier { &[] } else { &judged[..] };
-    let Some((mut next, _)) = read(session, from, rest, true, pause)? else { return Ok(None) };
+    let Some((mut next, _)) = read(session, from, rest, true, slices)? else { return Ok(None) };
     if !is_harmful {
-        next.set_layers(layers);
+        next.set_layers(layers, slices);
         for &i in rest {
             next.add_to_topic(topics[i], &lessons[i].0.tokens[lessons[i].1.clone()]);
         }
-        if !learn_layers(session, &mut next, rest, pause)? {
+        if !learn_layers(session, &mut next, rest, slices)? {
             return Ok(None);
         }
     }
@@ -773,68 +784,72 @@ fn learn_batch(
     let event = Event {
         n_learnt: [lessons.len() as u64, n_tokens as u64],
         judged: (n_judged as u64, mean(&without), mean(&with)),
-        divergence: candidate.divergence(),
+        divergence,
         sessions,
         ..Event::new(kind, 0, 0)
     };
     Ok(Some(Outcome { kind, candidate, working: Arc::new(next), event }))
 }
 
-/// Scores `tokens[lesson]` in slices, and learns them if `learns`; nothing if `pause` gave up.
+/// Scores `tokens[lesson]`, the losses of [`SLICE`] tokens each, and learns them if `learns`; nothing if `slices` gave up.
 fn read_lesson(
     session: &mut Session,
     mut learner: Learner,
     tokens: &[u32],
     lesson: Range<usize>,
     learns: bool,
-    pause: Pause<'_>,
+    slices: &mut Slices<'_>,
 ) -> Result<Option<(Learner, Vec<Losses>)>, Error> {
     let mut losses = Vec::new();
-    let mut goes_on = true;
     session.clear();
-    learner.set_topic(learner.nearest_topic(&tokens[lesson.clone()]));
-    session.set_learner_in_slices(learner, &mut |took| goes_on = goes_on && pause(took))?;
-    let n_ctx = session.n_ctx();
-    let mut at = lesson.start;
-    let outcome = (|| {
-        while at < lesson.end && goes_on {
-            // Half of the context is what came before.
-            let begin = at.saturating_sub(n_ctx / 2);
-            let end = (begin + n_ctx).min(lesson.end);
-            session.clear();
-            for slice in tokens[begin..at].chunks(SLICE) {
-                let timer = Timer::start();
-                session.prefill(slice)?;
-                goes_on = goes_on && pause(timer.elapsed());
-            }
-            for chunk in tokens[at..end].chunks(UPDATE_TOKENS) {
-                for slice in chunk.chunks(SLICE) {
-                    let timer = Timer::start();
-                    losses.push(session.record(slice)?);
-                    goes_on = goes_on && pause(timer.elapsed());
-                }
-                if learns {
-                    session.update_in_slices(&mut |took| {
-                        goes_on = goes_on && pause(took);
-                        goes_on
-                    })?;
-                }
-                if !goes_on {
-                    break;
-                }
-            }
-            at = end;
-        }
-        Ok::<_, Error>(())
-    })();
+    learner.set_topic_in_slices(learner.nearest_topic(&tokens[lesson.clone()]), slices);
+    session.set_learner_with(learner, slices)?;
+    let outcome = read_text(session, tokens, lesson, learns, &mut losses, slices);
     let learner = session.take_learner();
     session.clear();
     outcome?;
-    let learner = learner.filter(|_| goes_on);
-    Ok(learner.map(|mut learner| {
-        learner.set_topic(None);
+    Ok(learner.filter(|_| slices.goes_on()).map(|mut learner| {
+        learner.set_topic_in_slices(None, slices);
         (learner, losses)
     }))
+}
+
+/// [`read_lesson`] with the session's learner, unless `slices` give up.
+fn read_text(
+    session: &mut Session,
+    tokens: &[u32],
+    lesson: Range<usize>,
+    learns: bool,
+    losses: &mut Vec<Losses>,
+    slices: &mut Slices<'_>,
+) -> Result<(), Error> {
+    let n_ctx = session.n_ctx();
+    let mut at = lesson.start;
+    while at < lesson.end {
+        // Half of the context is what came before.
+        let begin = at.saturating_sub(n_ctx / 2);
+        let end = (begin + n_ctx).min(lesson.end);
+        session.clear();
+        for slice in tokens[begin..at].chunks(SLICE) {
+            session.prefill(slice)?;
+            if slices.tick().is_none() {
+                return Ok(());
+            }
+        }
+        for chunk in tokens[at..end].chunks(UPDATE_TOKENS) {
+            for slice in chunk.chunks(SLICE) {
+                losses.push(session.record_with(slice, slices)?);
+                if !slices.goes_on() {
+                    return Ok(());
+                }
+            }
+            if learns {
+                session.update_with(slices)?;
+            }
+        }
+        at = end;
+    }
+    Ok(())
 }
 
 /// The topic of a learner whose adapter helps a prompt; see [`Sona::topic`].

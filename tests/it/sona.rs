@@ -2,7 +2,7 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::exec::{Engine, EngineOptions, Session, SessionOptions};
+use ruvllm::exec::{CancelToken, Engine, EngineOptions, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind};
 use ruvllm::learn::{Learner, LearnerOptions, Losses};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
@@ -275,6 +275,7 @@ fn inner_layers_learn() {
     let divergences =
         alone.iter().zip(&adapted).map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
     let mean = divergences.sum::<f64>() / alone.len() as f64;
+    println!("both together {mean:.5}, told {told:.5}, bound {bound}");
     // Head and layers are held to it on a part of the text each.
     assert!(mean > 0.0 && mean < 1.5 * bound, "{mean}");
 }
@@ -1061,6 +1062,39 @@ fn decoding_beside_the_loop() {
             sona.history().iter().map(|event| event.n_learnt[0]).sum::<u64>()
         );
     }
+}
+
+/// How long the background takes to learn the 1,000 requests that wait at most, while eight sequences decode without a pause.
+#[test]
+#[ignore = "measures"]
+fn a_thousand_requests_beside_eight_sequences() {
+    let (engine, read) = shipped();
+    let folder = Folder::new();
+    let sona = Sona::builder().open(&folder.0, &engine).unwrap();
+    sona.calibrate(&read("models/demo-heldout.txt")[..8192]).unwrap();
+    let texts = ["river-station", "project-docs", "bakery-papers"].map(|name| read(&format!("tests/data/{name}.txt")));
+    let pieces = texts.iter().flat_map(|text| text.chunks_exact(REQUEST)).cycle();
+    for piece in pieces.take(1000) {
+        sona.record(request("a", piece.to_vec())).unwrap();
+    }
+    let options = SessionOptions { n_ctx: Some(256), ..Default::default() };
+    let eight = || (0..8).map(|_| engine.sequence(&options).unwrap()).collect::<Vec<Sequence>>();
+    let mut sequences = eight();
+    let (mut outputs, mut n_tokens) = (Outputs::default(), 0);
+    let background = sona.start().unwrap();
+    let begun = Instant::now();
+    while sona.n_pending().0 >= 10 && begun.elapsed() < Duration::from_secs(600) {
+        if sequences[0].position() == 256 {
+            sequences = eight();
+        }
+        let generated = |seq| Slot::new(seq, &[7], TokenKind::Generated).outputs_from(0);
+        let mut slots: Vec<Slot<'_>> = sequences.iter_mut().map(generated).collect();
+        engine.step(&mut slots, &mut outputs, &CancelToken::default()).unwrap();
+        n_tokens += slots.len();
+    }
+    let took = begun.elapsed();
+    drop(background);
+    println!("{} wait after {took:?}, in which {n_tokens} tokens were decoded", sona.n_pending().0);
 }
 
 /// Which layer's pooled states find text that helps: each request of three texts is read behind the request whose vector is
