@@ -1200,6 +1200,32 @@ fn work_in_slices_can_end_after_any() {
     assert!(learnt.iter().all(|other| *other == learnt[0]));
 }
 
+/// Others may compute between slices, also within a gradient of inner layers: what is learnt is the same to the bit.
+#[test]
+fn others_may_compute_between_slices() {
+    let engine = engine();
+    let learnt = [false, true].map(|others| {
+        let (folder, mut session) = (Folder::new(), engine.session().unwrap());
+        let learner = LearnerOptions { control_tokens: 1024, ..Default::default() };
+        let sona = builder().learner(learner).open(&folder.0, &engine).unwrap();
+        sona.calibrate(&control()).unwrap();
+        teach(&sona, "s", 40);
+        let mut n_slices = 0;
+        sona.work_in_slices(&mut |_| {
+            n_slices += 1;
+            if others {
+                session.clear();
+                session.prefill(&phrases(n_slices, PHRASES)).unwrap();
+            }
+            true
+        })
+        .unwrap();
+        assert!(n_slices > 10, "{n_slices}");
+        sona.learner().to_bytes().unwrap()
+    });
+    assert!(learnt[0] == learnt[1]);
+}
+
 /// How long the slices of the background are, with all between them, on a machine that does nothing else.
 #[test]
 #[ignore = "measures"]
