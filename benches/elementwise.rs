@@ -92,6 +92,39 @@ fn prefill(c: &mut Criterion) {
     }
 }
 
+/// Latent attention in its absorbed form: heads of 576, of which the first 512 are the values, and 16 query heads on one
+/// key head, for one token and for four of a prompt.
+fn latent(c: &mut Criterion) {
+    let (arch, n, dim, dim_v) = (arch(), 512, 576, 512);
+    let p = AttnParams { head_dim: dim, head_dim_v: dim_v, scale: 0.07, softcap: 0.0, slope: 0.0, exact: false };
+    let k: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
+    let v: Vec<f16> = noise(n * dim_v).into_iter().map(f16::from_f32).collect();
+    for rows in [16, 64] {
+        let q = noise(rows * dim);
+        let mut out = vec![0.0; rows * dim_v];
+        let ranges = vec![(0, n as u32); rows];
+        let mut group = c.benchmark_group("latent attention f16");
+        group.throughput(Throughput::Elements((2 * rows * n * (dim + dim_v)) as u64)); // operations
+        group.bench_function(BenchmarkId::from_parameter(rows), |b| {
+            b.iter(|| attend(arch, &mut out, &q, &k, &v, &ranges, &p));
+        });
+    }
+}
+
+/// Attention of an encoder, whose rows all see the whole text.
+fn encoder(c: &mut Criterion) {
+    let (arch, n, dim) = (arch(), 128, 64);
+    let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.125, softcap: 0.0, slope: 0.0, exact: false };
+    let (q, kv) = (noise(n * dim), noise(n * dim));
+    let mut out = vec![0.0; q.len()];
+    let ranges = vec![(0, n as u32); n];
+    let mut group = c.benchmark_group("attention without mask");
+    group.throughput(Throughput::Elements((4 * n * n * dim) as u64)); // operations
+    group.bench_function(BenchmarkId::from_parameter(n), |b| {
+        b.iter(|| attend(arch, &mut out, &q, &kv, &kv, &ranges, &p));
+    });
+}
+
 fn norms(c: &mut Criterion) {
     let arch = arch();
     for n in [768, 1024, 2048, 4096, 8192] {
@@ -200,13 +233,26 @@ fn recurrences(c: &mut Criterion) {
             }
         });
     });
+    let rates = vec![0.9; n];
+    group.bench_function("delta_rule with rates (Kimi), four parts", |b| {
+        b.iter(|| {
+            for part in 0..n / 32 {
+                let (v, out) = (&v[part * 32..][..32], &mut out[part * 32..][..32]);
+                arch.delta_rule(&mut state, &q, &k, v, 0.5, &rates, out);
+            }
+        });
+    });
     let mut state = noise(n * n);
     group.bench_function("ssm_step", |b| b.iter(|| arch.ssm_step(&mut state, &q, &k, 0.9, 0.5, &v, &mut out)));
-    // As many states of a channel as Mamba 1 has, and as many channels as fill the same state.
-    let (n_state, n) = (16, n * n / 16);
+    // As many states of a channel as Mamba 1 has, and as many blocks of channels as fill the same state.
+    let (n_state, n) = (16, 64);
     let (a, dt, x, mut out) = (noise(n * n_state), noise(n), noise(n), vec![0.0; n]);
-    group.bench_function("ssm_step_by_state", |b| {
-        b.iter(|| arch.ssm_step_by_state(&mut state, &a, &q[..n_state], &k[..n_state], &dt, &x, &mut out));
+    group.bench_function("ssm_step_by_state, 16 blocks", |b| {
+        b.iter(|| {
+            for state in state.chunks_exact_mut(n * n_state) {
+                arch.ssm_step_by_state(state, &a, &q[..n_state], &k[..n_state], &dt, &x, &mut out);
+            }
+        });
     });
     // Four heads of RWKV, which fill the same state.
     let d = 64;
@@ -223,5 +269,31 @@ fn recurrences(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, attention, prefill, norms, rope, kv_append, activations, recurrences);
+/// A token's convolution over four, 256 channels.
+fn convolution(c: &mut Criterion) {
+    let (arch, n) = (arch(), 256);
+    let (mut past, taps, x, mut out) = (noise(3 * n), noise(4 * n), noise(n), vec![0.0; n]);
+    let mut group = c.benchmark_group("short convolution");
+    group.throughput(Throughput::Elements(n as u64));
+    group.bench_function(BenchmarkId::from_parameter(n), |b| {
+        b.iter(|| {
+            out.fill(0.0);
+            arch.causal_conv(&mut past, (&taps, n), &x, &mut out);
+        });
+    });
+}
+
+criterion_group!(
+    benches,
+    attention,
+    prefill,
+    latent,
+    encoder,
+    norms,
+    rope,
+    kv_append,
+    activations,
+    recurrences,
+    convolution
+);
 criterion_main!(benches);

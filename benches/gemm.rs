@@ -105,6 +105,12 @@ fn benches(c: &mut Criterion) {
             }
             transposed(c, &format!("transposed {dtype} 512 x 2048 x 2048"), arch, dtype, 512, 2048, 2048);
         }
+        // Rows that an expert of a mixture may have.
+        for dtype in [DType::MXFP4, DType::Q4_K] {
+            for m in [10, 32, 40, 64, 72] {
+                product(c, &format!("expert {dtype} {m} x 768 x 2048"), arch, dtype, m, 768, 2048);
+            }
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use super::measured;
 use super::model::{
     CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, demo_metadata, engine, forced_level, level, open,
 };
-use super::output::{Failure, count, note, percentiles, print, size, slashes};
+use super::output::{Failure, OverwriteArg, count, note, percentiles, print, size, slashes};
 use super::speculation::SpeculationArgs;
-use clap::ValueEnum;
+use clap::{Arg, ValueEnum};
 use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
     FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak, first_tokens, kernels,
@@ -53,7 +53,7 @@ tokens of a sequence, median, 95th and 99th percentile; `noise` is the share of 
 which `speed-up` is the ratio, and count one pass for the last token of the prompt.";
 
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_args = beside_write)]
 pub(super) struct Args {
     /// GGUF files
     #[arg(short, long, value_name = "FILE", value_delimiter = ',', env = "LLAMA_ARG_MODEL")]
@@ -65,6 +65,8 @@ pub(super) struct Args {
     /// Write the one made-up model to a file, which other engines open, too, instead of measuring it
     #[arg(long, value_name = "FILE", requires = "synthetic")]
     write: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: OverwriteArg,
     /// Prompt lengths; 0: no such test
     #[arg(short = 'p', long, value_name = "LIST", default_value = "512", allow_negative_numbers = true)]
     n_prompt: Vec<String>,
@@ -145,6 +147,15 @@ pub(super) struct Args {
     spec_synthetic: Vec<f64>,
     #[command(flatten)]
     pub(super) speculation: SpeculationArgs,
+}
+
+/// With --write nothing is measured, so that no option of a measurement has an effect.
+fn beside_write(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "synthetic" | "write" => arg,
+        "overwrite" => arg.requires("write"),
+        _ => arg.conflicts_with("write"),
+    }
 }
 
 /// What is not measured with drafts.
@@ -290,7 +301,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let [(shape, file_type)] = shapes[..] else {
             return Err(Failure::Usage("--write writes one shape".into()));
         };
-        return Ok(synthetic_file(shape, file_type).write(path)?);
+        args.overwrite.check(path)?;
+        let mut file = synthetic_file(shape, file_type);
+        args.overwrite.apply(&mut file);
+        return Ok(file.write(path)?);
     }
     let mut printer = Printer::new(args.output);
     for path in &args.model {

@@ -1,10 +1,11 @@
 //! The program as its users and other programs call it: exit codes, the fixed interfaces, bad calls.
 
+use ruvllm::bench::{Shape, synthetic};
 use ruvllm::exec::{KvType, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
-use ruvllm::quant::DType;
+use ruvllm::quant::{DType, FileType};
 use ruvllm::sample::Sampler;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -261,8 +262,10 @@ fn metadata_can_be_overridden() {
     let (plain, scaled) = (logits(&[]), logits(&["--override-kv", "llama.rope.freq_base=float:100"]));
     assert!(plain.len() == scaled.len() && !plain.is_empty() && plain != scaled);
     assert_eq!(logits(&["--override-kv", "llama.rope.freq_base=float:10000"]), plain);
-    let refused = ["logits", "-m", &model, "--tokens", "1", "-o", "-", "--override-kv", "llama.nonsense=bool:true"];
-    fails(&refused, 1, &["llama.nonsense"]);
+    for key in ["llama.nonsense", "qwen3.rope.freq_base", "nonsense"] {
+        let value = format!("{key}=bool:true");
+        fails(&["logits", "-m", &model, "--tokens", "1", "-o", "-", "--override-kv", &value], 1, &[key, "llama"]);
+    }
 }
 
 #[test]
@@ -2006,6 +2009,32 @@ fn bench_without_threads_and_in_columns() {
     let cell = |name: &str| cells.iter().find(|(n, _)| *n == format!("\"{name}\"")).unwrap().1;
     assert_eq!((cell("model"), cell("n_prompt"), cell("n_threads")), ("\"tiny.gguf\"", "4", "1"));
     assert!(cell("avg_ts").parse::<f64>().unwrap() > 0.0 && cell("model_size").parse::<u64>().unwrap() > 0);
+}
+
+#[test]
+fn bench_writes_the_model_that_it_would_measure() {
+    let folder = Folder::new();
+    let path = folder.name("shape.gguf");
+    let write = ["bench", "--synthetic", "qwen2-0.5b:Q4_0", "--write", &path];
+    for option in [&["-p", "16"][..], &["-n", "0"], &["-t", "2"], &["-ctk", "f32"], &["--mmap"], &["-o", "json"]] {
+        fails(&[&write, option].concat(), 2, &["--write", "cannot be used with"]);
+    }
+    fails(&["bench", "-m", "x", "--write", &path], 2, &["--write", "--model"]);
+    fails(&["bench", "--synthetic", "llama-1b", "--overwrite"], 2, &["--write"]);
+    fails(&["bench", "--synthetic", "llama-1b,qwen2-0.5b", "--write", &path], 2, &["one shape"]);
+    assert!(!Path::new(&path).exists());
+
+    assert!(stdout(&run(&write)).is_empty());
+    let written = Model::open(&path).unwrap();
+    let shape = Shape::from_name("qwen2-0.5b").unwrap();
+    let made = Model::from_gguf(synthetic(shape, FileType::Q4_0).unwrap()).unwrap();
+    assert_eq!(library_logits(&written, &[1, 500, 7]), library_logits(&made, &[1, 500, 7]));
+
+    std::fs::write(&path, "something else").unwrap();
+    fails(&write, 1, &["shape.gguf", "--overwrite"]);
+    assert_eq!(std::fs::read(&path).unwrap(), b"something else");
+    stdout(&run(&[&write[..], &["--overwrite"]].concat()));
+    Model::open(&path).unwrap();
 }
 
 #[cfg(target_os = "linux")]

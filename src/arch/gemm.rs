@@ -72,6 +72,8 @@ pub(super) trait Panels {
     const LANES: usize;
     /// The register tiles with 1, 2 … registers of activations.
     const TILES: &[RegisterTile];
+    /// The same for groups whose last register has rows in its lower half only; empty if they take as long.
+    const HALVES: &[Multiply] = &[];
     /// Registers of activations in the largest register tile; `VECS · LANES` activation rows are a group.
     const VECS: usize = Self::TILES.len();
     /// Rows of a panel that lie interleaved word by word; a divisor of the rows of all tiles.
@@ -218,7 +220,17 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                     (0..n_rows).for_each(|r| prefetch(blocks(r, k0 + BLOCK)));
                 }
                 // SAFETY: the panel has these rows and values, and there is room for their sums.
-                unsafe { multiply_panel::<P>(panel.as_ptr(), n_rows, x, vec_words, vecs.clone(), k0..k0 + n, sums) };
+                unsafe {
+                    multiply_panel::<P>(
+                        panel.as_ptr(),
+                        n_rows,
+                        x,
+                        vec_words,
+                        (vecs.clone(), y.rows()),
+                        k0..k0 + n,
+                        sums,
+                    )
+                };
             }
             // SAFETY: all sums were computed.
             unsafe { store_sums::<P>(sums, vecs, y, t * TILE, n_rows) };
@@ -227,8 +239,8 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
 }
 
 /// Adds to `sums`, `[register of activations][panel row][lane]`, the products of `n_rows` panel rows, at most [`TILE`], of
-/// the values `k`, with the activations in registers `vecs`; those of values from 0 on start from zero. A register has
-/// `vec_words` words of all values.
+/// the values `k`, with the activations in registers `vecs` of those of `m` rows; those of values from 0 on start from zero. A
+/// register has `vec_words` words of all values.
 ///
 /// # Safety
 /// The CPU must have the level's features. The panel must have these rows, up to a multiple of the rows of all tiles, and the
@@ -238,7 +250,7 @@ pub(super) unsafe fn multiply_panel<P: Panels>(
     n_rows: usize,
     x: &[u32],
     vec_words: usize,
-    vecs: Range<usize>,
+    (vecs, m): (Range<usize>, usize),
     k: Range<usize>,
     sums: *mut f32,
 ) {
@@ -249,12 +261,15 @@ pub(super) unsafe fn multiply_panel<P: Panels>(
             let x = &x[v * vec_words + P::words(k1) * n_vecs * P::LANES..];
             let x = &x[..P::words(depth) * n_vecs * P::LANES];
             let tile = &P::TILES[n_vecs - 1];
+            // Rows of the last register.
+            let n_last = m - (v + n_vecs - 1) * P::LANES;
+            let multiply = P::HALVES.get(n_vecs - 1).filter(|_| n_last <= P::LANES / 2).unwrap_or(&tile.multiply);
             for (i, r) in (0..n_rows).step_by(tile.rows).enumerate() {
                 let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
                 let w = panel.wrapping_add(place::<P>(P::panel_words(BLOCK), r, P::panel_words(k1 - k.start)));
                 let sums = sums.wrapping_add(((v - vecs.start) * TILE + r) * P::LANES);
                 // SAFETY: the tile lies inside the panel, the activations and the sums.
-                unsafe { (tile.multiply)(w, x.as_ptr(), depth, sums, k1 == 0, ahead) };
+                unsafe { multiply(w, x.as_ptr(), depth, sums, k1 == 0, ahead) };
             }
         }
     }

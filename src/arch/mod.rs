@@ -14,7 +14,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 7;
+pub const ARITHMETIC_VERSION: u32 = 8;
 
 /// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀ + c₁t + … + c₉t⁹ − x²)`, with
 /// a relative error below 1.2e-7, except for rounding to `f32` (W. J. Press et al., Numerical Recipes in C, 2nd edition, §6.2).
@@ -66,6 +66,7 @@ macro_rules! kernels {
             ssm_step_by_state: elementwise::ssm_step_by_state,
             rwkv6_step: elementwise::rwkv6_step,
             rwkv7_step: elementwise::rwkv7_step,
+            causal_conv: elementwise::causal_conv,
         }
     };
 }
@@ -331,6 +332,7 @@ pub(crate) struct Kernels {
     pub(crate) rwkv6_step:
         unsafe fn(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]),
     pub(crate) rwkv7_step: unsafe fn(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]),
+    pub(crate) causal_conv: unsafe fn(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
@@ -407,6 +409,12 @@ impl std::fmt::Debug for Arch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Arch({})", self.0.name)
     }
+}
+
+/// Whether `rows`, which lie so many values apart, are `n` of `width` values.
+fn has_rows((rows, stride): (&[f32], usize), n: usize, width: usize) -> bool {
+    let end = stride.checked_mul(n - 1).and_then(|last| last.checked_add(width));
+    width <= stride && end.is_some_and(|end| end <= rows.len())
 }
 
 /// Checks the arguments of [`Arch::add_product`]; returns whether there is anything to do.
@@ -694,16 +702,16 @@ impl Arch {
     }
 
     /// A step of a selective state space with one decay (Mamba 2, arXiv 2405.21060) for a head's `state`,
-    /// `(x.len(), b.len())`: `S = decay·S + dt·x·bᵀ; out = S·c`.
+    /// `(b.len(), x.len())`: `S = decay·S + dt·b·xᵀ; out = cᵀ·S`.
     pub fn ssm_step(self, state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
         assert!(b.len() == c.len() && out.len() == x.len(), "ssm_step");
-        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !b.is_empty(), "ssm_step: the state");
+        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(), "ssm_step: the state");
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.ssm_step)(state, b, c, decay, dt, x, out) }
     }
 
     /// A step of a selective state space whose states have decays of their own (Mamba 1, arXiv 2312.00752) for the channels of
-    /// `x`, with `state` and `a` `(x.len(), b.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
+    /// `x`, with `state` and `a` `(b.len(), x.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
     pub fn ssm_step_by_state(
         self,
         state: &mut [f32],
@@ -715,10 +723,20 @@ impl Arch {
         out: &mut [f32],
     ) {
         assert!(b.len() == c.len() && out.len() == x.len() && dt.len() == x.len(), "ssm_step_by_state");
-        let fits = |n: usize| Some(n) == x.len().checked_mul(b.len()) && !b.is_empty();
-        assert!(fits(state.len()) && fits(a.len()), "ssm_step_by_state: the state");
+        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(), "ssm_step_by_state: the state");
+        assert!(a.len() == state.len(), "ssm_step_by_state: the decays");
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.ssm_step_by_state)(state, a, b, c, dt, x, out) }
+    }
+
+    /// A step of a causal convolution of each channel of `x` by itself: adds the products of taps and values, of which those of
+    /// the tokens before are `past`, `(n, x.len())`, to `out`; then `x` follows there, and the oldest leave. The rows of the
+    /// `n + 1` taps lie so many values apart.
+    pub fn causal_conv(self, past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]) {
+        assert!(!x.is_empty() && past.len().is_multiple_of(x.len()) && out.len() == x.len(), "causal_conv");
+        assert!(has_rows(taps, past.len() / x.len() + 1, x.len()), "causal_conv: the taps");
+        // SAFETY: `self` proves the CPU features; lengths were checked above.
+        unsafe { (self.0.causal_conv)(past, taps, x, out) }
     }
 
     /// A step of RWKV 6 (arXiv 2404.05892) for a head's `state`, `(k.len(), v.len())`:

@@ -118,7 +118,7 @@ unsafe fn transposed_kernel<P: Turn>(
                 let panel = panel.wrapping_add(place::<P>(panel_stride, c0, 0));
                 let (sums, n_rows) = (sums.wrapping_add(c0 * SUMS), (n_cols - c0).min(TILE));
                 // SAFETY: the panel has these rows and values, and there is room for their sums.
-                unsafe { multiply_panel::<P>(panel, n_rows, y, vec_words, vecs.clone(), k0..k0 + n, sums) };
+                unsafe { multiply_panel::<P>(panel, n_rows, y, vec_words, (vecs.clone(), x.rows()), k0..k0 + n, sums) };
             }
         }
         for c0 in (0..n_cols).step_by(TILE) {

@@ -21,6 +21,7 @@ pub struct Shape {
     experts: Option<Experts>,
     delta: Option<Delta>,
     window: Option<usize>,
+    layered: Option<Layered>,
 }
 
 /// Experts in place of a dense feed-forward part.
@@ -43,15 +44,21 @@ struct Delta {
     head_dim: usize,
 }
 
+/// Layers of two kinds, values of each of them for a token, and keys and values that some share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layered {
+    /// Every so many layers one has no window, and heads twice as wide as the others'.
+    interval: usize,
+    /// Values for a token that each layer has.
+    n_values: usize,
+    /// Of so many layers (the second number) the last ones (the first) read the keys and values of others.
+    shared: (usize, usize),
+}
+
 /// Every so many layers one attends where the others have delta rules.
 const ATTENTION_INTERVAL: usize = 4;
 /// Width of the convolution before a delta rule.
 const CONV: usize = 4;
-/// Of Gemma 4: every so many layers one has no window, and heads twice as wide as the others'; each layer has so many
-/// values for a token; and of 7 layers the last 3 read the keys and values of others.
-const GLOBAL_INTERVAL: usize = 6;
-const N_PER_LAYER: usize = 256;
-const SHARED_OF_7: usize = 3;
 
 impl Shape {
     /// A Llama; the other shapes name what differs.
@@ -69,6 +76,7 @@ impl Shape {
         experts: None,
         delta: None,
         window: None,
+        layered: None,
     };
     const LLAMA_8B: Shape = Shape {
         name: "llama-8b",
@@ -170,6 +178,7 @@ impl Shape {
             n_vocab: 262_144,
             tied: true,
             window: Some(512),
+            layered: Some(Layered { interval: 6, n_values: 256, shared: (3, 7) }),
             ..Shape::LLAMA_1B
         },
     ];
@@ -184,7 +193,7 @@ impl Shape {
     #[must_use]
     pub fn reduced(self) -> Shape {
         let experts = self.experts.map(|x| Experts { n: 16, n_ff: 256, ..x });
-        let n_layer = if self.arch == "gemma4" { 2 * GLOBAL_INTERVAL } else { ATTENTION_INTERVAL };
+        let n_layer = self.layered.map_or(ATTENTION_INTERVAL, |x| 2 * x.interval);
         Shape { n_layer, n_ff: 256, n_vocab: 64, experts, ..self }
     }
 
@@ -239,14 +248,14 @@ enum Fill {
 type Tensor = (String, Vec<usize>, Fill);
 
 impl Shape {
-    /// Whether `layer` of Gemma 4 has no window.
+    /// Whether `layer` has no window where others have one, and wider heads.
     fn is_global(&self, layer: usize) -> bool {
-        self.arch == "gemma4" && (layer + 1).is_multiple_of(GLOBAL_INTERVAL)
+        self.layered.is_some_and(|x| (layer + 1).is_multiple_of(x.interval))
     }
 
     /// Last layers that read the keys and values of others.
     fn n_shared(&self) -> usize {
-        if self.arch == "gemma4" { self.n_layer * SHARED_OF_7 / 7 } else { 0 }
+        self.layered.map_or(0, |x| self.n_layer * x.shared.0 / x.shared.1)
     }
 
     fn attends(&self, layer: usize) -> bool {
@@ -255,11 +264,11 @@ impl Shape {
 
     /// Metadata besides the sizes that all have.
     fn write_metadata(&self, file: &mut Writer<'_>) {
-        let Shape { arch, n_layer, head_dim, experts, delta, window, .. } = *self;
+        let Shape { arch, n_layer, head_dim, experts, delta, window, layered, .. } = *self;
         let mut count = |key: &str, n: usize| {
             file.metadata(format!("{arch}.{key}"), n as u32);
         };
-        let widest = if arch == "gemma4" { 2 * head_dim } else { head_dim };
+        let widest = if layered.is_some() { 2 * head_dim } else { head_dim };
         count("attention.key_length", widest);
         count("attention.value_length", widest);
         if let Some(x) = experts {
@@ -282,12 +291,12 @@ impl Shape {
         if let Some(window) = window {
             count("attention.sliding_window", window);
         }
-        if arch == "gemma4" {
+        if let Some(x) = layered {
             count("attention.key_length_swa", head_dim);
             count("attention.value_length_swa", head_dim);
             count("rope.dimension_count", widest);
             count("rope.dimension_count_swa", head_dim);
-            count("embedding_length_per_layer_input", N_PER_LAYER);
+            count("embedding_length_per_layer_input", x.n_values);
             count("attention.shared_kv_layers", self.n_shared());
             let windowed: Vec<bool> = (0..n_layer).map(|i| !self.is_global(i)).collect();
             file.metadata(format!("{arch}.attention.sliding_window_pattern"), windowed);
@@ -348,14 +357,14 @@ impl Shape {
             tensors.push(at("attn_output.bias", &[n_embd], Fill::Value(0.0)));
             tensors.push(at("attn_sinks.weight", &[n_head], Fill::Value(0.0)));
         }
-        if matches!(arch, "qwen3moe" | "gemma3" | "gemma4") || self.delta.is_some() {
+        if matches!(arch, "qwen3moe" | "gemma3") || self.delta.is_some() || self.layered.is_some() {
             tensors.push(at("attn_q_norm.weight", &[head_dim], Fill::Value(1.0)));
             tensors.push(at("attn_k_norm.weight", &[head_dim], Fill::Value(1.0)));
         }
-        if arch == "gemma4" {
+        if let Some(x) = self.layered {
             tensors.push(at("layer_output_scale.weight", &[1], Fill::Value(1.0)));
-            tensors.push(at("inp_gate.weight", &[n_embd, N_PER_LAYER], Fill::Noise));
-            tensors.push(at("proj.weight", &[N_PER_LAYER, n_embd], Fill::Noise));
+            tensors.push(at("inp_gate.weight", &[n_embd, x.n_values], Fill::Noise));
+            tensors.push(at("proj.weight", &[x.n_values, n_embd], Fill::Noise));
         }
         if i >= self.n_layer - self.n_shared() {
             tensors.retain(|(name, ..)| !name.contains("attn_k") && !name.contains("attn_v"));
@@ -411,11 +420,11 @@ impl Shape {
             tensors.push(("output.weight".into(), vec![n, self.n_vocab], Fill::Noise));
         }
         tensors.push(("output_norm.weight".into(), vec![n], Fill::Value(1.0)));
-        if self.arch == "gemma4" {
-            let width = N_PER_LAYER * self.n_layer;
+        if let Some(x) = self.layered {
+            let width = x.n_values * self.n_layer;
             tensors.push(("per_layer_token_embd.weight".into(), vec![width, self.n_vocab], Fill::Noise));
             tensors.push(("per_layer_model_proj.weight".into(), vec![n, width], Fill::Noise));
-            tensors.push(("per_layer_proj_norm.weight".into(), vec![N_PER_LAYER], Fill::Value(1.0)));
+            tensors.push(("per_layer_proj_norm.weight".into(), vec![x.n_values], Fill::Value(1.0)));
             tensors.push(("rope_freqs.weight".into(), vec![self.head_dim], Fill::Value(1.0)));
         }
         for i in 0..self.n_layer {

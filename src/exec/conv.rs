@@ -40,16 +40,7 @@ impl Recurrence for CausalConv<'_> {
         } else {
             out.copy_from_slice(&self.w.bias[channels.clone()]);
         }
-        let taps = self.w.taps.chunks_exact(self.spec.n_channel);
-        for (x, taps) in past.chunks_exact(n).chain([x]).zip(taps) {
-            for ((out, x), tap) in out.iter_mut().zip(x).zip(&taps[channels.clone()]) {
-                *out += x * tap;
-            }
-        }
-        if let Some(first) = past.len().checked_sub(n) {
-            past.copy_within(n.., 0);
-            past[first..].copy_from_slice(x);
-        }
+        arch.causal_conv(past, (&self.w.taps[channels.start..], self.spec.n_channel), x, out);
         if self.silu {
             arch.silu_mul(out, &[1.0; CHANNELS][..n]);
         }

@@ -47,7 +47,8 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// `s = e^(dt·a)·s + dt·x·b`, `y = c·s + d·x` for each channel's `x` and state `s: (n_state)`.
+/// `s = e^(dt·a)·s + dt·x·b`, `y = c·s + d·x` for each channel's `x` and state `s: (n_state)`, which lies transposed for each
+/// [`MambaSpec::n_block`] channels.
 struct Scan<'a> {
     spec: &'a MambaSpec,
     w: &'a Mamba,
@@ -76,7 +77,11 @@ impl Recurrence for Scan<'_> {
         let channels = first..first + out.len();
         let (x, dt, d) = (&x[channels.clone()], &dt[channels.clone()], &self.w.d[channels.clone()]);
         let a = &self.w.a[channels.start * n_state..channels.end * n_state];
-        arch.ssm_step_by_state(state, a, b, c, dt, x, out);
+        let n = self.spec.n_block();
+        let blocks = state.chunks_exact_mut(n * n_state).zip(a.chunks_exact(n * n_state)).zip(out.chunks_exact_mut(n));
+        for (((state, a), out), (dt, x)) in blocks.zip(dt.chunks_exact(n).zip(x.chunks_exact(n))) {
+            arch.ssm_step_by_state(state, a, b, c, dt, x, out);
+        }
         out.iter_mut().zip(d).zip(x).for_each(|((out, d), x)| *out += d * x);
     }
 }

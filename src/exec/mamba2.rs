@@ -34,8 +34,8 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// `S = e^(dt·a)·S + dt·x·bᵀ`, `y = S·c + d·x` for each head's `x` and state `S: (head_dim, n_state)`; `b` and `c` are
-/// shared by the heads of a group.
+/// `S = e^(dt·a)·S + dt·x·bᵀ`, `y = S·c + d·x` for each head's `x` and state `S: (head_dim, n_state)`, which is kept
+/// transposed; `b` and `c` are shared by the heads of a group.
 struct Scan<'a> {
     spec: &'a Mamba2Spec,
     w: &'a Mamba2,

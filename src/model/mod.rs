@@ -159,7 +159,7 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Replaces or adds the value of a metadata key (`--override-kv`).
+    /// Replaces or adds the value of a metadata key (`--override-kv`) of the architecture, `general` or `tokenizer`.
     #[must_use]
     pub fn override_kv(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         let (key, value) = (key.into(), value.into());
@@ -211,6 +211,13 @@ impl<'p> OpenOptions<'p> {
         let mut progress = self.progress.unwrap_or_else(|| Box::new(|_, _| true));
         let mut unknown = UnknownNames { policy: self.unknown, ..Default::default() };
         let hparams = Hparams::of_with(gguf.metadata(), gguf.tensors(), &mut unknown)?;
+        let ignored = |key: &str| {
+            let section = key.split_once('.').map(|(section, _)| section);
+            !section.is_some_and(|section| ["general", "tokenizer", &hparams.arch].contains(&section))
+        };
+        if let Some((key, _)) = self.overrides.iter().find(|(key, _)| ignored(key)) {
+            return Err(ModelError::UnknownKey { key: key.clone(), arch: hparams.arch });
+        }
         if !progress(OpenStage::Bind, 0.0) {
             return Err(ModelError::Cancelled);
         }

@@ -145,6 +145,12 @@ impl MambaSpec {
     pub fn conv(&self) -> ConvSpec {
         ConvSpec { n_channel: self.n_inner, n_tap: self.n_tap }
     }
+
+    /// Channels whose states lie side by side: the largest power of two that divides them, within what a kernel computes together,
+    /// so that it reads memory from front to back.
+    pub(crate) fn n_block(&self) -> usize {
+        (1 << self.n_inner.trailing_zeros()).min(64)
+    }
 }
 
 /// Mamba 2: each head of channels has a state for each of them.

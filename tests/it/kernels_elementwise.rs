@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn ssm_steps(n in 1usize..150, m in 1usize..20, shift in 0usize..4, decay in 0f32..1.0, dt in 0f32..2.0, seed: u64) {
+    fn ssm_steps(n in 1usize..40, m in 1usize..150, shift in 0usize..4, decay in 0f32..1.0, dt in 0f32..2.0, seed: u64) {
         let [b, c, x] = [(n, seed), (n, !seed), (m, seed ^ 3)].map(|(n, seed)| noise(n, seed));
         let (before, range) = misaligned(&noise(m * n, seed ^ 7), shift);
         for arch in Arch::available() {
@@ -184,10 +184,10 @@ proptest! {
             for r in 0..m {
                 let (mut sum, mut bound) = (0.0, 0.0);
                 for i in 0..n {
-                    let kept = f64::from(decay) * f64::from(before[range.clone()][r * n + i]);
+                    let kept = f64::from(decay) * f64::from(before[range.clone()][i * m + r]);
                     let added = f64::from(dt) * f64::from(x[r]) * f64::from(b[i]);
                     let error = 3.0 * U * (kept.abs() + added.abs());
-                    assert_close(arch, "ssm_step", state[range.clone()][r * n + i], kept + added, error);
+                    assert_close(arch, "ssm_step", state[range.clone()][i * m + r], kept + added, error);
                     sum += f64::from(c[i]) * (kept + added);
                     bound += f64::from(c[i]).abs() * (error + (n + 1) as f64 * U * (kept + added).abs());
                 }
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn ssm_steps_by_state(n in 1usize..40, m in 1usize..20, shift in 0usize..4, seed: u64) {
+    fn ssm_steps_by_state(n in 1usize..20, m in 1usize..150, shift in 0usize..4, seed: u64) {
         let [b, c, x, dt] = [(n, seed), (n, !seed), (m, seed ^ 3), (m, seed ^ 5)].map(|(n, seed)| noise(n, seed));
         let dt: Vec<f32> = dt.iter().map(|dt| 2.0 * dt.abs()).collect();
         let a: Vec<f32> = noise(m * n, seed ^ 11).iter().map(|a| -4.0 * a.abs()).collect();
@@ -208,12 +208,12 @@ proptest! {
             for r in 0..m {
                 let (mut sum, mut bound) = (0.0, 0.0);
                 for i in 0..n {
-                    let exponent = f64::from(dt[r]) * f64::from(a[r * n + i]);
-                    let kept = exponent.exp() * f64::from(before[range.clone()][r * n + i]);
+                    let exponent = f64::from(dt[r]) * f64::from(a[i * m + r]);
+                    let kept = exponent.exp() * f64::from(before[range.clone()][i * m + r]);
                     let added = f64::from(dt[r]) * f64::from(x[r]) * f64::from(b[i]);
-                    // The exponent is rounded once, and the power to one place.
-                    let error = (5.0 + exponent.abs()) * U * kept.abs() + 3.0 * U * added.abs();
-                    assert_close(arch, "ssm_step_by_state", state[range.clone()][r * n + i], kept + added, error);
+                    // The exponent is rounded three times, as log2(e) is, and the power to one place.
+                    let error = (5.0 + 3.0 * exponent.abs()) * U * kept.abs() + 3.0 * U * added.abs();
+                    assert_close(arch, "ssm_step_by_state", state[range.clone()][i * m + r], kept + added, error);
                     sum += f64::from(c[i]) * (kept + added);
                     bound += f64::from(c[i]).abs() * (error + (n + 1) as f64 * U * (kept + added).abs());
                 }
@@ -266,6 +266,24 @@ proptest! {
                     bound += r.abs() * (error + (n + 1) as f64 * U * truth.abs());
                 }
                 assert_close(arch, "rwkv7_step, out", out[i], sum, bound);
+            }
+        }
+    }
+
+    #[test]
+    fn convolutions(n in 1usize..70, n_past in 0usize..5, gap in 0usize..3, shift in 0usize..4, seed: u64) {
+        let (taps, x, bias) = (noise((n + gap) * (n_past + 1), seed), noise(n, !seed), noise(n, seed ^ 3));
+        let (before, range) = misaligned(&noise(n_past * n, seed ^ 5), shift);
+        for arch in Arch::available() {
+            let (mut past, mut out) = (before.clone(), bias.clone());
+            arch.causal_conv(&mut past[range.clone()], (&taps, n + gap), &x, &mut out);
+            let values = [&before[range.clone()], &x].concat();
+            assert_eq!(past[range.clone()], values[n..]);
+            for c in 0..n {
+                let terms = (0..=n_past).map(|i| f64::from(values[i * n + c]) * f64::from(taps[i * (n + gap) + c]));
+                let terms: Vec<f64> = terms.chain([f64::from(bias[c])]).collect();
+                let size: f64 = terms.iter().map(|x| x.abs()).sum();
+                assert_close(arch, "causal_conv", out[c], terms.iter().sum(), (n_past + 2) as f64 * U * size);
             }
         }
     }

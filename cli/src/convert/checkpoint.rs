@@ -81,7 +81,8 @@ impl Checkpoint {
         let mut names = BTreeSet::new();
         for (prefix, path, map) in &self.files {
             let wrong = |what: String| Failure::Work(format!("{}: {what}", path.display()));
-            let file = SafeTensors::deserialize(map).map_err(|error| wrong(error.to_string()))?;
+            let broken = |error| wrong(format!("{error}: the file is incomplete or no safetensors; download it again"));
+            let file = SafeTensors::deserialize(map).map_err(broken)?;
             let mut tensors = file.tensors();
             // Where the data lies, so that a disk reads it in one go.
             tensors.sort_by_key(|(_, tensor)| tensor.data().as_ptr());
@@ -136,7 +137,7 @@ fn join_blocks(all: Vec<Source<'_>>) -> Result<Vec<Source<'_>>, Failure> {
 }
 
 pub(super) const QUANTISED: &str =
-    "only F32, F16, BF16 and gpt-oss's MXFP4 weights are converted; take the checkpoint that was quantised";
+    "only F32, F16, BF16 and gpt-oss's MXFP4 weights are converted; take the checkpoint from which it was quantised";
 
 /// Whether `name` is that of a file or folder in the same folder.
 pub(super) fn is_plain(name: &str) -> bool {

@@ -129,7 +129,7 @@ pub(super) const fn blocks_of_32() -> Gemm {
     Gemm { few: streams::MOST, pack: pack_records, kernel: kernel_of_32, ..gemm::table::<Panels32>() }
 }
 
-type Panels32 = IntPanels<true, 16, true>;
+type Panels32 = IntPanels<true, 32, true>;
 
 /// As [`pack`], for blocks of 32.
 ///

@@ -19,7 +19,7 @@ use super::matmul::plain_gemm;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
-use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{BLOCK, FewRows, Multiply, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
 use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
@@ -147,15 +147,24 @@ pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
 }
 
 /// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With `EXCESS`, weights are bytes
-/// 128 too large, and activations those of [`round_halves`].
+/// 128 too large, and activations those of [`round_halves`]. Weights have a scale (and an offset) per `SPAN`.
 pub(super) enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
 impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
     const LANES: usize = LANES;
-    const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false> },
-        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false> },
-        RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false> },
+    // Joined products take as many registers as sums do, so that there are too few for three registers of activations.
+    const TILES: &[RegisterTile] = {
+        let tiles = &[
+            RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, false> },
+            RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, false> },
+            RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, false> },
+        ];
+        if joins(SPAN, EXCESS) { tiles.split_at(2).0 } else { tiles }
+    };
+    const HALVES: &[Multiply] = &[
+        int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, true>,
+        int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, true>,
+        int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, true>,
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, EXCESS>;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -182,9 +191,9 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
         most: if EXCESS { 12 } else { 10 },
         fill: fill_ints::<BYTES, EXCESS>,
         tiles: &[
-            int_tile::<BYTES, SPAN, EXCESS, 1, 2, true>,
-            int_tile::<BYTES, SPAN, EXCESS, 1, 4, true>,
-            int_tile::<BYTES, SPAN, EXCESS, 1, 8, true>,
+            int_tile::<BYTES, SPAN, EXCESS, 1, 2, true, false>,
+            int_tile::<BYTES, SPAN, EXCESS, 1, 4, true, false>,
+            int_tile::<BYTES, SPAN, EXCESS, 1, 8, true, false>,
         ],
     });
 }
@@ -251,8 +260,16 @@ fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
     }
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
-#[target_feature(enable = "avx512f,avx512vnni")]
+/// Whether 32 weights have one scale and their activations two: then the products with those are added before they are
+/// multiplied by that.
+const fn joins(span: usize, excess: bool) -> bool {
+    excess && span == 32
+}
+
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows. With
+/// `HALF`, the last register of activations has rows in its lower half only, which takes half the time on cores that do
+/// an instruction of 512 bits in two steps.
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 unsafe fn int_tile<
     const BYTES: bool,
     const SPAN: usize,
@@ -260,6 +277,7 @@ unsafe fn int_tile<
     const VECS: usize,
     const ROWS: usize,
     const TURNED: bool,
+    const HALF: bool,
 >(
     w: *const u32,
     x: *const u32,
@@ -270,7 +288,9 @@ unsafe fn int_tile<
 ) {
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
-    let (factors, words) = (int_words(BYTES), int_words(BYTES) * SPAN / 32);
+    let factors = int_words(BYTES);
+    // Integer sums of 32 products.
+    let (parts, joins) = (if EXCESS { 2 } else { 32 / SPAN }, joins(SPAN, EXCESS));
     for i in 0..k / 32 {
         let lanes = x.wrapping_add(i * record(BYTES) * VECS * LANES);
         let w = w.wrapping_add(i * record(BYTES) * if TURNED { LANES } else { 1 });
@@ -293,40 +313,45 @@ unsafe fn int_tile<
         // The same of the weights and of the activations.
         let w = |j: usize, r: usize, v: usize| if TURNED { lanes(j, v) } else { splat(j, r) };
         let x = |j: usize, r: usize, v: usize| if TURNED { splat(j, r) } else { lanes(j, v) };
-        for span in 0..32 / SPAN {
+        let half = |v: usize| HALF && v == VECS - 1;
+        let mut joined = [[_mm512_setzero_ps(); VECS]; ROWS];
+        for part in 0..parts {
             let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
             if EXCESS {
                 for r in 0..ROWS {
                     for v in 0..VECS {
-                        int[r][v] = x(factors + 2 + span, r, v);
+                        int[r][v] = x(factors + 2 + part, r, v);
                     }
                 }
             }
-            for j in span * words..(span + 1) * words {
+            for j in part * factors / parts..(part + 1) * factors / parts {
                 for r in 0..ROWS {
                     for v in 0..VECS {
-                        int[r][v] = if BYTES {
-                            _mm512_dpbusd_epi32(int[r][v], w(j, r, v), x(j, r, v))
-                        } else {
-                            _mm512_dpwssd_epi32(int[r][v], w(j, r, v), x(j, r, v))
-                        };
+                        int[r][v] = add_products::<BYTES>(int[r][v], w(j, r, v), x(j, r, v), half(v));
                     }
                 }
             }
             let (d_word, sum_word) = match (EXCESS, SPAN) {
-                (true, _) => (factors + span, 0),
+                (true, _) => (factors + part, 0),
                 (false, 32) => (factors, factors + 3),
-                (false, _) => (factors, factors + 1 + span),
+                (false, _) => (factors, factors + 1 + part),
             };
             for r in 0..ROWS {
                 for v in 0..VECS {
-                    let d = _mm512_castsi512_ps(x(d_word, r, v));
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), d);
-                    let scale = _mm512_castsi512_ps(w(factors + span, r, v));
-                    acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
+                    let (sum, d) = (to_floats(int[r][v], half(v)), _mm512_castsi512_ps(x(d_word, r, v)));
+                    if joins && part > 0 {
+                        joined[r][v] = mul_add(sum, d, joined[r][v], half(v));
+                    } else {
+                        joined[r][v] = mul(sum, d, half(v));
+                    }
+                    if !joins || part > 0 {
+                        let scale = _mm512_castsi512_ps(w(factors + part, r, v));
+                        acc[r][v] = mul_add(joined[r][v], scale, acc[r][v], half(v));
+                    }
                     if !EXCESS {
-                        let offset = _mm512_castsi512_ps(w(factors + 2 + span, r, v));
-                        acc[r][v] = _mm512_fmadd_ps(offset, _mm512_castsi512_ps(x(sum_word, r, v)), acc[r][v]);
+                        let offset = _mm512_castsi512_ps(w(factors + 2 + part, r, v));
+                        let sum = _mm512_castsi512_ps(x(sum_word, r, v));
+                        acc[r][v] = mul_add(offset, sum, acc[r][v], half(v));
                     }
                 }
             }
@@ -334,6 +359,44 @@ unsafe fn int_tile<
     }
     // SAFETY: as above.
     unsafe { store_sums(sums, acc) };
+}
+
+/// Adds the products of four bytes or two 16-bit integers to each lane of `sum`; with `half`, to each of the lower half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
+fn add_products<const BYTES: bool>(sum: __m512i, w: __m512i, x: __m512i, half: bool) -> __m512i {
+    if half {
+        let [sum, w, x] = [sum, w, x].map(|x| _mm512_castsi512_si256(x));
+        let sum = if BYTES { _mm256_dpbusd_epi32(sum, w, x) } else { _mm256_dpwssd_epi32(sum, w, x) };
+        return _mm512_castsi256_si512(sum);
+    }
+    if BYTES { _mm512_dpbusd_epi32(sum, w, x) } else { _mm512_dpwssd_epi32(sum, w, x) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn to_floats(x: __m512i, half: bool) -> __m512 {
+    if half { _mm512_castps256_ps512(_mm256_cvtepi32_ps(_mm512_castsi512_si256(x))) } else { _mm512_cvtepi32_ps(x) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn mul(a: __m512, b: __m512, half: bool) -> __m512 {
+    if half {
+        let [a, b] = [a, b].map(|x| _mm512_castps512_ps256(x));
+        return _mm512_castps256_ps512(_mm256_mul_ps(a, b));
+    }
+    _mm512_mul_ps(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn mul_add(a: __m512, b: __m512, c: __m512, half: bool) -> __m512 {
+    if half {
+        let [a, b, c] = [a, b, c].map(|x| _mm512_castps512_ps256(x));
+        return _mm512_castps256_ps512(_mm256_fmadd_ps(a, b, c));
+    }
+    _mm512_fmadd_ps(a, b, c)
 }
 
 /// Panels of the transposed product: of columns, and of gradients, as bytes with a scale for each 64.

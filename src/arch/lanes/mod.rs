@@ -154,6 +154,27 @@ pub(in crate::arch) fn exp<V: Lanes>(x: V) -> V {
     p.scale2(n)
 }
 
+/// `2ᵗ` as [`exp`], from which the polynomial is; `t − n` is exact. Several vectors at a time, as each operation waits for the
+/// one before it.
+#[inline(always)]
+pub(in crate::arch) fn exp2<V: Lanes, const C: usize>(z: V, mut t: [V; C]) -> [V; C] {
+    let (mut n, mut p) = ([z; C], [z.splat(1.532_786_3e-4); C]);
+    for i in 0..C {
+        t[i] = z.splat(129.0).min(z.splat(-150.0).max(t[i]));
+        n[i] = t[i].round();
+        t[i] = t[i] - n[i];
+    }
+    for c in [1.339_010_6e-3, 9.618_498e-3, 5.550_362_5e-2, 0.240_226_48, std::f32::consts::LN_2, 1.0] {
+        for i in 0..C {
+            p[i] = p[i].mul_add(t[i], z.splat(c));
+        }
+    }
+    for i in 0..C {
+        p[i] = p[i].scale2(n[i]);
+    }
+    p
+}
+
 /// `tanh x`, within 2 units in the last place.
 #[inline(always)]
 pub(in crate::arch) fn tanh<V: Lanes>(x: V) -> V {
@@ -273,6 +294,7 @@ macro_rules! elementwise_kernels {
             ssm_step_by_state(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]);
             rwkv6_step(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]);
             rwkv7_step(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]);
+            causal_conv(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]);
         }
     };
 }

@@ -1,6 +1,7 @@
 //! Steps of recurrent layers: a head's state goes through one token.
 
 use super::Lanes;
+use crate::arch::gemm::prefetch_line;
 
 /// Sums that do not wait for each other.
 const SUMS: usize = 4;
@@ -105,6 +106,20 @@ unsafe fn delta_columns<V: Lanes, const C: usize, const WHOLE: bool>(
     }
 }
 
+/// How fast a selective state space forgets, and its time steps.
+#[derive(Clone, Copy)]
+enum Rates<'a> {
+    Shared {
+        decay: f32,
+        dt: f32,
+    },
+    /// States keep `exp(dt·a)`.
+    ByState {
+        a: &'a [f32],
+        dt: &'a [f32],
+    },
+}
+
 /// See [`crate::arch::Arch::ssm_step`].
 #[inline(always)]
 pub(in crate::arch) fn ssm_step<V: Lanes>(
@@ -117,23 +132,7 @@ pub(in crate::arch) fn ssm_step<V: Lanes>(
     x: &[f32],
     out: &mut [f32],
 ) {
-    let n = b.len();
-    assert!(state.len() == n * x.len() && c.len() == n && out.len() == x.len());
-    let decay = z.splat(decay);
-    for ((state, x), out) in state.chunks_exact_mut(n).zip(x).zip(out) {
-        let u = z.splat(dt * x);
-        let mut sums = [z; SUMS];
-        for (first, state) in state.chunks_mut(SUMS * V::N).enumerate() {
-            for (s, state) in state.chunks_mut(V::N).enumerate() {
-                let first = (first * SUMS + s) * V::N;
-                let at = first..first + state.len();
-                let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
-                x.store(state);
-                sums[s] = x.mul_add(z.load(&c[at]), sums[s]);
-            }
-        }
-        *out = ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum();
-    }
+    selective_scan(z, state, Rates::Shared { decay, dt }, b, c, x, out);
 }
 
 /// See [`crate::arch::Arch::ssm_step_by_state`].
@@ -148,24 +147,100 @@ pub(in crate::arch) fn ssm_step_by_state<V: Lanes>(
     x: &[f32],
     out: &mut [f32],
 ) {
-    let n = b.len();
-    assert!(state.len() == n * x.len() && a.len() == state.len() && c.len() == n && dt.len() == x.len());
-    let fours = state.chunks_mut(SUMS * n).zip(a.chunks(SUMS * n)).zip(dt.chunks(SUMS).zip(x.chunks(SUMS)));
-    for (((state, a), (dt, x)), out) in fours.zip(out.chunks_mut(SUMS)) {
-        // The lanes of four channels are added up at once.
-        let mut sums = [z; SUMS];
-        let channels = state.chunks_exact_mut(n).zip(a.chunks_exact(n)).zip(dt.iter().zip(x)).zip(&mut sums);
-        for (((state, a), (dt, x)), sum) in channels {
-            let (u, dt) = (z.splat(dt * x), z.splat(*dt));
-            for (i, state) in state.chunks_mut(V::N).enumerate() {
-                let at = i * V::N..i * V::N + state.len();
-                let decay = super::exp(dt * z.load(&a[at.clone()]));
-                let x = u.mul_add(z.load(&b[at.clone()]), decay * z.load(state));
-                x.store(state);
-                *sum = x.mul_add(z.load(&c[at]), *sum);
-            }
+    assert!(dt.len() == x.len() && a.len() == state.len());
+    selective_scan(z, state, Rates::ByState { a, dt }, b, c, x, out);
+}
+
+/// `state` is `(b.len(), x.len())`: lanes are channels.
+#[inline(always)]
+fn selective_scan<V: Lanes>(
+    z: V,
+    state: &mut [f32],
+    rates: Rates<'_>,
+    b: &[f32],
+    c: &[f32],
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let n = x.len();
+    assert!(state.len() == b.len() * n && c.len() == b.len() && out.len() == n);
+    let mut first = 0;
+    while first < n {
+        let left = n - first;
+        if left >= SUMS * V::N {
+            // SAFETY: so many channels are left, and all lengths were checked, here and by the callers.
+            unsafe { scan_channels::<V, SUMS, true>(z, state, rates, b, c, x, out, first, V::N) };
+            first += SUMS * V::N;
+        } else if left >= V::N {
+            // SAFETY: as above.
+            unsafe { scan_channels::<V, 1, true>(z, state, rates, b, c, x, out, first, V::N) };
+            first += V::N;
+        } else {
+            // SAFETY: as above.
+            unsafe { scan_channels::<V, 1, false>(z, state, rates, b, c, x, out, first, left) };
+            first = n;
         }
-        out.copy_from_slice(&V::sum4(sums)[..out.len()]);
+    }
+}
+
+/// `C` vectors of channels from `first` on; unless `WHOLE`, the only one has `lanes` lanes.
+///
+/// # Safety
+/// `x` must have these channels, and the lengths must be those of [`selective_scan`] and its callers.
+#[inline(always)]
+unsafe fn scan_channels<V: Lanes, const C: usize, const WHOLE: bool>(
+    z: V,
+    state: &mut [f32],
+    rates: Rates<'_>,
+    b: &[f32],
+    c: &[f32],
+    x: &[f32],
+    out: &mut [f32],
+    first: usize,
+    lanes: usize,
+) {
+    let read = |p: *const f32| {
+        // SAFETY: the caller's promise.
+        unsafe { if WHOLE { z.read(p) } else { z.read_first(p, lanes) } }
+    };
+    let write = |x: V, p: *mut f32| {
+        // SAFETY: the caller's promise.
+        unsafe { if WHOLE { x.write(p) } else { x.write_first(p, lanes) } }
+    };
+    let (mut u, mut exponents, mut sums) = ([z; C], [z; C], [z; C]);
+    for j in 0..C {
+        let at = first + j * V::N;
+        let dt = match rates {
+            Rates::Shared { dt, .. } => z.splat(dt),
+            Rates::ByState { dt, .. } => read(dt.as_ptr().wrapping_add(at)),
+        };
+        u[j] = dt * read(x.as_ptr().wrapping_add(at));
+        exponents[j] = dt * z.splat(std::f32::consts::LOG2_E);
+    }
+    for (i, (b, c)) in b.iter().zip(c).enumerate() {
+        let (b, c) = (z.splat(*b), z.splat(*c));
+        let decays = match rates {
+            Rates::Shared { decay, .. } => [z.splat(decay); C],
+            Rates::ByState { a, .. } => {
+                let mut powers = [z; C];
+                for j in 0..C {
+                    let at = i * x.len() + first + j * V::N;
+                    powers[j] = exponents[j] * read(a.as_ptr().wrapping_add(at));
+                    // States of other channels follow; a block takes too long for the CPU to read ahead by itself.
+                    prefetch_line(state.as_ptr().wrapping_add(2 * state.len() + at).cast());
+                }
+                super::exp2(z, powers)
+            }
+        };
+        for j in 0..C {
+            let at = state.as_mut_ptr().wrapping_add(i * x.len() + first + j * V::N);
+            let s = u[j].mul_add(b, decays[j] * read(at));
+            write(s, at);
+            sums[j] = s.mul_add(c, sums[j]);
+        }
+    }
+    for j in 0..C {
+        write(sums[j], out.as_mut_ptr().wrapping_add(first + j * V::N));
     }
 }
 
@@ -238,5 +313,33 @@ pub(in crate::arch) fn rwkv7_step<V: Lanes>(
             }
         }
         out.copy_from_slice(&V::sum4(sums)[..out.len()]);
+    }
+}
+
+/// See [`crate::arch::Arch::causal_conv`].
+#[inline(always)]
+pub(in crate::arch) fn causal_conv<V: Lanes>(
+    z: V,
+    past: &mut [f32],
+    (taps, stride): (&[f32], usize),
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let (n, n_past) = (x.len(), past.len() / x.len());
+    for c in (0..n).step_by(V::N) {
+        let columns = c..n.min(c + V::N);
+        let mut sum = z.load(&out[columns.clone()]);
+        for tap in 0..n_past {
+            let old = z.load(&past[tap * n..][columns.clone()]);
+            sum = old.mul_add(z.load(&taps[tap * stride..][columns.clone()]), sum);
+            if tap > 0 {
+                old.store(&mut past[(tap - 1) * n..][columns.clone()]);
+            }
+        }
+        let x = z.load(&x[columns.clone()]);
+        if n_past > 0 {
+            x.store(&mut past[(n_past - 1) * n..][columns.clone()]);
+        }
+        x.mul_add(z.load(&taps[n_past * stride..][columns.clone()]), sum).store(&mut out[columns]);
     }
 }

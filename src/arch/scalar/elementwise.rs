@@ -66,10 +66,10 @@ pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], bet
 }
 
 pub(super) fn ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
-    for ((row, x), out) in state.chunks_exact_mut(b.len()).zip(x).zip(out) {
-        row.iter_mut().for_each(|s| *s *= decay);
-        add_scaled(row, b, dt * x);
-        *out = dot(row, c);
+    out.fill(0.0);
+    for (state, (b, c)) in state.chunks_exact_mut(x.len()).zip(b.iter().zip(c)) {
+        state.iter_mut().zip(x).for_each(|(s, x)| *s = *s * decay + dt * x * b);
+        add_scaled(out, state, *c);
     }
 }
 
@@ -82,12 +82,12 @@ pub(super) fn ssm_step_by_state(
     x: &[f32],
     out: &mut [f32],
 ) {
-    let n = b.len();
-    for (i, (state, out)) in state.chunks_exact_mut(n).zip(out).enumerate() {
-        for ((s, a), b) in state.iter_mut().zip(&a[i * n..]).zip(b) {
+    out.fill(0.0);
+    for ((state, a), (b, c)) in state.chunks_exact_mut(x.len()).zip(a.chunks_exact(x.len())).zip(b.iter().zip(c)) {
+        for (i, (s, a)) in state.iter_mut().zip(a).enumerate() {
             *s = *s * (dt[i] * a).exp() + dt[i] * x[i] * b;
         }
-        *out = dot(state, c);
+        add_scaled(out, state, *c);
     }
 }
 
@@ -116,6 +116,16 @@ pub(super) fn rwkv7_step(state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f
         add_scaled(row, b, said);
         add_scaled(row, k, *v);
         *out = dot(row, r);
+    }
+}
+
+pub(super) fn causal_conv(past: &mut [f32], (taps, stride): (&[f32], usize), x: &[f32], out: &mut [f32]) {
+    for (x, taps) in past.chunks_exact(x.len()).chain([x]).zip(taps.chunks(stride)) {
+        out.iter_mut().zip(x).zip(taps).for_each(|((out, x), tap)| *out += x * tap);
+    }
+    if let Some(last) = past.len().checked_sub(x.len()) {
+        past.copy_within(x.len().., 0);
+        past[last..].copy_from_slice(x);
     }
 }
 

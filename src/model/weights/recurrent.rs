@@ -43,9 +43,13 @@ pub(crate) struct Conv {
 impl Conv {
     /// `taps` are `(n_channel, n_tap)`, as in files.
     fn new(taps: &[f32], n_tap: usize, bias: Vec<f32>) -> Conv {
-        let taps = (0..n_tap).flat_map(|tap| taps.iter().skip(tap).step_by(n_tap).copied());
-        Conv { taps: taps.collect(), bias }
+        Conv { taps: by_column(taps, n_tap), bias }
     }
+}
+
+/// A table with rows of `n` values, column by column.
+fn by_column(table: &[f32], n: usize) -> Vec<f32> {
+    (0..n).flat_map(|column| table.iter().skip(column).step_by(n).copied()).collect()
 }
 
 /// Weights of a gated short convolution.
@@ -69,7 +73,7 @@ pub(crate) struct Mamba {
     pub(crate) norms: Vec<Vec<f32>>,
     /// To time steps.
     pub(crate) dt: Linear,
-    /// How fast each value of a state is forgotten, negative: `(n_inner, n_state)`.
+    /// How fast each value of a state is forgotten, negative: `(n_state, n_block)` for each [`MambaSpec::n_block`] channels.
     pub(crate) a: Vec<f32>,
     /// Factors on what bypasses the state.
     pub(crate) d: Vec<f32>,
@@ -226,13 +230,14 @@ fn mamba(b: &Binder<'_>, n_embd: usize, spec: &MambaSpec, name: &dyn Fn(&str) ->
             MambaNorms::Plain => all.push(vec![1.0; n]),
         }
     }
+    let a = table(b, name("ssm_a"), &[n_state, n_inner])?;
     Ok(Mamba {
         input: b.linear(&name("ssm_in"), n_embd, 2 * n_inner, false)?,
         conv: conv(b, &name("ssm_conv1d"), spec.conv())?,
         x: b.linear(&name("ssm_x"), n_inner, dt_rank + 2 * n_state, false)?,
         norms: all,
         dt: b.linear(&name("ssm_dt"), dt_rank, n_inner, true)?,
-        a: table(b, name("ssm_a"), &[n_state, n_inner])?,
+        a: a.chunks(n_state * spec.n_block()).flat_map(|block| by_column(block, n_state)).collect(),
         d: b.vector(&name("ssm_d"), n_inner)?,
         output: b.linear(&name("ssm_out"), n_inner, n_embd, false)?,
     })
