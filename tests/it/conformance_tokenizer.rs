@@ -78,6 +78,73 @@ fn compare(tokenizer: &Arc<Tokenizer>, expected: &Value) -> usize {
     cases.len()
 }
 
+/// Of the ids that llama.cpp (`llama_tokenize`, as in llama-cpp-python 0.3.36) makes of [`mixed_languages`], without special tokens: how many,
+/// and FNV-1a of their bytes.
+const MIXED: [(&str, usize, u64); 12] = [
+    ("bert-bge", 224_678, 0xD6F8_E32F_BE4D_2950),
+    ("deepseek-coder", 857_247, 0xE37F_2FC6_A7E7_CC41),
+    ("deepseek-llm", 745_817, 0x2E5F_4E6C_14F8_C307),
+    ("falcon", 794_962, 0x8247_6832_138D_C6D0),
+    ("gpt-2", 837_366, 0xDFB7_397F_63EB_F00D),
+    ("llama-bpe", 611_507, 0x45FF_25A7_D41D_D848),
+    ("llama-spm", 793_778, 0xDB77_113D_DA0C_0C8C),
+    ("mpt", 724_808, 0x1670_11A1_9E09_6198),
+    ("phi-3", 793_778, 0xDB77_113D_DA0C_0C8C),
+    ("qwen2", 515_009, 0xDFAD_B899_0B74_3A04),
+    ("refact", 696_853, 0x5474_63D7_4440_588A),
+    ("starcoder", 696_861, 0x5054_B597_AB43_4E26),
+];
+
+/// A megabyte of made-up words in 25 scripts and kinds of signs.
+fn mixed_languages() -> String {
+    const SIGNS: [(u32, u32); 25] = [
+        (0x20, 0x7E),
+        (0x61, 0x7A),
+        (0x61, 0x7A),
+        (0x41, 0x5A),
+        (0x30, 0x39),
+        (0xC0, 0x17F),
+        (0x3A3, 0x3C9),
+        (0x410, 0x44F),
+        (0x561, 0x586),
+        (0x5D0, 0x5EA),
+        (0x621, 0x64A),
+        (0x660, 0x669),
+        (0x905, 0x939),
+        (0xE01, 0xE30),
+        (0x10D0, 0x10FA),
+        (0x1200, 0x1248),
+        (0x1780, 0x17B3),
+        (0x1EA0, 0x1EF9),
+        (0x2200, 0x22FF),
+        (0x3041, 0x3096),
+        (0x30A1, 0x30FA),
+        (0x4E00, 0x9FA5),
+        (0xAC00, 0xD7A3),
+        (0xFF01, 0xFF5E),
+        (0x1F600, 0x1F64F),
+    ];
+    const GAPS: [&str; 16] =
+        [" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", "\r\n", ", ", ". ", "!", "-", "'s ", "\u{3000}", "   "];
+    let mut state = 1u64;
+    let mut below = |n: u32| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % u64::from(n)) as u32
+    };
+    let mut text = String::new();
+    while text.len() < 1 << 20 {
+        let (first, last) = SIGNS[below(SIGNS.len() as u32) as usize];
+        for _ in 0..1 + below(9) {
+            text.push(char::from_u32(first + below(last - first + 1)).unwrap());
+        }
+        if below(8) == 0 {
+            text.push('\u{301}');
+        }
+        text += GAPS[below(GAPS.len() as u32) as usize];
+    }
+    text
+}
+
 #[test]
 fn vocabularies() {
     let Some(root) = conformance() else { return };
@@ -85,6 +152,7 @@ fn vocabularies() {
     let manifest = json(&folder.join("manifest.json"));
     let vocabs = manifest["vocabs"].as_object().unwrap();
     assert!(!vocabs.is_empty());
+    let mixed = mixed_languages();
     for (name, entry) in vocabs {
         let file = vocab_file(&folder, &format!("ggml-vocab-{name}.gguf"));
         let tokenizer = open(&file);
@@ -95,6 +163,14 @@ fn vocabularies() {
         let tokenizer = Arc::new(tokenizer.unwrap());
         let n = compare(&tokenizer, &json(&folder.join(entry["expected"].as_str().unwrap())));
         assert_eq!(n as u64, entry["n_cases"].as_u64().unwrap(), "{name}");
+
+        let ids = tokenizer.encode(&mixed, false, false);
+        let hash = ids
+            .iter()
+            .flat_map(|id| id.to_le_bytes())
+            .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3));
+        let &(_, n_ids, want) = MIXED.iter().find(|(of, ..)| of == name).unwrap();
+        assert!((ids.len(), hash) == (n_ids, want), "{name}: {} tokens, {hash:#X}", ids.len());
 
         let read =
             |suffix: &str| std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{suffix}"))).unwrap();
