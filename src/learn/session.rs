@@ -260,8 +260,9 @@ impl Session {
         self.update_with(&mut Slices::whole())
     }
 
-    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes can be computed. Calls `pause` after each with the time that it took; if that returns false before
-    /// directions are chosen, gives up, and what was recorded is still to be learnt.
+    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes can be computed. Calls
+    /// `pause` after each with the time that it took; if that returns false before directions are chosen, gives up, and what was
+    /// recorded is still to be learnt.
     ///
     /// # Errors
     /// As [`Session::update`].

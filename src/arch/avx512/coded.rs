@@ -49,7 +49,7 @@ macro_rules! unpack_coded {
     ($($block:ident $ahead:literal,)*) => {$(
         impl UnpackPlanes for $block {
             const EXCESS: i32 = Self::LARGEST as i32;
-            const AHEAD: bool = $ahead;
+            const UNPACKS_AHEAD: bool = $ahead;
 
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]

@@ -4,7 +4,7 @@
 
 use super::coded::registers_of_bits;
 use super::elementwise::{F32x16, zero};
-use super::planes::{self, UnpackPlanes, Unpacked, shifted_numbers};
+use super::planes::{self, UnpackPlanes, Unpacked};
 use crate::arch::avx2::{each, joined, padded};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn};
@@ -57,12 +57,12 @@ type Eight<B> = [B; 8];
 impl UnpackPlanes for Eight<BlockQ4_0> {
     const EXCESS: i32 = 8;
     const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked(nibble_bytes(each!(self.qs)), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
         Unpacked::scaled::<Self>(w, halves(each!(self.d)))
     }
 }
@@ -73,7 +73,7 @@ impl UnpackPlanes for Eight<BlockQ4_1> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked(nibble_bytes(each!(self.qs)), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
         Unpacked::with_offset::<Self>(w, halves(each!(self.d)), halves(each!(self.m)))
     }
 }
@@ -100,7 +100,7 @@ impl UnpackPlanes for Eight<BlockQ5_1> {
 
 impl UnpackPlanes for Eight<BlockQ8_0> {
     const EXCESS: i32 = 128;
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -121,7 +121,7 @@ impl UnpackPlanes for Eight<BlockQ8_0> {
 
 impl UnpackPlanes for Eight<BlockIq4Nl> {
     const EXCESS: i32 = 128;
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -133,7 +133,7 @@ impl UnpackPlanes for Eight<BlockIq4Nl> {
 
 impl UnpackPlanes for Eight<BlockMxfp4> {
     const EXCESS: i32 = 128;
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -146,7 +146,7 @@ impl UnpackPlanes for Eight<BlockMxfp4> {
 
 impl UnpackPlanes for [BlockNvfp4; 4] {
     const EXCESS: i32 = 128;
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]

@@ -57,7 +57,7 @@ pub(super) trait UnpackPlanes: Pod {
     const SHIFT: Option<[i32; 16]> = None;
     /// Whether a generated row's next blocks are unpacked before these are multiplied: where steps wait long for one
     /// another, and registers are enough.
-    const AHEAD: bool = false;
+    const UNPACKS_AHEAD: bool = false;
 
     /// # Safety
     /// The CPU must have this level's features.
@@ -160,7 +160,7 @@ fn rows<B: UnpackPlanes, const R: usize>(w: &[u8], x: &[BlockP16], padding: &mut
     let (mut totals, mut k) = ([_mm512_setzero_ps(); R], 0);
     for w in rows_of(w, padding) {
         let n = w[0].len();
-        if B::AHEAD && n > 0 {
+        if B::UNPACKS_AHEAD && n > 0 {
             let mut weights = unpacked(&w, 0);
             for b in 1..n {
                 ahead = prefetch(ahead, R * size_of::<B>());
@@ -282,11 +282,7 @@ impl UnpackPlanes for BlockQ2K {
         let offset = _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(scales), nibble));
         let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scale), half(self.d));
         let offset = _mm512_mul_ps(_mm512_cvtepi32_ps(offset), negated(half(self.dmin)));
-        Unpacked::with_offset::<Self>(
-            masked(bit_pairs(&self.qs), const { &shifted_numbers(0x0303_0303, Self::SHIFT) }),
-            scale,
-            offset,
-        )
+        Unpacked::with_offset::<Self>(masked::<Self, 0x0303_0303>(bit_pairs(&self.qs)), scale, offset)
     }
 }
 
@@ -304,14 +300,14 @@ impl UnpackPlanes for BlockQ3K {
 
 impl UnpackPlanes for BlockQ4K {
     const SHIFT: Option<[i32; 16]> = Some(NIBBLE_SHIFT);
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
         // Scales of blocks in high halves of bytes have their shift.
         let [scale, offset] = scales_mins(self, 1.0 / 16.0);
-        let w = masked(nibble_pairs(&self.qs), const { &shifted_numbers(0x0F0F_0F0F, Self::SHIFT) });
+        let w = masked::<Self, 0x0F0F_0F0F>(nibble_pairs(&self.qs));
         Unpacked { w, scale, offset }
     }
 }
@@ -345,7 +341,7 @@ impl UnpackPlanes for BlockQ6K {
 
 impl UnpackPlanes for BlockIq4Xs {
     const EXCESS: i32 = 128;
-    const AHEAD: bool = true;
+    const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -373,7 +369,7 @@ impl UnpackPlanes for BlockTq2_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
-        let w = masked(bit_pairs(&self.qs), const { &shifted_numbers(0x0303_0303, Self::SHIFT) });
+        let w = masked::<Self, 0x0303_0303>(bit_pairs(&self.qs));
         Unpacked::scaled::<Self>(w, half(self.d))
     }
 }
@@ -477,7 +473,7 @@ fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
 }
 
 /// `n·2^shift` of each lane.
-pub(super) const fn shifted_numbers(n: i32, shift: Option<[i32; 16]>) -> [i32; 16] {
+const fn shifted_numbers(n: i32, shift: Option<[i32; 16]>) -> [i32; 16] {
     let mut numbers = [n; 16];
     if let Some(shift) = shift {
         let mut i = 0;
@@ -501,13 +497,13 @@ const fn inverse_powers(shift: Option<[i32; 16]>) -> [f32; 16] {
     inverse
 }
 
-/// `w & mask`.
+/// `w & BITS`, the bits shifted as the bytes of `B` are.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn masked(w: [__m512i; 4], mask: &[i32; 16]) -> [__m512i; 4] {
+pub(super) fn masked<B: UnpackPlanes, const BITS: i32>(w: [__m512i; 4]) -> [__m512i; 4] {
     let mut w = w;
     for w in &mut w {
-        *w = _mm512_and_si512(*w, load_i32(mask));
+        *w = _mm512_and_si512(*w, load_i32(const { &shifted_numbers(BITS, B::SHIFT) }));
     }
     w
 }
