@@ -377,13 +377,3 @@ pub(super) fn prefetch_line(p: *const u8) {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
 }
-
-/// Prefetches the cache line of `p`, which need not be valid, into the L1 cache.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) fn prefetch_line_l1(p: *const u8) {
-    // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-}

@@ -14,7 +14,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
 /// values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 8;
+pub const ARITHMETIC_VERSION: u32 = 9;
 
 /// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀ + c₁t + … + c₉t⁹ − x²)`, with
 /// a relative error below 1.2e-7, except for rounding to `f32` (W. J. Press et al., Numerical Recipes in C, 2nd edition, §6.2).

@@ -96,7 +96,7 @@ fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
         (0x49, 0) if mode == 3 => Some((Instruction::Release, 5)),
         (0x49, 0) => memory().map(|(from, index, length)| (Instruction::LoadConfig { from: from + index }, length)),
         (0x49, 3) if mode == 3 => Some((Instruction::Zero(tile), 5)),
-        (0x4b, 3) => memory().map(|(from, stride, length)| (Instruction::Load { tile, from, stride }, length)),
+        (0x4b, 1 | 3) => memory().map(|(from, stride, length)| (Instruction::Load { tile, from, stride }, length)),
         (0x4b, 2) => memory().map(|(to, stride, length)| (Instruction::Store { tile, to, stride }, length)),
         (0x5c, 2) if mode == 3 => {
             let b = (!wvvvv >> 3 & 7) as usize;

@@ -11,50 +11,47 @@
 //!
 //! ```text
 //! for each SUMS activation rows, for each SWEEP of weight rows
-//!     for each DEPTH of k              these activations stay in L2: 256 KiB
-//!         for each TILE weight rows    their panel stays in L1: 16 KiB
+//!     for each panel's depth of k      these activations stay in L2: 512 KiB
+//!         for each TILE weight rows    their panel stays in L1: 32 KiB
 //!             for each 32 activation rows
-//!                 sums (L2: 512 KiB) += panel · activations
-//!                 unpack a part of the next panel, prefetch the one after that
-//!     transpose the sums into y
+//!                 new sums = panel · activations, 64 products
+//!                 meanwhile: unpack a part of the next panel, prefetch one of the panel after it,
+//!                 add the new sums of the register tile before to its sums (L2: 1 MiB), or store them to y
 //! ```
 //!
-//! The budget, at 512 rows, for one step of the innermost loop (32 weight rows × 256 values × 32 activations: 32
-//! products), in cycles of a core whose data are in the caches named above; two threads of a core share it:
+//! What decides, measured on a Xeon with 2 MiB of L2 at 3.7 GHz, one core, ns per product of tiles (16 cycles, 4.4 ns):
 //!
-//! | | per step | cycles |
+//! | | zeros | random numbers |
 //! |---|---|---|
-//! | products | 32 of 16 cycles | 512 |
-//! | tiles loaded: weights 16, activations 16, sums 4 | 36 of 8 cycles (two rows per cycle) | 288 |
-//! | tiles stored: sums 4 | 4 of 16 cycles | 64 |
-//! | L2 to L1: activations 16 KiB, sums 4 KiB | 20 KiB of 48 bytes per cycle | 427 |
-//! | L3 to L2: activations, once per sweep | 2 KiB of 8 bytes per cycle | 256 |
-//! | unpack: 512 weights (Q4_K; Q6_K) | 0.13; 0.25 cycles per weight, as on Zen 4 | 68; 128 |
+//! | operands in registers | 4.4 | 4.8 |
+//! | all from L1 | 4.4 | 5.6 |
+//! | activations from L2, 256 values deep, no sums | 4.5 | 5.6 |
+//! | … sums loaded to tiles from L2 and stored | 6.6 | 8.4 |
+//! | … new sums stored to L1 and added by AVX-512 | | 7.3 |
+//! | 512 values deep, no sums | | 7.5, with hints 5.9 |
+//! | … new sums added by AVX-512, with hints | | 6.8 |
+//! | activations from L3 once per sweep | | 8.5 |
 //!
-//! All of it runs beside the products. This holds for up to one thread per 1024 weight rows; with more, sweeps are
-//! shorter, so that all threads have work. If a task had one panel (32 rows instead of `SWEEP`), all activations would
-//! come from L3 for each: 16 KiB per step, 2048 cycles. With panels of 512 values, a panel and the activations that
-//! pass between two uses of it would take 64 KiB, more than L1 has. Keeping sums in tiles over all of k saves 8 KiB of
-//! sums per step, but costs 16 KiB of weights that then come from L2.
+//! So the CPU multiplies random numbers at 80 % of its peak at best; activations from L2 cost nothing, software prefetches of
+//! them only time; sums are what is dear. Panels of 512 values leave L1 no room for activations, unless these are loaded
+//! with the hint that they are not needed again (`tileloaddt1`). Vector instructions between the products run beside them,
+//! except `vcvtne2ps2bf16` (0.2 ns). Stores to lines of y that are in L3 come at 10 GB/s: they are asked for one register tile ahead.
+//! Values that were stored in pieces and are loaded as a whole wait until all older products are retired, so nothing of
+//! the kind may happen between products: what works beside them takes its arguments in registers.
 //!
-//! Five products for F16 leave a fifth of the peak, three for BF16 a third: at 60 % of 2.1 TFLOP/s that is 1.8
-//! and three times the 0.14 that `f32` multiply-adds could reach.
+//! Of these, unpacking takes 0.9 to 1.3 ns per product with 512 rows (Q4_K; alone 0.08 ns per weight), sums 1.0 to 1.9,
+//! stores 1.2 where k is 2048. With more than one thread per 2048 weight rows sweeps are shorter, so that all threads have
+//! work. A task of one panel would read all activations from L3: 32 KiB per 64 products, at 30 GB/s 17 ns each.
 //!
-//! Up to 16 rows, a step is 16 products in two chains, at most 52 · 8 = 416 cycles, less than the unpacking
-//! of 8192 weights (1100) that runs beside it: rows are free up to there. Activations then stay in L2 anyway,
-//! and a task goes through the weights of one panel after the other, in the order of memory, which
-//! gives a weight of 4.5 bits in 0.11 cycles.
-//!
-//! The level was written without such a CPU at hand and checked against emulations of the tile instructions
-//! (`--cfg ruvllm_emulate_amx`, `tests/amx.sh`); its numbers of rows and prefetch distances are reasoned, not measured,
-//! from the instruction tables and the cost of unpacking on Zen 4.
+//! Up to 16 rows, unpacking decides: 0.08 ns per weight. Activations then stay in L2 anyway, and a task goes through the
+//! weights of one panel after the other, in the order of memory.
 
-use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
+use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_stream_loadd, tile_zero};
 use super::unpack::{
     Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened, split,
 };
 use crate::arch::avx512::{gemm as avx512, peak};
-use crate::arch::gemm::{TILE, packed_bytes, prefetch, prefetch_line_l1};
+use crate::arch::gemm::{TILE, packed_bytes, prefetch};
 use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
@@ -63,12 +60,18 @@ use std::arch::x86_64::*;
 const VECS: usize = 2;
 /// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
 const SUMS: usize = 512;
-/// Weight rows whose sums are kept at a time: 512 KiB.
-const SWEEP: usize = 256;
+/// Weight rows whose sums are kept at a time: 1 MiB.
+const SWEEP: usize = 512;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
+/// Super-blocks of a panel row.
+const BLOCKS: usize = 2;
 /// Words per panel row.
-const PANEL: usize = DEPTH / 2;
+const PANEL: usize = BLOCKS * DEPTH / 2;
+/// Sums of a register tile.
+const TILE_SUMS: usize = TILE * VECS * LANES;
+/// 16 x 16 sums.
+const SQUARE: usize = LANES * LANES;
 
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     match dtype {
@@ -102,7 +105,7 @@ const fn on_tiles<W: UnpackTile>() -> Gemm {
         group: VECS * LANES,
         packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<3> },
         pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<3> },
-        workspace: CacheLine::holding(2 * TILE * PANEL + SWEEP * SUMS),
+        workspace: CacheLine::holding(2 * TILE * PANEL + TILE_SUMS + SWEEP * SUMS),
         kernel: kernel::<W>,
     }
 }
@@ -131,12 +134,12 @@ pub(super) unsafe fn peak(element: PanelElement, rounds: u64) -> u64 {
     let _tiles = unsafe { Tiles::load_config() };
     for _ in 0..rounds {
         // SAFETY: a configuration is loaded, which leaves all tiles zero.
-        unsafe { products::<2>() };
+        unsafe { products(VECS) };
     }
     rounds * 4 * 2 * (LANES * LANES * GROUP) as u64
 }
 
-/// `packed[g][part][word][v][lane]`: of group `g` of the rows `v·LANES + lane`, at most `VECS · LANES`.
+/// `packed[g][part][v][word][lane]`: of group `g` of the rows `v·LANES + lane`, at most `VECS · LANES`.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
     let packed: &mut [u32] = bytemuck::cast_slice_mut(packed);
@@ -150,8 +153,9 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
                     to[row] = part;
                 }
             }
-            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(LANES * n_vecs * LANES)) {
-                avx512::interleave(avx512::transpose(part), packed, v, n_vecs);
+            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES * LANES)) {
+                let tile = &mut packed[v * LANES * LANES..][..LANES * LANES];
+                avx512::interleave(avx512::transpose(part), tile, 0, 1);
             }
         }
     }
@@ -164,69 +168,73 @@ struct PanelWeights<'a> {
     row_bytes: usize,
     n_rows: usize,
     k: usize,
-    /// Values per panel row, and the bytes they come from.
-    depth: usize,
+    /// Bytes of `W::VALUES` values.
     bytes: usize,
     /// Weight rows that are multiplied by one part of the activations before the next part is used.
     sweep: usize,
 }
 
-/// A panel: the rows from `row` on, the values from `k0` on.
+/// A panel: the rows from `row` on, which is row `in_sweep` of a sweep, and the values from `k0` on.
 #[derive(Clone, Copy)]
 struct Panel {
     row: usize,
+    in_sweep: usize,
     k0: usize,
 }
 
 impl PanelWeights<'_> {
     /// The panel after `p`.
-    fn after(&self, p: Panel) -> Option<Panel> {
-        let start = p.row / self.sweep * self.sweep;
+    fn after<W: UnpackTile>(&self, p: Panel) -> Option<Panel> {
+        let start = p.row - p.in_sweep;
         let end = (start + self.sweep).min(self.n_rows);
         if p.row + TILE < end {
-            Some(Panel { row: p.row + TILE, ..p })
-        } else if p.k0 + self.depth < self.k {
-            Some(Panel { row: start, k0: p.k0 + self.depth })
+            Some(Panel { row: p.row + TILE, in_sweep: p.in_sweep + TILE, ..p })
+        } else if p.k0 + depth::<W>() < self.k {
+            Some(Panel { row: start, in_sweep: 0, k0: p.k0 + depth::<W>() })
         } else {
-            (end < self.n_rows).then_some(Panel { row: end, k0: 0 })
+            (end < self.n_rows).then_some(Panel { row: end, in_sweep: 0, k0: 0 })
         }
     }
 
-    /// The blocks of row `r` of `p`; empty past the last row.
+    /// The blocks of part `i` of `p`: of row `i / BLOCKS` those of `W::VALUES` values; empty past the last row or value.
     #[inline]
-    fn blocks(&self, p: Panel, r: usize) -> &[u8] {
-        if p.row + r >= self.n_rows {
+    fn blocks<W: UnpackTile>(&self, p: Panel, i: usize) -> &[u8] {
+        let row = p.row + i / BLOCKS;
+        if row >= self.n_rows {
             return &[];
         }
-        let row = &self.w[(p.row + r) * self.row_bytes..][..self.row_bytes];
-        let start = p.k0 / self.depth * self.bytes;
-        &row[start..(start + self.bytes).min(self.row_bytes)]
+        let start = (p.k0 / W::VALUES + i % BLOCKS) * self.bytes;
+        let row = &self.w[row * self.row_bytes..][..self.row_bytes];
+        &row[start.min(self.row_bytes)..(start + self.bytes).min(self.row_bytes)]
     }
 
-    /// Unpacks `rows` of `p`, and prefetches those of the panel after it.
+    /// Unpacks part `i` of `p`, and prefetches that of the panel `after` it.
     ///
     /// # Safety
     /// The CPU must have the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, rows: std::ops::Range<usize>, panel: &mut [PanelRow]) {
-        let after = self.after(p);
-        for r in rows {
-            let mut blocks = self.blocks(p, r);
-            // Panels are multiplied whole: missing blocks are replaced by zero bytes, which expand to 0.
-            let mut filled;
-            if blocks.len() < self.bytes {
-                filled = [0; 2 * DEPTH];
-                filled[..blocks.len()].copy_from_slice(blocks);
-                blocks = &filled[..self.bytes];
-            }
+    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, after: Option<Panel>, i: usize, to: &mut PanelRow) {
+        let blocks = self.blocks::<W>(p, i);
+        if blocks.len() == self.bytes {
             // SAFETY: the caller's promise.
-            unsafe { W::unpack(self.dtype, blocks, &mut panel[r]) };
-            if let Some(after) = after {
-                prefetch(self.blocks(after, r));
-            }
+            unsafe { W::unpack(self.dtype, blocks, to) };
+        } else {
+            // Panels are multiplied whole: missing blocks are replaced by zero bytes, which expand to 0.
+            let mut filled = [0; 2 * DEPTH];
+            filled[..blocks.len()].copy_from_slice(blocks);
+            // SAFETY: the caller's promise.
+            unsafe { W::unpack(self.dtype, &filled[..self.bytes], to) };
+        }
+        if let Some(after) = after {
+            prefetch(self.blocks::<W>(after, i));
         }
     }
+}
+
+/// Values of a panel row.
+const fn depth<W: UnpackTile>() -> usize {
+    BLOCKS * W::VALUES
 }
 
 /// See [`Gemm::kernel`].
@@ -244,7 +252,6 @@ unsafe fn kernel<W: UnpackTile>(
     let format = dtype.float_format();
     let x: &[u32] = bytemuck::cast_slice(packed);
     let words = |k: usize| k.div_ceil(GROUP) * W::X_PARTS * LANES;
-    let depth = W::VALUES;
     let row_bytes = k / format.block_elems * format.block_bytes;
     let panels = PanelWeights {
         dtype,
@@ -252,8 +259,7 @@ unsafe fn kernel<W: UnpackTile>(
         row_bytes,
         n_rows: y.cols(),
         k,
-        depth,
-        bytes: depth / format.block_elems * format.block_bytes,
+        bytes: W::VALUES / format.block_elems * format.block_bytes,
         sweep: if packed.len() <= STAYS { TILE } else { SWEEP },
     };
     let vec_words = words(k) * LANES;
@@ -261,160 +267,200 @@ unsafe fn kernel<W: UnpackTile>(
 
     // One buffer is multiplied while the other is filled.
     let (buffers, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
-    let mut buffers: [&mut [PanelRow]; 2] = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(TILE).into();
-    // `[TILE of weight rows][register of activations][weight row][lane]`
-    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..SWEEP * SUMS]);
-    let sums = sums.as_mut_ptr();
+    let (mut current, mut filled) = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(BLOCKS * TILE);
+    // The new sums of a register tile, then `[TILE of weight rows][register tile]` of a sweep.
+    let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..TILE_SUMS + SWEEP * SUMS]);
+    let new = sums.as_mut_ptr();
+    let sums = new.wrapping_add(TILE_SUMS);
 
     for first_vec in (0..n_vecs).step_by(SUMS / LANES) {
         let n_vecs = (n_vecs - first_vec).min(SUMS / LANES);
         let x = &x[first_vec * vec_words..];
         let n_tiles = n_vecs.div_ceil(VECS);
-        // Activations of register tile `t`, `n` values from `k0` on.
+        // Activations of register tile `t`, those of a panel row from `k0` on.
         let activations = |t: usize, k0: usize| {
             let vecs = (n_vecs - t * VECS).min(VECS);
             let x = &x[t * VECS * vec_words..][..vecs * vec_words];
-            &x[words(k0) * vecs * LANES..words((k0 + depth).min(k)) * vecs * LANES]
+            x[words(k0) * vecs * LANES..words((k0 + depth::<W>()).min(k)) * vecs * LANES].as_ptr()
         };
-        let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, k0: 0 });
+        let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, in_sweep: 0, k0: 0 });
         if let Some(first) = next {
-            // SAFETY: the caller's promise.
-            unsafe { panels.unpack::<W>(first, 0..TILE, buffers[0]) };
+            for part in 0..BLOCKS * TILE {
+                // SAFETY: the caller's promise.
+                unsafe { panels.unpack::<W>(first, panels.after::<W>(first), part, &mut current[part]) };
+            }
         }
+        let mut before = NewSums { sums, line: 0, end: 0, first: true, last: false, vec: 0, col: 0 };
         while let Some(panel) = next {
-            next = panels.after(panel);
-            let in_sweep = panel.row % panels.sweep;
-            let tile_sums = |v: usize| sums.wrapping_add((in_sweep * n_vecs + v * TILE) * LANES);
-            let groups = (k - panel.k0).min(depth).div_ceil(GROUP);
-            let next_k0 = if panel.k0 + depth < k { panel.k0 + depth } else { 0 };
+            next = panels.after::<W>(panel);
+            let after = next.and_then(|next| panels.after::<W>(next));
+            let groups = (k - panel.k0).min(depth::<W>()).div_ceil(GROUP);
+            let last = panel.k0 + depth::<W>() >= k;
+            // Shares of a group of what is done beside the products: registers of sums, rows of y, parts of a panel, of which
+            // `due` counts the fractions.
+            let (lines, rows) = ((VECS * TILE).div_ceil(groups), (VECS * LANES).div_ceil(groups));
+            let (mut unpacked, mut due) = (0, 0);
             for t in 0..n_tiles {
-                let vecs = (n_vecs - t * VECS).min(VECS);
-                let x = activations(t, panel.k0);
-                let ahead = activations((t + 1) % n_tiles, panel.k0).as_ptr();
-                let tile = if vecs == 1 { tile::<W, 1> } else { tile::<W, 2> };
-                // SAFETY: the panel is unpacked, the activations are packed; the tiles of sums lie among them.
-                unsafe {
-                    tile(buffers[0].as_ptr().cast(), x.as_ptr(), groups, tile_sums(t * VECS), panel.k0 == 0, ahead)
+                let (vec, vecs) = (first_vec + t * VECS, (n_vecs - t * VECS).min(VECS));
+                let stride = y.stride();
+                let y_tile = y.as_mut_ptr().wrapping_add(vec * LANES * stride + panel.row);
+                let beside = |g: usize| {
+                    due += BLOCKS * TILE;
+                    while due >= n_tiles * groups {
+                        due -= n_tiles * groups;
+                        if let Some(next) = next {
+                            // SAFETY: the caller's promise.
+                            unsafe { panels.unpack::<W>(next, after, unpacked, &mut filled[unpacked]) };
+                        }
+                        unpacked += 1;
+                    }
+                    // SAFETY: the new sums are those of the register tile before.
+                    unsafe { before.add(new, lines, y) };
+                    if last {
+                        for row in g * rows..(g + 1) * rows {
+                            prefetch_to_write(y_tile.wrapping_add(row * stride));
+                            prefetch_to_write(y_tile.wrapping_add(row * stride + LANES));
+                        }
+                    }
                 };
-                // Each panel of a sweep prefetches a part of what the next ones multiply.
-                let soon = activations(t, next_k0);
-                if panels.sweep > TILE
-                    && let Some(soon) = soon.chunks(soon.len().div_ceil(SWEEP / TILE)).nth(in_sweep / TILE)
-                {
-                    prefetch(bytemuck::cast_slice(soon));
-                }
-                if let Some(next) = next {
-                    let rows = t * TILE / n_tiles..(t + 1) * TILE / n_tiles;
-                    // SAFETY: the caller's promise.
-                    unsafe { panels.unpack::<W>(next, rows, buffers[1]) };
-                }
+                // SAFETY: the panel is unpacked, the activations are packed; the new sums before were added.
+                unsafe { tile::<W>(current.as_ptr().cast(), activations(t, panel.k0), groups, vecs, new, beside) };
+                before = NewSums {
+                    sums: sums.wrapping_add((panel.in_sweep / TILE * n_tiles + t) * TILE_SUMS),
+                    line: 0,
+                    end: vecs * TILE,
+                    first: panel.k0 == 0,
+                    last,
+                    vec,
+                    col: panel.row,
+                };
             }
-            buffers.swap(0, 1);
-            // After the last panel of a sweep, another sweep begins or the work is done.
-            if next.is_none_or(|next| next.k0 == 0 && next.row % panels.sweep == 0) {
-                let start = panel.row - in_sweep;
-                // SAFETY: all sums of the sweep were computed.
-                unsafe { store(y, first_vec, n_vecs, start, panel.row + TILE, sums) };
-            }
+            std::mem::swap(&mut current, &mut filled);
         }
+        // SAFETY: as above.
+        unsafe { before.add(new, VECS * TILE, y) };
     }
 }
 
-/// Stores the sums of the activation rows in `n_vecs` registers to the columns `start..end` of `y`, where it has them.
+/// Asks for a line of y, which need not exist, to be written.
+#[inline(always)]
+fn prefetch_to_write(y: *const f32) {
+    // SAFETY: prefetching has no effect on memory.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(y.cast()) }
+}
+
+/// Sums of a register tile over one panel, which are to be added to those over the panels before and, after the last
+/// panel of k, stored to `y`.
+struct NewSums {
+    /// Those over the panels before: `[register of activations][weight row][lane]`, as the new ones.
+    sums: *mut f32,
+    /// Registers that were added, and how many there are.
+    line: usize,
+    end: usize,
+    /// Whether there are none before; whether none come after.
+    first: bool,
+    last: bool,
+    /// First register of activations, and first weight row.
+    vec: usize,
+    col: usize,
+}
+
+impl NewSums {
+    /// Adds the next `n` registers, as far as there are so many.
+    ///
+    /// # Safety
+    /// `new` must hold the sums, and the CPU have the level's features.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add(&mut self, new: *const f32, n: usize, y: &mut ColumnsMut<'_>) {
+        for line in self.line..(self.line + n).min(self.end) {
+            let sums = self.sums.wrapping_add(line * LANES);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let mut x = _mm512_load_ps(new.wrapping_add(line * LANES));
+                if !self.first {
+                    x = _mm512_add_ps(_mm512_load_ps(sums), x);
+                }
+                _mm512_store_ps(sums, x);
+            }
+            if self.last && line % LANES == LANES - 1 {
+                let (vec, col) = (self.vec + line / TILE, self.col + line % TILE / LANES * LANES);
+                // SAFETY: the sums of these 16 weight rows are complete.
+                unsafe { store(y, vec, col, self.sums.wrapping_add(line / LANES * SQUARE)) };
+            }
+        }
+        self.line += n;
+    }
+}
+
+/// Stores the sums of 16 weight rows from `col` on and the activation rows in register `vec` to `y`, as far as it has
+/// them.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn store(y: &mut ColumnsMut<'_>, first_vec: usize, n_vecs: usize, start: usize, end: usize, sums: *const f32) {
-    let (rows, cols, stride) = (y.rows(), y.cols().min(end), y.stride());
-    for v in 0..n_vecs {
-        let row = (first_vec + v) * LANES;
-        let n = (rows - row).min(LANES);
-        for col in (start..cols).step_by(LANES) {
-            let (panel, r) = ((col - start) / TILE, (col - start) % TILE);
-            let sums = sums.wrapping_add(((panel * n_vecs + v) * TILE + r) * LANES);
-            let y = y.as_mut_ptr().wrapping_add(row * stride + col);
-            // SAFETY: rows `row..row + n` and these columns are in `y`.
-            unsafe { avx512::store_transposed(sums, y, stride, n, (cols - col).min(LANES)) };
-        }
+unsafe fn store(y: &mut ColumnsMut<'_>, vec: usize, col: usize, sums: *const f32) {
+    let (rows, cols, stride) = (y.rows(), y.cols(), y.stride());
+    let row = vec * LANES;
+    if row < rows && col < cols {
+        let y = y.as_mut_ptr().wrapping_add(row * stride + col);
+        // SAFETY: rows `row..row + n` and these columns are in `y`.
+        unsafe { avx512::store_transposed(sums, y, stride, (rows - row).min(LANES), (cols - col).min(LANES)) };
     }
 }
 
-/// Prefetch distance for activations, in groups: L2 takes some 15 cycles, and a group 64.
-const AHEAD: usize = 2;
-
-/// `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` for 32 weight rows and `VECS` registers of activations; `first` starts
-/// from zero. Tiles 0 to 3 are the sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations. Also prefetches the
-/// activations from `ahead` on, which are next.
+/// `sums[v][r][lane] = Σ w[r]·x[v][lane]` for 32 weight rows and `vecs` registers of activations. Tiles 0 to 3 are the
+/// sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations. Calls `beside` for each group, for work that runs while
+/// the tiles multiply.
 ///
 /// # Safety
-/// A configuration must be loaded, `w` be a panel, `x` have the groups, and the registers of sums
-/// lie [`TILE`] registers apart.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn tile<W: UnpackTile, const VECS: usize>(
+/// A configuration must be loaded, `w` be a panel, `x` have the groups, and `sums` room.
+#[inline(always)]
+unsafe fn tile<W: UnpackTile>(
     w: *const u32,
     x: *const u32,
     groups: usize,
+    vecs: usize,
     sums: *mut f32,
-    first: bool,
-    ahead: *const u32,
+    mut beside: impl FnMut(usize),
 ) {
-    let x_stride = VECS * LANES * size_of::<u32>();
-    let (x_part, x_group) = (LANES * VECS * LANES, W::X_PARTS * LANES * VECS * LANES);
-    let sums_at = |r: usize, v: usize| sums.wrapping_add((v * TILE + r * LANES) * LANES);
-    // SAFETY: the caller has a configuration loaded, and the tiles lie among the sums.
+    let (x_part, x_group) = (vecs * SQUARE, W::X_PARTS * vecs * SQUARE);
+    // SAFETY: the caller has a configuration loaded.
     unsafe {
-        if first {
-            tile_zero::<0>();
-            tile_zero::<2>();
-            if VECS == 2 {
-                tile_zero::<1>();
-                tile_zero::<3>();
-            }
-        } else {
-            tile_loadd::<0>(sums_at(0, 0).cast(), LANES * 4);
-            tile_loadd::<2>(sums_at(1, 0).cast(), LANES * 4);
-            if VECS == 2 {
-                tile_loadd::<1>(sums_at(0, 1).cast(), LANES * 4);
-                tile_loadd::<3>(sums_at(1, 1).cast(), LANES * 4);
-            }
-        }
+        tile_zero::<0>();
+        tile_zero::<1>();
+        tile_zero::<2>();
+        tile_zero::<3>();
     }
     for g in 0..groups {
-        let next = match g + AHEAD < groups {
-            true => x.wrapping_add((g + AHEAD) * x_group),
-            false => ahead.wrapping_add((g + AHEAD - groups) * x_group),
-        };
-        for line in 0..x_group / LANES {
-            prefetch_line_l1(next.wrapping_add(line * LANES).cast());
-        }
         let x = x.wrapping_add(g * x_group);
         let w = w.wrapping_add(g * W::PARTS * LANES);
         // SAFETY: as above; tiles of weights lie in the panel, those of activations in `x`.
         unsafe {
             weights(w);
-            activations::<VECS>(x, x_stride);
-            products::<VECS>();
+            activations(x, vecs);
+            products(vecs);
             if W::X_PARTS == 3 {
                 // hi·lowest, hi·middle, lo·middle, lo·hi: each time only one operand has to be loaded.
-                activations::<VECS>(x.wrapping_add(2 * x_part), x_stride);
-                products::<VECS>();
-                activations::<VECS>(x.wrapping_add(x_part), x_stride);
-                products::<VECS>();
+                activations(x.wrapping_add(2 * x_part), vecs);
+                products(vecs);
+                activations(x.wrapping_add(x_part), vecs);
+                products(vecs);
                 if W::PARTS == 2 {
                     weights(w.wrapping_add(LANES));
-                    products::<VECS>();
-                    activations::<VECS>(x, x_stride);
-                    products::<VECS>();
+                    products(vecs);
+                    activations(x, vecs);
+                    products(vecs);
                 }
             }
         }
+        beside(g);
     }
-    // SAFETY: as above.
+    // SAFETY: as above; there is room for the sums.
     unsafe {
-        tile_stored::<0>(sums_at(0, 0), LANES * 4);
-        tile_stored::<2>(sums_at(1, 0), LANES * 4);
-        if VECS == 2 {
-            tile_stored::<1>(sums_at(0, 1), LANES * 4);
-            tile_stored::<3>(sums_at(1, 1), LANES * 4);
+        tile_stored::<0>(sums, LANES * 4);
+        tile_stored::<2>(sums.wrapping_add(SQUARE), LANES * 4);
+        if vecs == VECS {
+            tile_stored::<1>(sums.wrapping_add(2 * SQUARE), LANES * 4);
+            tile_stored::<3>(sums.wrapping_add(3 * SQUARE), LANES * 4);
         }
     }
 }
@@ -429,23 +475,23 @@ unsafe fn weights(w: *const u32) {
 }
 
 #[inline(always)]
-unsafe fn activations<const VECS: usize>(x: *const u32, stride: usize) {
+unsafe fn activations(x: *const u32, vecs: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        tile_loadd::<6>(x, stride);
-        if VECS == 2 {
-            tile_loadd::<7>(x.wrapping_add(LANES), stride);
+        tile_stream_loadd::<6>(x, LANES * 4);
+        if vecs == VECS {
+            tile_stream_loadd::<7>(x.wrapping_add(SQUARE), LANES * 4);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn products<const VECS: usize>() {
+unsafe fn products(vecs: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         tile_dpbf16ps::<0, 4, 6>();
         tile_dpbf16ps::<2, 5, 6>();
-        if VECS == 2 {
+        if vecs == VECS {
             tile_dpbf16ps::<1, 4, 7>();
             tile_dpbf16ps::<3, 5, 7>();
         }

@@ -70,6 +70,19 @@ pub(super) unsafe fn tile_loadd<const T: u8>(from: *const u32, stride: usize) {
     }
 }
 
+/// [`tile_loadd`] of what will not be used again soon: it leaves more of L1 to what will.
+///
+/// # Safety
+/// That of [`tile_loadd`].
+#[inline(always)]
+pub(super) unsafe fn tile_stream_loadd<const T: u8>(from: *const u32, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("tileloaddt1 tmm{t}, [{from} + {stride}]", t = const T, from = in(reg) from, stride = in(reg) stride,
+            options(readonly, nostack, preserves_flags));
+    }
+}
+
 /// Stores row `i` of `T` to `to + i·stride` bytes.
 ///
 /// # Safety
