@@ -2,8 +2,8 @@
 
 use super::machine::{arithmetic_peak, read_bandwidth};
 use crate::arch::{
-    ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KV_SPAN, KvBlock,
-    KvElement, KvSpan, PanelElement,
+    ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, CacheLine, ColumnsMut, KV_BLOCK, KV_SPAN,
+    KvBlock, KvElement, KvSpan, PanelElement,
 };
 use crate::quant::{DType, FORMATS};
 use half::f16;
@@ -62,10 +62,14 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         each(KernelRow { level: arch.name(), kernel, seconds, bytes: bytes as u64, flops: flops as u64, bound });
     };
 
-    let noise: Vec<f32> = (0..512 * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
+    let mut noise = lines(512 * N * size_of::<f32>());
+    let noise: &mut [f32] = bytemuck::cast_slice_mut(&mut noise);
+    noise.iter_mut().enumerate().for_each(|(i, x)| *x = (i * 7919 % 2001) as f32 / 1000.0 - 1.0);
+    let noise = &*noise;
     // Every f16 among these bytes is between 0.04 and 2.
     let weights: Vec<u8> = (0..FAR as u32).map(|i| 0x2a | (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x15).collect();
-    let mut y = vec![0.0; 512 * N];
+    let mut y = lines(512 * N * size_of::<f32>());
+    let y: &mut [f32] = bytemuck::cast_slice_mut(&mut y);
     for f in FORMATS {
         let row_bytes = N / f.block_elems * f.block_bytes;
         let n_rows = FAR / row_bytes;
@@ -88,18 +92,12 @@ pub fn kernels(arch: Arch, each: &mut dyn FnMut(KernelRow)) -> io::Result<()> {
         let peak = peak_of(element) / products as f64;
         let (m, n) = (512, 256);
         let w = &weights[..n * N / f.block_elems * f.block_bytes];
-        let packed = packed(arch, f.dtype, &noise, m);
-        let mut workspace = vec![bytemuck::Zeroable::zeroed(); arch.gemm_workspace(f.dtype)];
+        let packed = packed(arch, f.dtype, noise, m);
+        let packed: &[u8] = &bytemuck::cast_slice(&packed)[..arch.packed_len(f.dtype, m, N)];
+        let mut workspace = lines(arch.gemm_workspace(f.dtype) * size_of::<CacheLine>());
         let bytes = w.len() + packed.len() + m * n * 4;
         row(format!("gemm {} {m} rows", f.name), bytes, 2 * m * n * N, near, peak, &mut || {
-            arch.gemm(
-                f.dtype,
-                &mut ColumnsMut::new(&mut y[..m * n], m, n),
-                w,
-                bytemuck::cast_slice(&packed),
-                N,
-                &mut workspace,
-            );
+            arch.gemm(f.dtype, &mut ColumnsMut::new(&mut y[..m * n], m, n), w, packed, N, &mut workspace);
         });
     }
 
@@ -203,11 +201,16 @@ fn quantised(arch: Arch, x: &[f32]) -> Vec<BlockQ16> {
     blocks
 }
 
-fn packed(arch: Arch, dtype: DType, x: &[f32], m: usize) -> Vec<u32> {
-    let group = arch.pack_group(dtype);
-    let mut packed = vec![0u32; arch.packed_len(dtype, m, N) / 4];
-    let groups = bytemuck::cast_slice_mut::<u32, u8>(&mut packed).chunks_mut(arch.packed_len(dtype, group, N));
-    for (x, packed) in x.chunks(group * N).zip(groups) {
+/// Memory that begins at a cache line, as a session's does.
+fn lines(bytes: usize) -> Vec<CacheLine> {
+    vec![bytemuck::Zeroable::zeroed(); bytes.div_ceil(size_of::<CacheLine>())]
+}
+
+fn packed(arch: Arch, dtype: DType, x: &[f32], m: usize) -> Vec<CacheLine> {
+    let (group, len) = (arch.pack_group(dtype), arch.packed_len(dtype, m, N));
+    let mut packed = lines(len);
+    let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut packed)[..len];
+    for (x, packed) in x.chunks(group * N).zip(bytes.chunks_mut(arch.packed_len(dtype, group, N))) {
         arch.pack(dtype, x, m, N, packed);
     }
     packed
