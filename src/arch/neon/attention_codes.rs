@@ -1,7 +1,8 @@
 //! The shared attention over codes, by `smlal`: as many products as an `f32` instruction does, but codes need no conversion.
 //!
-//! Per value of a key or value, in instructions: a multiplication takes 0.25 for each query, as in `f32`; unpacking, once for all
-//! queries, about 0.35 (`q4_0`) to 0.6 (`q8_0`). Half precision takes 0.25 to widen (`attention.rs`).
+//! Per value of a key or value, in executed instructions (`tests/neon_instructions.py`, heads of 128): 0.55 for each query,
+//! softmax included; unpacking, once for all queries, and prefetching take 0.86 (`q4_0`), 0.98 (`q8_0`), and 1.2 (`q5_0`,
+//! `q6_0`).
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -9,7 +10,7 @@ use super::attention;
 use super::elementwise::zero;
 use crate::arch::kv::{GROUP, widen};
 use crate::arch::lanes::attention::{Ahead, BLOCK};
-use crate::arch::lanes::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
+use crate::arch::lanes::attention_codes::{MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::aarch64::*;
 
@@ -41,8 +42,8 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
     for (x, words) in x.chunks_exact(8).zip(words.chunks_exact_mut(8)) {
         // SAFETY: eight numbers, and room for as many words.
         unsafe {
-            let [a, b] = [0, 4].map(|i| vqmovn_s32(vcvtnq_s32_f32(vld1q_f32(x[i..].as_ptr()))));
-            let packed = vcombine_s16(a, b);
+            let low = vqmovn_s32(vcvtnq_s32_f32(vld1q_f32(x.as_ptr())));
+            let packed = vqmovn_high_s32(low, vcvtnq_s32_f32(vld1q_f32(x.as_ptr().add(4))));
             sum = vpadalq_s16(sum, packed);
             vst1q_s16(words.as_mut_ptr(), packed);
         }
@@ -53,28 +54,46 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
 /// See [`Steps::unpack`]: keys lie as `[key][group]`, values as `[group][key]`.
 #[target_feature(enable = "neon")]
 unsafe fn unpack(kind: KvType, block: &[u8], n_groups: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
-    let [upper, lower, scales] = kind.row_bytes(n_groups * GROUP);
-    let (upper_plane, rest) = block.split_at(BLOCK * upper);
-    let (lower_plane, scale_plane) = rest.split_at(BLOCK * lower);
-    let step = (1 << (8 - kind.bits())) as f32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match kind {
+            KvType::Q8 => unpack_groups::<4>(block, n_groups, keys, room, ahead),
+            KvType::Q6 => unpack_groups::<2>(block, n_groups, keys, room, ahead),
+            KvType::Q5 => unpack_groups::<1>(block, n_groups, keys, room, ahead),
+            _ => unpack_groups::<0>(block, n_groups, keys, room, ahead),
+        }
+    }
+}
+
+/// [`unpack`] for codes of so many `LOWER` bits below the upper four.
+#[target_feature(enable = "neon")]
+unsafe fn unpack_groups<const LOWER: usize>(
+    block: &[u8],
+    n_groups: usize,
+    keys: bool,
+    room: *mut Room,
+    ahead: &mut Ahead<'_>,
+) {
+    // Bytes of a group in each plane.
+    let (upper_group, lower_group, scale_group) = (GROUP / 2, GROUP * LOWER / 8, 2);
+    let n = BLOCK * n_groups;
+    assert!(block.len() == n * (upper_group + lower_group + scale_group) && n_groups <= MAX_GROUPS);
+    let uppers = block.as_ptr();
+    let lowers = uppers.wrapping_add(n * upper_group);
+    let scales = lowers.wrapping_add(n * lower_group);
+    let step = (1 << (4 - LOWER)) as f32;
     for j in 0..BLOCK {
         if j % 8 == 0 {
             (0..n_groups).for_each(|_| ahead.point());
         }
         for g in 0..n_groups {
-            let (upper, lower) =
-                (&upper_plane[j * upper + g * GROUP / 2..], &lower_plane[j * lower + g * lower / n_groups..]);
-            let scale = &scale_plane[j * scales + 2 * g..][..2];
-            // SAFETY: a group of a row of the planes; there is room for its codes and scale.
+            let i = j * n_groups + g;
+            let at = if keys { i } else { g * BLOCK + j };
+            // SAFETY: a group of each plane; there is room for its codes and scale.
             unsafe {
-                (*room).scales[g][j] = widen(u16::from_le_bytes([scale[0], scale[1]])) * step;
-                let [a, b] = match kind {
-                    KvType::Q8 => codes::<4>(upper, lower),
-                    KvType::Q6 => codes::<2>(upper, lower),
-                    KvType::Q5 => codes::<1>(upper, lower),
-                    _ => codes::<0>(upper, lower),
-                };
-                let at = if keys { j * n_groups + g } else { g * BLOCK + j };
+                let scale = u16::from_le(scales.add(i * scale_group).cast::<u16>().read_unaligned());
+                (&raw mut (*room).scales).cast::<f32>().add(g * BLOCK + j).write(widen(scale) * step);
+                let [a, b] = codes::<LOWER>(uppers.add(i * upper_group), lowers.add(i * lower_group));
                 let to = (&raw mut (*room).codes).cast::<u16>().add(at * GROUP);
                 vst1q_u16(to, vmovl_u8(vget_low_u8(a)));
                 vst1q_u16(to.add(8), vmovl_high_u8(a));
@@ -92,16 +111,16 @@ unsafe fn unpack(kind: KvType, block: &[u8], n_groups: usize, keys: bool, room: 
 /// The planes must have the group.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn codes<const LOWER: usize>(upper: &[u8], lower: &[u8]) -> [uint8x16_t; 2] {
+unsafe fn codes<const LOWER: usize>(upper: *const u8, lower: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller's promise.
     let (upper, lower) = unsafe {
         let lower = match LOWER {
-            4 => vld1q_u8(lower.as_ptr()),
-            2 => vreinterpretq_u8_u64(vdupq_n_u64(lower.as_ptr().cast::<u64>().read_unaligned())),
-            1 => vreinterpretq_u8_u32(vdupq_n_u32(lower.as_ptr().cast::<u32>().read_unaligned())),
+            4 => vld1q_u8(lower),
+            2 => vreinterpretq_u8_u64(vdupq_n_u64(lower.cast::<u64>().read_unaligned())),
+            1 => vreinterpretq_u8_u32(vdupq_n_u32(lower.cast::<u32>().read_unaligned())),
             _ => vdupq_n_u8(0),
         };
-        (vld1q_u8(upper.as_ptr()), lower)
+        (vld1q_u8(upper), lower)
     };
     let upper = [vandq_u8(upper, vdupq_n_u8(15)), vshrq_n_u8::<4>(upper)];
     if LOWER == 0 {
@@ -136,19 +155,19 @@ unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahe
         }
         let mut score = vdupq_n_f32(0.0);
         for g in 0..n_groups {
-            // SAFETY: the words of a group.
-            let q_words = [0, 1, 2, 3].map(|w| unsafe { vld1q_s16(q.words[g][8 * w..].as_ptr()) });
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| {
-                let mut sum = vdupq_n_s32(0);
-                for (w, &q) in q_words.iter().enumerate() {
+            // No closures, which would stay calls.
+            let (words, mut sums) = (q.words[g].as_ptr(), [vdupq_n_s32(0); 4]);
+            for w in 0..WORDS {
+                // SAFETY: the words of a group.
+                let q = unsafe { vld1q_s16(words.add(8 * w)) };
+                for (i, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: codes of the block.
                     let code = unsafe { vld1q_s16(codes.add(((4 * t + i) * n_groups + g) * GROUP + 8 * w)) };
-                    sum = vmlal_s16(sum, vget_low_s16(code), vget_low_s16(q));
-                    sum = vmlal_high_s16(sum, code, q);
+                    *sum = vmlal_s16(*sum, vget_low_s16(code), vget_low_s16(q));
+                    *sum = vmlal_high_s16(*sum, code, q);
                 }
-                sum
-            });
-            let sum = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+            }
+            let sum = vpaddq_s32(vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3]));
             let sum = vcvtq_f32_s32(vaddq_s32(sum, vdupq_n_s32(q.start[g])));
             // SAFETY: scales of the block.
             let scale = unsafe { vld1q_f32(scales.add(g * BLOCK + 4 * t)) };

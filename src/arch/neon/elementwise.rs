@@ -3,7 +3,10 @@
 //! Instructions per value: `dot` 0.63 and the sum of squares of a norm 0.5, in eight sums that do not wait for
 //! each other; sums and conversions 2, which only caches bound; exponentials of softmax 9, SiLU and GELU with
 //! their gate 12 and 13: 17.6 billion instructions per second on four pipes at 4.4 GHz are 1.4 billion
-//! activations.
+//! activations. A sigmoid gate takes 11, clamped SwiGLU 14, GELU by the error function 19.
+//!
+//! Executed instructions per value of a recurrent layer's state: Mamba 2 1.3, Mamba 1 10.8 (with an exponential), delta
+//! rule 3.7, RWKV 6 6.3, RWKV 7 8.8; a convolution takes 9.1 per product, as it checks lengths for each vector.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::{bf16, f16};

@@ -2,8 +2,8 @@
 //!
 //! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale per 32 leaves an error
 //! below llama.cpp's with one per 256. For formats of 32 weights llama.cpp has a scale per 32, too, which leaves no
-//! margin: they take 16-bit activations, in two planes of bytes. F32, F16 and BF16 weights, and the formats that look
-//! up groups of values, go through `f32` panels.
+//! margin: they take 16-bit activations, in two planes of bytes. F32, F16 and BF16 weights are multiplied as by
+//! generated tokens (`lanes/matvec.rs`).
 //!
 //! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
 //! `f32` that they are added to with their factors after each 32 (or 16) values. More would not leave
@@ -13,10 +13,10 @@
 //! Instructions per product of a weight and an activation (`tests/neon_instructions.py`), and the
 //! billions of products per second that four 128-bit pipes at 4.4 GHz bound them to if each took one:
 //!
-//! | | one plane, factors per 32 | per 16 | two planes, per 32 |
-//! |---|---|---|---|
-//! | `sdot` by element | 0.124: 142 | 0.164: 107 | 0.202: 87 |
-//! | `smmla`, two rows by two | 0.109: 161 | 0.169: 104 | 0.157: 112 |
+//! | | one plane, factors per 32 | per 16 | two planes, per 32 | per 16 |
+//! |---|---|---|---|---|
+//! | `sdot` by element | 0.124: 142 | 0.164: 107 | 0.202: 87 | 0.250: 70 |
+//! | `smmla`, two rows by two | 0.109: 161 | 0.169: 104 | 0.157: 112 | 0.226: 78 |
 //!
 //! The `f32` panels take 0.30, at most 58.
 
