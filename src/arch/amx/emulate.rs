@@ -191,7 +191,7 @@ mod tests {
         for (number, &place) in NUMBERED.iter().enumerate() {
             registers[place] = number as u64;
         }
-        let cases: [(&[u8], Instruction); 9] = [
+        let cases: [(&[u8], Instruction); 10] = [
             (&[0xc4, 0xe2, 0x78, 0x49, 0x07], Instruction::LoadConfig { from: 7 }), // ldtilecfg [rdi]
             (&[0xc4, 0xc2, 0x78, 0x49, 0x04, 0x24], Instruction::LoadConfig { from: 12 }), // ldtilecfg [r12]
             (&[0xc4, 0xc2, 0x78, 0x49, 0x45, 0x00], Instruction::LoadConfig { from: 13 }), // ldtilecfg [r13]
@@ -201,6 +201,8 @@ mod tests {
             (&[0xc4, 0xa2, 0x7b, 0x4b, 0x34, 0x08], Instruction::Load { tile: 6, from: 0, stride: 9 }),
             // tileloadd tmm4, [r13 + r12]
             (&[0xc4, 0x82, 0x7b, 0x4b, 0x64, 0x25, 0x00], Instruction::Load { tile: 4, from: 13, stride: 12 }),
+            // tileloaddt1 tmm6, [rax + r9]
+            (&[0xc4, 0xa2, 0x79, 0x4b, 0x34, 0x08], Instruction::Load { tile: 6, from: 0, stride: 9 }),
             // tilestored [r8 + rdx], tmm1
             (&[0xc4, 0xc2, 0x7a, 0x4b, 0x0c, 0x10], Instruction::Store { tile: 1, to: 8, stride: 2 }),
             // tdpbf16ps tmm2, tmm5, tmm6

@@ -64,9 +64,9 @@ const SUMS: usize = 512;
 const SWEEP: usize = 512;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
-/// Super-blocks of a panel row.
+/// Most parts of a panel row, of `UnpackTile::VALUES` values each.
 const BLOCKS: usize = 2;
-/// Words per panel row.
+/// Words between panel rows.
 const PANEL: usize = BLOCKS * DEPTH / 2;
 /// Sums of a register tile.
 const TILE_SUMS: usize = TILE * VECS * LANES;
@@ -207,14 +207,14 @@ impl PanelWeights<'_> {
         }
     }
 
-    /// The blocks of part `i` of `p`: of row `i / BLOCKS` those of `W::VALUES` values; empty past the last row or value.
+    /// The blocks of part `i` of `p`, each row's parts side by side; empty past the last row or value.
     #[inline]
     fn blocks<W: UnpackTile>(&self, p: Panel, i: usize) -> &[u8] {
-        let row = p.row + i / BLOCKS;
+        let row = p.row + i / blocks::<W>();
         if row >= self.n_rows {
             return &[];
         }
-        let start = (p.k0 / W::VALUES + i % BLOCKS) * self.bytes;
+        let start = (p.k0 / W::VALUES + i % blocks::<W>()) * self.bytes;
         let row = &self.w[row * self.row_bytes..][..self.row_bytes];
         &row[start.min(self.row_bytes)..(start + self.bytes).min(self.row_bytes)]
     }
@@ -225,7 +225,8 @@ impl PanelWeights<'_> {
     /// The CPU must have the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, after: Option<Panel>, i: usize, to: &mut PanelRow) {
+    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, after: Option<Panel>, i: usize, panel: &mut [PanelRow]) {
+        let to = &mut panel[i / blocks::<W>() * BLOCKS + i % blocks::<W>()];
         let blocks = self.blocks::<W>(p, i);
         if blocks.len() == self.bytes {
             // SAFETY: the caller's promise.
@@ -243,9 +244,14 @@ impl PanelWeights<'_> {
     }
 }
 
-/// Values of a panel row.
+/// Values of a panel row, so many that the activations of 512 rows stay in L2.
 const fn depth<W: UnpackTile>() -> usize {
-    BLOCKS * W::VALUES
+    if W::X_PARTS == 1 { 2 * DEPTH } else { DEPTH }
+}
+
+/// Parts of a panel row.
+const fn blocks<W: UnpackTile>() -> usize {
+    depth::<W>() / W::VALUES
 }
 
 /// See [`Gemm::kernel`].
@@ -296,9 +302,9 @@ unsafe fn kernel<W: UnpackTile>(
         };
         let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, in_sweep: 0, k0: 0 });
         if let Some(first) = next {
-            for part in 0..BLOCKS * TILE {
+            for part in 0..blocks::<W>() * TILE {
                 // SAFETY: the caller's promise.
-                unsafe { panels.unpack::<W>(first, panels.after::<W>(first), part, &mut current[part]) };
+                unsafe { panels.unpack::<W>(first, panels.after::<W>(first), part, current) };
             }
         }
         let mut before = NewSums { sums, line: 0, end: 0, first: true, last: false, vec: 0, col: 0 };
@@ -316,12 +322,12 @@ unsafe fn kernel<W: UnpackTile>(
                 let stride = y.stride();
                 let y_tile = y.as_mut_ptr().wrapping_add(vec * LANES * stride + panel.row);
                 let beside = |g: usize| {
-                    due += BLOCKS * TILE;
+                    due += blocks::<W>() * TILE;
                     while due >= n_tiles * groups {
                         due -= n_tiles * groups;
                         if let Some(next) = next {
                             // SAFETY: the caller's promise.
-                            unsafe { panels.unpack::<W>(next, after, unpacked, &mut filled[unpacked]) };
+                            unsafe { panels.unpack::<W>(next, after, unpacked, filled) };
                         }
                         unpacked += 1;
                     }

@@ -28,8 +28,8 @@ pub(super) trait UnpackTile {
     /// bf16 numbers whose sum is an activation: one, or three, which hold an `f32` exactly.
     const X_PARTS: usize;
 
-    /// Values per panel row: a super-block or, for formats without blocks, half of one.
-    const VALUES: usize = if Self::X_PARTS == 1 { DEPTH } else { DEPTH / 2 };
+    /// Values that are unpacked at a time and fill a [`PanelRow`].
+    const VALUES: usize = DEPTH / Self::PARTS;
 
     /// Writes the values of `bytes`, `VALUES` of them; part `p` of group `g` to the words of group `g·PARTS + p`.
     ///
