@@ -1,6 +1,7 @@
 //! What a session takes above its model, measured by the system: alone in its process.
 #![cfg(target_os = "linux")]
 
+use ruvllm::arch::Arch;
 use ruvllm::bench::{Shape, synthetic};
 use ruvllm::exec::SessionOptions;
 use ruvllm::model::Model;
@@ -10,6 +11,13 @@ use std::io::Write;
 
 /// Most that a session of default batches may take besides its keys and values.
 const ROOM: u64 = 64 << 20;
+
+/// What it may take on top where tiles multiply: an activation of F16 weights is three bf16 numbers, 2 bytes more than an
+/// `f32`, for 512 rows of the widest input, 5632 values; and each thread has 1 MiB of sums.
+fn room_of_tiles() -> u64 {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    if Arch::detect().name() == "amx" { 512 * 5632 * 2 + (threads << 20) } else { 0 }
+}
 
 /// Says so on standard error, past the test runner.
 fn skipped(why: &str) {
@@ -57,6 +65,6 @@ fn a_session_takes_its_cache_and_little_more() {
             planned >> 10
         );
         assert!(20 * planned.abs_diff(taken) <= planned, "{name}: {taken} bytes taken, {planned} planned");
-        assert!(taken <= plan.kv + ROOM, "{name}: {taken} bytes, {} of keys and values", plan.kv);
+        assert!(taken <= plan.kv + ROOM + room_of_tiles(), "{name}: {taken} bytes, {} of keys and values", plan.kv);
     }
 }
