@@ -15,7 +15,7 @@
 //!         for each TILE weight rows    their panel stays in L1: 32 KiB
 //!             for each 32 activation rows
 //!                 new sums = panel · activations, 64 products
-//!                 meanwhile: unpack a part of the next panel, prefetch one of the panel after it,
+//!                 meanwhile: unpack a piece of the next panel, prefetch one of the panel after it,
 //!                 add the new sums of the register tile before to its sums (L2: 1 MiB), or store them to y
 //! ```
 //!
@@ -64,10 +64,10 @@ const SUMS: usize = 512;
 const SWEEP: usize = 512;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
-/// Most parts of a panel row, of `UnpackTile::VALUES` values each.
-const BLOCKS: usize = 2;
+/// Most pieces of a panel row, of `UnpackTile::VALUES` values each.
+const PIECES: usize = 2;
 /// Words between panel rows.
-const PANEL: usize = BLOCKS * DEPTH / 2;
+const PANEL: usize = PIECES * DEPTH / 2;
 /// Sums of a register tile.
 const TILE_SUMS: usize = TILE * VECS * LANES;
 /// 16 x 16 sums.
@@ -164,8 +164,8 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
                     to[row] = part;
                 }
             }
-            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES * LANES)) {
-                let tile = &mut packed[v * LANES * LANES..][..LANES * LANES];
+            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(n_vecs * SQUARE)) {
+                let tile = &mut packed[v * SQUARE..][..SQUARE];
                 avx512::interleave(avx512::transpose(part), tile, 0, 1);
             }
         }
@@ -207,26 +207,26 @@ impl PanelWeights<'_> {
         }
     }
 
-    /// The blocks of part `i` of `p`, each row's parts side by side; empty past the last row or value.
+    /// The blocks of piece `i` of `p`, each row's pieces one after the other; empty past the last row or value.
     #[inline]
     fn blocks<W: UnpackTile>(&self, p: Panel, i: usize) -> &[u8] {
-        let row = p.row + i / blocks::<W>();
+        let row = p.row + i / pieces::<W>();
         if row >= self.n_rows {
             return &[];
         }
-        let start = (p.k0 / W::VALUES + i % blocks::<W>()) * self.bytes;
+        let start = (p.k0 / W::VALUES + i % pieces::<W>()) * self.bytes;
         let row = &self.w[row * self.row_bytes..][..self.row_bytes];
         &row[start.min(self.row_bytes)..(start + self.bytes).min(self.row_bytes)]
     }
 
-    /// Unpacks part `i` of `p`, and prefetches that of the panel `after` it.
+    /// Unpacks piece `i` of `p`, and prefetches that of the panel `after` it.
     ///
     /// # Safety
     /// The CPU must have the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
     unsafe fn unpack<W: UnpackTile>(&self, p: Panel, after: Option<Panel>, i: usize, panel: &mut [PanelRow]) {
-        let to = &mut panel[i / blocks::<W>() * BLOCKS + i % blocks::<W>()];
+        let to = &mut panel[i / pieces::<W>() * PIECES + i % pieces::<W>()];
         let blocks = self.blocks::<W>(p, i);
         if blocks.len() == self.bytes {
             // SAFETY: the caller's promise.
@@ -249,8 +249,8 @@ const fn depth<W: UnpackTile>() -> usize {
     if W::X_PARTS == 1 { 2 * DEPTH } else { DEPTH }
 }
 
-/// Parts of a panel row.
-const fn blocks<W: UnpackTile>() -> usize {
+/// Pieces of a panel row.
+const fn pieces<W: UnpackTile>() -> usize {
     depth::<W>() / W::VALUES
 }
 
@@ -284,7 +284,7 @@ unsafe fn kernel<W: UnpackTile>(
 
     // One buffer is multiplied while the other is filled.
     let (buffers, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
-    let (mut current, mut filled) = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(BLOCKS * TILE);
+    let (mut current, mut filled) = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(PIECES * TILE);
     // The new sums of a register tile, then `[TILE of weight rows][register tile]` of a sweep.
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..TILE_SUMS + SWEEP * SUMS]);
     let new = sums.as_mut_ptr();
@@ -302,9 +302,9 @@ unsafe fn kernel<W: UnpackTile>(
         };
         let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, in_sweep: 0, k0: 0 });
         if let Some(first) = next {
-            for part in 0..blocks::<W>() * TILE {
+            for i in 0..pieces::<W>() * TILE {
                 // SAFETY: the caller's promise.
-                unsafe { panels.unpack::<W>(first, panels.after::<W>(first), part, current) };
+                unsafe { panels.unpack::<W>(first, panels.after::<W>(first), i, current) };
             }
         }
         let mut before = NewSums { sums, line: 0, end: 0, first: true, last: false, vec: 0, col: 0 };
@@ -313,8 +313,8 @@ unsafe fn kernel<W: UnpackTile>(
             let after = next.and_then(|next| panels.after::<W>(next));
             let groups = (k - panel.k0).min(depth::<W>()).div_ceil(GROUP);
             let last = panel.k0 + depth::<W>() >= k;
-            // Shares of a group of what is done beside the products: registers of sums, rows of y, parts of a panel, of which
-            // `due` counts the fractions.
+            // Shares of a group of what is done beside the products: registers of sums, rows of y, pieces of a panel, of
+            // which `due` counts the fractions.
             let (lines, rows) = ((VECS * TILE).div_ceil(groups), (VECS * LANES).div_ceil(groups));
             let (mut unpacked, mut due) = (0, 0);
             for t in 0..n_tiles {
@@ -322,7 +322,7 @@ unsafe fn kernel<W: UnpackTile>(
                 let stride = y.stride();
                 let y_tile = y.as_mut_ptr().wrapping_add(vec * LANES * stride + panel.row);
                 let beside = |g: usize| {
-                    due += blocks::<W>() * TILE;
+                    due += pieces::<W>() * TILE;
                     while due >= n_tiles * groups {
                         due -= n_tiles * groups;
                         if let Some(next) = next {
