@@ -4,9 +4,8 @@ use super::input::{file_or_pipe, read_text};
 use super::model::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use super::output::{Failure, print};
 use clap::ValueEnum;
-use ruvllm::SessionError;
 use ruvllm::exec::{Embedder, EngineOptions, SessionOptions};
-use ruvllm::model::{Model, Pooling};
+use ruvllm::model::Pooling;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -17,8 +16,8 @@ Examples:
   ruvllm embed -m model.gguf -f lines.txt --embd-output-format json
   ruvllm embed -m model.gguf -p \"a<#sep#>b\" --embd-separator \"<#sep#>\" --embd-output-format json+
 
-Each line is a text of its own, unless --embd-separator says otherwise. Vectors have length 1, so that their products \
-are cosines; json+ has those of all pairs.";
+Each line is a text of its own, unless --embd-separator says otherwise, a blank one too: vector i is that of line i. \
+Vectors have length 1, so that their products are cosines; json+ has those of all pairs.";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum PoolingArg {
@@ -85,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.embd_separator.is_empty() {
         return Err(Failure::Usage("--embd-separator is empty".into()));
     }
-    let texts: Vec<&str> = text.split(&args.embd_separator).filter(|text| !text.is_empty()).collect();
+    let texts = split(&text, &args.embd_separator);
     let model = args.model.open(&args.residence)?;
     let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
     let mut embedder = Embedder::new(&engine)?.normalise(false).n_batch(args.batch_size as usize);
@@ -98,10 +97,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(pooling) = pooling {
         embedder = embedder.pooling(pooling);
     }
-    let mut vectors = match args.pooling {
-        Some(PoolingArg::None) => of_tokens(&model, &embedder, &texts)?,
-        _ => embedder.embed(&texts)?,
-    };
+    let mut vectors = Vec::new();
+    let tokens = texts.iter().enumerate().map(|(i, text)| tokens(&embedder, i, text)).collect::<Result<Vec<_>, _>>()?;
+    match args.pooling {
+        // The hidden states of all tokens, text after text.
+        Some(PoolingArg::None) => {
+            for text in &tokens {
+                let states = embedder.states_of(text)?;
+                vectors.extend(states.chunks_exact(model.hparams().n_embd).map(<[f32]>::to_vec));
+            }
+        }
+        _ => vectors = embedder.embed_tokens(&tokens)?,
+    }
     vectors.iter_mut().for_each(|vector| normalise(vector, args.embd_normalize));
     let mut out = String::new();
     match args.embd_output_format {
@@ -126,15 +133,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     print(out)
 }
 
-/// The hidden states of all tokens, text after text.
-fn of_tokens(model: &Model, embedder: &Embedder, texts: &[&str]) -> Result<Vec<Vec<f32>>, Failure> {
-    let tokenizer = model.tokenizer().ok_or(SessionError::NoTokenizer)?;
-    let mut vectors = Vec::new();
-    for text in texts {
-        let states = embedder.states_of(&tokenizer.encode(text, true, true))?;
-        vectors.extend(states.chunks_exact(model.hparams().n_embd).map(<[f32]>::to_vec));
+/// The texts of an input, blank ones too, so that rows of the output are those of the input. A separator at the end
+/// ends the last text, as the line end of a file does.
+fn split<'a>(input: &'a str, separator: &str) -> Vec<&'a str> {
+    match input {
+        "" => Vec::new(),
+        _ => input.strip_suffix(separator).unwrap_or(input).split(separator).collect(),
     }
-    Ok(vectors)
+}
+
+/// The tokens of text `i`; an error if it has none, as a blank one of a model that puts no token around texts.
+fn tokens(embedder: &Embedder, i: usize, text: &str) -> Result<Vec<u32>, Failure> {
+    match embedder.tokens(text)? {
+        tokens if tokens.is_empty() => {
+            let what = "has no tokens, and this model puts none around a text: leave it out, or write something there";
+            Err(Failure::Work(format!("text {}, {text:?}, {what}", i + 1)))
+        }
+        tokens => Ok(tokens),
+    }
 }
 
 /// Divides by the `p`-norm; 0 is the largest value, of which 32760 are left, −1 nothing.
@@ -142,6 +158,8 @@ fn normalise(vector: &mut [f32], p: i32) {
     let norm = match p {
         -1 => return,
         0 => vector.iter().map(|x| x.abs()).fold(0.0, f32::max) / 32760.0,
+        // Rounded once, as the library's and so the server's is.
+        2 => vector.iter().map(|x| x * x).sum::<f32>().sqrt(),
         p => vector.iter().map(|x| x.abs().powi(p)).sum::<f32>().powf(1.0 / p as f32),
     };
     if norm > 0.0 {
@@ -157,6 +175,19 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_of_the_input() {
+        for (input, separator, texts) in [
+            ("a\n\nb\n", "\n", &["a", "", "b"][..]),
+            ("a\n\n", "\n", &["a", ""]),
+            ("\n", "\n", &[""]),
+            ("", "\n", &[]),
+            ("a##b#", "#", &["a", "", "b"]),
+        ] {
+            assert_eq!(split(input, separator), texts, "{input:?}");
+        }
+    }
 
     #[test]
     fn norms() {

@@ -13,7 +13,7 @@ Examples:
   ruvllm rerank -m bge-reranker.gguf -q \"What is a panda?\" -f documents.txt
   ruvllm rerank -m qwen3-reranker.gguf -q \"What is a panda?\" --top-n 3 --json < documents.txt
 
-Each line is a document. Each is written with its score and its index among them, best first.";
+Each line is a document, a blank one too. Each is written with its score and its index among them, best first.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -44,7 +44,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?;
-    let documents: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    let documents: Vec<&str> = text.lines().collect();
     let model = args.model.open(&args.residence)?;
     let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
     let reranker = Reranker::new(&engine)?.n_batch(args.batch_size as usize);

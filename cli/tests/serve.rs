@@ -16,6 +16,8 @@ mod load;
 mod overhead;
 #[path = "serve/tiny.rs"]
 mod tiny;
+#[path = "serve/vectors.rs"]
+mod vectors;
 
 /// A server on a free port; ended when dropped.
 struct Server {
@@ -172,6 +174,62 @@ fn shared() -> Arc<Server> {
         *server = Arc::downgrade(&new);
         new
     })
+}
+
+/// A folder that goes when the test ends.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("ruvllm-serve-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.0.join(name), text).unwrap();
+        self.path(name)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn model(&self, name: &str, writer: ruvllm::gguf::Writer<'_>) -> String {
+        let path = self.path(name);
+        writer.write(&path).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the program writes to stdout, or to stderr if it fails.
+fn program(args: &[&str]) -> Result<String, String> {
+    let program = Command::new(env!("CARGO_BIN_EXE_ruvllm")).args(args).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if program.status.success() { Ok(text(program.stdout)) } else { Err(text(program.stderr)) }
+}
+
+/// The answers to these requests in a batch.
+fn batch(folder: &Folder, flags: &[&str], requests: &[(&str, Value)]) -> Vec<Value> {
+    let lines = requests.iter().enumerate().map(|(i, (url, body))| {
+        json!({"custom_id": i.to_string(), "method": "POST", "url": url, "body": body}).to_string() + "\n"
+    });
+    let (file, results) = (folder.file("requests.jsonl", &lines.collect::<String>()), folder.path("results.jsonl"));
+    let _ = std::fs::remove_file(&results);
+    program(&[&["batch", "-f", &file, "-o", &results], flags].concat()).unwrap();
+    let mut answers = vec![Value::Null; requests.len()];
+    for line in std::fs::read_to_string(results).unwrap().lines() {
+        let mut result: Value = serde_json::from_str(line).unwrap();
+        let i: usize = result["custom_id"].as_str().unwrap().parse().unwrap();
+        answers[i] = result["response"]["body"].take();
+    }
+    answers
 }
 
 fn completion(prompt: &str, n: usize) -> Value {

@@ -83,17 +83,27 @@ impl Embedder {
         model.weights().dense.last().map_or(model.hparams().n_embd, |w| w.n_out)
     }
 
-    /// A vector for each text, encoded with the special tokens that the model expects.
+    /// A vector for each text, of its [`tokens`](Embedder::tokens).
     ///
     /// # Errors
     /// [`SessionError::NoTokenizer`], otherwise as [`Embedder::embed_tokens`].
     pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, Error> {
-        let tokenizer = self.engine.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
-        let texts: Vec<Vec<u32>> = texts.iter().map(|text| tokenizer.encode(text.as_ref(), true, true)).collect();
-        Ok(self.embed_tokens(&texts)?)
+        let texts = texts.iter().map(|text| self.tokens(text.as_ref()));
+        Ok(self.embed_tokens(&texts.collect::<Result<Vec<_>, _>>()?)?)
     }
 
-    /// A vector for each text.
+    /// The tokens of a text whose vector is wanted: with the special tokens at both ends that the model's file asks for
+    /// (`[CLS]` and `[SEP]`, or the end-of-sequence token), unlike a prompt, which is to be continued. Special tokens
+    /// written in the text are parsed.
+    ///
+    /// # Errors
+    /// [`SessionError::NoTokenizer`].
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>, SessionError> {
+        let tokenizer = self.engine.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
+        Ok(tokenizer.encode(text, true, true))
+    }
+
+    /// A vector for each text, as [`Embedder::tokens`] encodes it.
     ///
     /// # Errors
     /// If a text has no tokens, more tokens than the model has positions, or a token outside the vocabulary; if the

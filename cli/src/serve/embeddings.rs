@@ -4,7 +4,7 @@ use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::http::{json_list, json_text};
-use super::openai::prompts;
+use super::openai::texts;
 use super::{App, Shared, blocking};
 use axum::extract::State;
 use axum::response::Response;
@@ -49,9 +49,10 @@ impl App {
 
 /// The vectors of the texts in field `name`, and how many tokens they have.
 async fn vectors(app: &App, fields: &mut Fields, name: &'static str) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
-    let texts = prompts(app, name, fields.need(name)?, MAX_TEXTS).await?;
-    app.fit(&texts)?;
     let embedder = Embedder::new(&app.engine)?;
+    let encoder = embedder.clone();
+    let texts = texts(name, fields.need(name)?, MAX_TEXTS, move |text| encoder.tokens(text)).await?;
+    app.fit(&texts)?;
     if let Some(n) = fields.take::<usize>("dimensions")?.filter(|&n| n != embedder.n_embd()) {
         return Err(ApiError::field(
             "dimensions",

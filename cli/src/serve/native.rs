@@ -5,7 +5,7 @@ use super::body::{Body, Share};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::http::{event, events, json_list, json_response, json_text};
-use super::openai::{MAX_PROMPTS, prompts};
+use super::openai::prompts;
 use super::params::{Format, Params};
 use super::turn::{Job, top_logprobs};
 use super::{App, Caller, Shared, blocking};
@@ -118,7 +118,7 @@ pub(super) async fn completion(
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
-    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
+    let prompts = prompts(&app, fields.need("prompt")?).await?;
     complete(app, caller, fields, share, prompts).await
 }
 

@@ -15,13 +15,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
+use ruvllm::SessionError;
 use ruvllm::chat::tools::ToolCall;
 use ruvllm::exec::Piece;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most prompts of a request.
-pub(super) const MAX_PROMPTS: usize = 64;
+const MAX_PROMPTS: usize = 64;
 
 /// The model under one of its names.
 fn model_json(app: &App, id: String) -> Value {
@@ -331,7 +332,7 @@ pub(super) async fn completions(
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
     let app = shared.app_with_room()?;
-    let prompts = prompts(&app, "prompt", fields.need("prompt")?, MAX_PROMPTS).await?;
+    let prompts = prompts(&app, fields.need("prompt")?).await?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     let logprobs = top_logprobs("logprobs", fields.take("logprobs")?)?;
@@ -352,12 +353,18 @@ pub(super) async fn completions(
 /// Most bytes of text that become tokens on the thread that answers other connections too.
 const QUICK_TEXT: usize = 1 << 14;
 
-/// A text, tokens, or several of either, at most `n_max`.
-pub(super) async fn prompts(
-    app: &App,
+/// The tokens of prompts, which are to be continued.
+pub(super) async fn prompts(app: &App, value: Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    let tokenizer = Arc::clone(&app.tokenizer);
+    texts("prompt", value, MAX_PROMPTS, move |text| Ok(tokenizer.encode_prompt(text))).await
+}
+
+/// The tokens of what a field holds: a text, which `encode` makes tokens of, tokens, or several of either, at most `n_max`.
+pub(super) async fn texts(
     name: &'static str,
     value: Value,
     n_max: usize,
+    encode: impl Fn(&str) -> Result<Vec<u32>, SessionError> + Send + 'static,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let list = match value {
         Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list,
@@ -367,11 +374,10 @@ pub(super) async fn prompts(
         return Err(ApiError::field(name, format!("expected at most {n_max} of them, found {}", list.len())));
     }
     let n_bytes: usize = list.iter().filter_map(Value::as_str).map(str::len).sum();
-    let tokenizer = Arc::clone(&app.tokenizer);
     let work = move || {
         let wrong = || ApiError::field(name, "expected a text, an array of tokens, or an array of either");
         let of = |value: &Value| match value {
-            Value::String(text) => Ok(tokenizer.encode_prompt(text)),
+            Value::String(text) => Ok(encode(text)?),
             Value::Array(tokens) => {
                 tokens.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
             }

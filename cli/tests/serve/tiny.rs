@@ -1,4 +1,5 @@
-//! A model that computes a token in microseconds.
+//! Models that compute a token in microseconds.
+#![allow(dead_code)] // each test program uses its part
 
 use ruvllm::gguf::{Array, Writer};
 use ruvllm::quant::DType;
@@ -47,12 +48,7 @@ pub(crate) fn reranker() -> Writer<'static> {
     writer.metadata("tokenizer.ggml.eos_token_id", 2u32);
     writer.metadata("tokenizer.chat_template", CHAT_TEMPLATE);
     writer.metadata("tokenizer.chat_template.rerank", "{query} | {document}");
-    let mut state = 7u64;
-    let mut random = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
-    };
-    for (name, dims) in [
+    let weights = [
         ("token_embd", &[64, n_vocab as u64][..]),
         ("blk.0.attn_norm", &[64]),
         ("blk.0.attn_q", &[64, 64]),
@@ -67,11 +63,72 @@ pub(crate) fn reranker() -> Writer<'static> {
         ("blk.0.ffn_down", &[96, 64]),
         ("output_norm", &[64]),
         ("cls.output", &[64, 2]),
+    ];
+    fill(&mut writer, weights.map(|(name, dims)| (format!("{name}.weight"), dims.to_vec())));
+    writer
+}
+
+/// An encoder of BERT's architecture with one layer, made-up weights, and a WordPiece vocabulary of letters; with a head
+/// that scores pairs, if it is a reranker.
+pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "bert");
+    for (key, value) in [
+        ("context_length", 128u32),
+        ("embedding_length", 64),
+        ("block_count", 1),
+        ("feed_forward_length", 96),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 4),
+        ("pooling_type", if is_reranker { 4 } else { 1 }),
     ] {
-        let n: u64 = dims.iter().product();
-        let values = (0..n).map(|_| if name.ends_with("norm") { 1.0 } else { random() });
-        let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        writer.tensor(format!("{name}.weight"), dims, DType::F32, values);
+        writer.metadata(format!("bert.{key}"), value);
+    }
+    writer.metadata("bert.attention.layer_norm_epsilon", 1e-6f32);
+    writer.metadata("bert.attention.causal", false);
+    let controls = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(String::from);
+    let begins = ('a'..='z').chain(".,?!".chars()).map(|c| format!("\u{2581}{c}"));
+    let tokens: Vec<String> = controls.into_iter().chain(begins).chain(('a'..='z').map(String::from)).collect();
+    let n_vocab = tokens.len();
+    let types = (0..n_vocab).map(|i| if i < 5 { 3 } else { 1 });
+    writer.metadata("tokenizer.ggml.model", "bert");
+    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
+    writer.metadata("tokenizer.ggml.token_type", Array::I32(types.collect()));
+    for (name, id) in [("padding", 0u32), ("unknown", 1), ("bos", 2), ("seperator", 3), ("mask", 4)] {
+        writer.metadata(format!("tokenizer.ggml.{name}_token_id"), id);
+    }
+    let layers = [
+        ("token_embd_norm", &[64][..]),
+        ("blk.0.attn_q", &[64, 64]),
+        ("blk.0.attn_k", &[64, 64]),
+        ("blk.0.attn_v", &[64, 64]),
+        ("blk.0.attn_output", &[64, 64]),
+        ("blk.0.attn_output_norm", &[64]),
+        ("blk.0.ffn_up", &[64, 96]),
+        ("blk.0.ffn_down", &[96, 64]),
+        ("blk.0.layer_output_norm", &[64]),
+    ];
+    let head = [("cls", &[64, 64][..]), ("cls.output", &[64, 1])];
+    let tables = [("token_embd", n_vocab as u64), ("token_types", 2), ("position_embd", 128)];
+    fill(&mut writer, tables.map(|(name, n)| (format!("{name}.weight"), vec![64, n])));
+    for (name, dims) in layers.iter().chain(head.iter().filter(|_| is_reranker)) {
+        let bias = vec![dims[dims.len() - 1]];
+        fill(&mut writer, [(format!("{name}.weight"), dims.to_vec()), (format!("{name}.bias"), bias)]);
     }
     writer
+}
+
+/// Adds tensors with made-up values.
+fn fill(writer: &mut Writer<'static>, tensors: impl IntoIterator<Item = (String, Vec<u64>)>) {
+    for (name, dims) in tensors {
+        let mut state = name.bytes().fold(7u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
+        };
+        let n: u64 = dims.iter().product();
+        let values = (0..n).map(|_| if name.ends_with("norm.weight") { 1.0 } else { random() });
+        let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        writer.tensor(name, &dims, DType::F32, values);
+    }
 }
