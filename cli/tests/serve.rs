@@ -8,6 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+#[path = "../../tests/it/calls.rs"]
+mod calls;
+#[path = "serve/content.rs"]
+mod content;
 #[path = "serve/hostile.rs"]
 mod hostile;
 #[path = "serve/load.rs"]

@@ -3,6 +3,8 @@
 
 mod batch;
 #[cfg(feature = "chat")]
+mod calls;
+#[cfg(feature = "chat")]
 mod chat;
 mod common;
 #[cfg(feature = "chat")]

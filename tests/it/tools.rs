@@ -1,6 +1,7 @@
 //! Function calling: every format reads its own calls however the text is cut, loses nothing, and its grammar allows
 //! what it reads.
 
+use crate::calls::CALLS;
 use proptest::prelude::*;
 use ruvllm::chat::tools::{Tool, ToolCall, ToolFormat, Turn, TurnParser, TurnPart};
 use serde_json::{Value, json};
@@ -23,94 +24,6 @@ fn tools() -> Vec<Tool> {
     ]
 }
 
-/// A call of `get_weather` in each format: opening, rest, and what the model ends it with if that is no part of a call.
-const CALLS: &[(&str, &str, &str)] = &[
-    (
-        "hermes",
-        "<tool_call>",
-        "\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}\n</tool_call>",
-    ),
-    (
-        "phi4",
-        "<|tool_call|>",
-        "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}<|/tool_call|>",
-    ),
-    (
-        "granite",
-        "<|tool_call|>",
-        "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}]",
-    ),
-    (
-        "command-r",
-        "<|START_ACTION|>",
-        "[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}\n]<|END_ACTION|>",
-    ),
-    (
-        "mistral",
-        "[TOOL_CALLS]",
-        "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}]",
-    ),
-    ("mistral-v11", "[TOOL_CALLS]", "get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
-    (
-        "deepseek",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ),
-    (
-        "deepseek-v3.1",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ),
-    (
-        "kimi",
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-    (
-        "glm",
-        "<tool_call>",
-        "get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>celsius</arg_value>\n</tool_call>",
-    ),
-    (
-        "qwen3-coder",
-        "<tool_call>",
-        "\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
-    ),
-    (
-        "minimax",
-        "<minimax:tool_call>",
-        "\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n<parameter name=\"days\">3</parameter>\n<parameter name=\"unit\">celsius</parameter>\n</invoke>\n</minimax:tool_call>",
-    ),
-    (
-        "functionary-v3.1",
-        "<function=",
-        "get_weather>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}</function>",
-    ),
-    ("functionary-v3.2", ">>>", "get_weather\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
-    (
-        "harmony",
-        "<|channel|>commentary to=functions.",
-        "get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}",
-    ),
-    ("lfm2", "<|tool_call_start|>", "[get_weather(city=\"Oslo\", days=3, unit=\"celsius\")]<|tool_call_end|>"),
-    ("gemma4", "<|tool_call>", "call:get_weather{city:<|\"|>Oslo<|\"|>,days:3,unit:<|\"|>celsius<|\"|>}<tool_call|>"),
-    (
-        "function-gemma",
-        "<start_function_call>",
-        "call:get_weather{city:<escape>Oslo<escape>,days:3,unit:<escape>celsius<escape>}<end_function_call>",
-    ),
-    (
-        "llama3",
-        "",
-        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}",
-    ),
-    (
-        "generic",
-        "",
-        "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}",
-    ),
-];
-
 fn arguments() -> Value {
     json!({"city": "Oslo", "days": 3, "unit": "celsius"})
 }
@@ -119,9 +32,13 @@ fn format(name: &str) -> ToolFormat {
     ToolFormat::by_name(name).unwrap_or_else(|| panic!("{name}"))
 }
 
-/// The turn of `text` in one piece; the parts that came are the turn's.
+/// The turn of a text in pieces; the parts that came are the turn's.
 fn parse(name: &str, prompt: &str, pieces: &[&str]) -> Turn {
-    let mut parser = TurnParser::new(format(name), &tools(), prompt);
+    turn_of(TurnParser::new(format(name), &tools(), prompt), pieces)
+}
+
+/// [`parse`] with this parser.
+fn turn_of(mut parser: TurnParser, pieces: &[&str]) -> Turn {
     let mut parts: Vec<TurnPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     parts.extend(parser.finish_parts());
     let turn = parser.turn().clone();
@@ -134,7 +51,7 @@ fn parse(name: &str, prompt: &str, pieces: &[&str]) -> Turn {
             _ => unreachable!(),
         }
     }
-    assert_eq!((&reasoning, &text, &calls), (&turn.reasoning, &turn.text, &turn.calls), "{name}: {pieces:?}");
+    assert_eq!((&reasoning, &text, &calls), (&turn.reasoning, &turn.text, &turn.calls), "{pieces:?}");
     turn
 }
 
@@ -151,6 +68,48 @@ fn every_format_reads_its_calls() {
         assert_eq!(turn.calls.len(), 1, "{name}: {turn:?}");
         check(&turn.calls[0], name);
         assert_eq!((&turn.text[..], &turn.reasoning[..], &turn.unfinished), ("", "", &None), "{name}");
+    }
+}
+
+/// Without tools, and where a grammar made the text, nothing is a call: all of it is text, at once, and only reasoning
+/// before it is told apart.
+#[test]
+fn no_calls_without_tools() {
+    for (name, open, rest) in CALLS {
+        let call = format!("{open}{rest}");
+        let each: Vec<&str> = call.split_inclusive(|_| true).collect();
+        let mut free = TurnParser::new(format(name), &[], "");
+        let made = TurnParser::new(format(name), &tools(), "").verbatim();
+        for parser in [free.clone(), free.clone().verbatim(), made] {
+            for pieces in [&[&call[..]][..], &each] {
+                let turn = turn_of(parser.clone(), pieces);
+                assert_eq!((&turn.text, turn.calls.len(), &turn.unfinished), (&call, 0, &None), "{name}");
+            }
+            for at in [call.len() / 3, call.len() - 1] {
+                let cut = &call[..border(&call, at)];
+                let turn = turn_of(parser.clone(), &[cut]);
+                assert_eq!((&turn.text[..], turn.calls.len(), &turn.unfinished), (cut, 0, &None), "{name}");
+            }
+        }
+        if open.is_empty() {
+            assert_eq!(free.push("{"), [TurnPart::Text("{".into())], "{name}: nothing is waited for");
+        }
+    }
+    for parser in [TurnParser::new(format("hermes"), &[], ""), TurnParser::new(format("hermes"), &[], "").verbatim()] {
+        let turn = turn_of(parser, &["<think>Hm, {</think>\n\n{\"name\": \"f\"}"]);
+        assert_eq!((&turn.reasoning[..], &turn.text[..]), ("Hm, {", "{\"name\": \"f\"}"));
+    }
+    // Markers inside a text that a grammar made are a part of it.
+    let text = "{\"a\": \"<think>b</think><response><tool_call>\"}";
+    let turn = turn_of(TurnParser::new(format("granite"), &[], "").verbatim(), &[text]);
+    assert_eq!((&turn.text[..], &turn.reasoning[..]), (text, ""));
+    // Where the prompt opens the first message, text for the user has a marker, with tools or without, but not what a
+    // grammar made.
+    for tools in [&tools()[..], &[]] {
+        let parser = TurnParser::new(format("functionary-v3.2"), tools, "...>>>");
+        assert_eq!(turn_of(parser, &["al", "l\nHello."]).text, "Hello.");
+        let parser = TurnParser::new(format("functionary-v3.2"), tools, "...>>>").verbatim();
+        assert_eq!(turn_of(parser, &["all\n{}"]).text, "all\n{}");
     }
 }
 
@@ -338,16 +297,25 @@ proptest! {
 
     /// However a text is cut, the turn is the same.
     #[test]
-    fn any_cut_gives_the_same_turn((i, text) in texts(), cuts in proptest::collection::vec(0usize..400, 0..6)) {
-        let name = CALLS[i].0;
-        let whole = parse(name, "", &[&text]);
+    fn any_cut_gives_the_same_turn(
+        (i, text) in texts(),
+        cuts in proptest::collection::vec(0usize..400, 0..6),
+        (with_tools, verbatim) in any::<(bool, bool)>(),
+    ) {
+        let (name, tools) = (CALLS[i].0, if with_tools { tools() } else { Vec::new() });
+        let parse = |pieces: &[&str]| {
+            let parser = TurnParser::new(format(name), &tools, "");
+            turn_of(if verbatim { parser.verbatim() } else { parser }, pieces)
+        };
+        let whole = parse(&[&text]);
+        prop_assert!(whole.calls.is_empty() || with_tools && !verbatim);
         let each: Vec<&str> = text.split_inclusive(|_| true).collect();
-        prop_assert_eq!(&whole, &parse(name, "", &each), "{}: {:?}", name, &text);
+        prop_assert_eq!(&whole, &parse(&each), "{}: {:?}", name, &text);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|at| border(&text, at)).collect();
         cuts.extend([0, text.len()]);
         cuts.sort_unstable();
         let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
-        prop_assert_eq!(&whole, &parse(name, "", &pieces), "{}: {:?}", name, &text);
+        prop_assert_eq!(&whole, &parse(&pieces), "{}: {:?}", name, &text);
     }
 
     /// No letter is lost: what is not in a call is in the text, the reasoning or what is unfinished.

@@ -325,4 +325,9 @@ impl Format {
     pub(super) fn is_text(&self) -> bool {
         self.0.is_none()
     }
+
+    /// Whether it is JSON that a schema describes.
+    pub(super) fn is_json(&self) -> bool {
+        matches!(self.0, Some((_, Syntax::JsonSchema, _)))
+    }
 }

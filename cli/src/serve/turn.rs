@@ -108,6 +108,8 @@ pub(super) struct Turn {
     conversation: Conversation,
     tools: Vec<Tool>,
     choice: ToolChoice,
+    /// Whether the model may call tools. If not, nothing in the text is a call, whatever it looks like.
+    may_call: bool,
     /// Whether it ends behind the first call.
     one_call: bool,
 }
@@ -127,12 +129,18 @@ impl Turn {
         let choice = choice.transpose().map_err(|error| ApiError::field("tool_choice", error))?;
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
-        if !tools.is_empty() && !format.is_text() {
+        let choice = choice.unwrap_or(ToolChoice::Auto);
+        let may_call = match choice {
+            ToolChoice::None => false,
+            ToolChoice::Auto => !tools.is_empty(),
+            // Refused later if there are no tools.
+            _ => true,
+        };
+        if may_call && !format.is_text() {
             return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
         }
-        let choice = choice.unwrap_or(if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto });
         let job = Job { app, caller, params, logprobs };
-        Ok(Turn { job, format, conversation, tools, choice, one_call })
+        Ok(Turn { job, format, conversation, tools, choice, may_call, one_call })
     }
 
     /// Tokens of its prompt.
@@ -146,22 +154,28 @@ impl Turn {
         let app = Arc::clone(&self.job.app);
         app.can_hold(self.job.params.n)?;
         app.prepare(move || {
-            let Turn { job, format, conversation, tools, choice, one_call } = self;
+            let Turn { job, format, conversation, tools, choice, may_call, one_call } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
-            let mask = if tools.is_empty() && choice == ToolChoice::None {
-                mask(app, &format)?
-            } else {
-                let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
-                Some(Box::new(mask) as Box<dyn TokenMask>)
+            let grammar = if may_call { None } else { mask(app, &format)? };
+            let is_free = grammar.is_none();
+            let mask = match grammar {
+                None if may_call || !tools.is_empty() => {
+                    let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
+                    Some(Box::new(mask) as Box<dyn TokenMask>)
+                }
+                grammar => grammar,
             };
+            // JSON that a schema describes begins at once, so that nothing of it is reasoning that the prompt began.
+            let begun = if format.is_json() { "" } else { &prompt };
+            let parser = TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
+            let parser = if is_free { parser } else { parser.verbatim() };
             let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
                 let stream = job.start(job.request(tokens.clone(), i, mask.clone())?.special(), &tokens)?;
-                let parser = TurnParser::new(app.tool_format, &tools, &prompt);
-                let answer = Answer::new(i, tokens.len(), stream, Some(parser), one_call);
+                let answer = Answer::new(i, tokens.len(), stream, Some(parser.clone()), one_call);
                 answers.push(answer.recorded(job.recorder(&tokens, i)));
             }
             Ok((job, answers))

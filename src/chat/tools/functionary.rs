@@ -35,12 +35,12 @@ pub(super) const V3_1: Format = Format {
 pub(super) const V3_2: Format = Format {
     name: "functionary-v3.2",
     marks: &[OPEN, "all"],
+    hidden: &[">>>all\n"],
     openings: &[Opening::marker(OPEN)],
     close: "",
     scan: |text| match text.split_once('\n') {
         None if text.len() < 100 => Scan::More,
         None => Scan::Nothing,
-        Some(("all", _)) => Scan::Text("all\n".len()),
         Some((name, rest)) => match call::json_len(rest) {
             Err(()) => Scan::Nothing,
             Ok(None) => Scan::More,

@@ -3,12 +3,14 @@
 //! Families write calls in different ways. A [`ToolFormat`] is one of them, chosen [by the template](ToolFormat::of). A
 //! [`TurnParser`] takes the text of an answer as it arrives and separates reasoning, text and calls; the same text
 //! gives the same [`Turn`], however it is cut into pieces, and nothing is lost: text that looks like a call but is none
-//! is kept as text, and an incomplete call is [`Turn::unfinished`].
+//! is kept as text, and an incomplete call is [`Turn::unfinished`]. Without tools nothing is a call, whatever it looks
+//! like.
 //!
 //! ```
-//! use ruvllm::chat::tools::{ToolFormat, TurnParser};
+//! use ruvllm::chat::tools::{Tool, ToolFormat, TurnParser};
 //! let format = ToolFormat::of("… <tool_call> …");
-//! let mut parser = TurnParser::new(format, &[], "");
+//! let tools = [Tool::new("weather", serde_json::json!({"type": "object"}))];
+//! let mut parser = TurnParser::new(format, &tools, "");
 //! for piece in ["<think>Rain?</think>Let me see. <tool_", "call>\n{\"name\": \"weather\", \"arguments\"", ": {\"city\": \"Oslo\"}}\n</tool_call>"] {
 //!     parser.push(piece);
 //! }
@@ -124,8 +126,6 @@ enum Scan {
     More,
     /// Calls of this many bytes.
     Calls(usize),
-    /// No call, but text after this many bytes of markup.
-    Text(usize),
     /// No call.
     Nothing,
 }
@@ -275,12 +275,14 @@ enum State {
 }
 
 /// Parses the text of an answer, including special tokens, into a [`Turn`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TurnParser {
     format: ToolFormat,
     tools: Vec<Tool>,
     turn: Turn,
     state: State,
+    /// Whether markers are searched for only at the start.
+    verbatim: bool,
     /// Whether only white space came since the start, the reasoning or the last call.
     at_start: bool,
     /// Text held back: a possible start of a marker, or an incomplete call.
@@ -289,23 +291,32 @@ pub struct TurnParser {
 }
 
 impl TurnParser {
-    /// A parser of the answer to `prompt`, the rendered template, which may end inside the model's reasoning.
+    /// A parser of the answer to `prompt`, the rendered template, which may end inside the model's reasoning. `tools` are
+    /// those that the model may call: if there are none, nothing is read as a call.
     pub fn new(format: ToolFormat, tools: &[Tool], prompt: &str) -> Self {
         let state = if ends_in_reasoning(prompt, format.0.reasoning) { State::Reasoning } else { State::Text };
-        let mut parser = Self {
+        // Such a prompt ends with the opening of the first message.
+        let is_open = format == ToolFormat(&functionary::V3_2) && prompt.ends_with(functionary::OPEN);
+        Self {
             format,
             tools: tools.to_vec(),
             turn: Turn::default(),
             state,
+            verbatim: false,
             at_start: true,
-            held: String::new(),
+            held: if is_open { functionary::OPEN.to_owned() } else { String::new() },
             parts: Vec::new(),
-        };
-        // Such a prompt ends with the opening of the first message.
-        if format == ToolFormat(&functionary::V3_2) && prompt.ends_with(functionary::OPEN) {
-            parser.state = State::Call(functionary::OPEN);
         }
-        parser
+    }
+
+    /// For an answer that obeys a grammar: reasoning may come first, and all text behind it is kept as it is, whatever
+    /// markers it contains.
+    #[must_use]
+    pub fn verbatim(mut self) -> Self {
+        self.verbatim = true;
+        // The grammar says nothing of what the prompt opened.
+        self.held.clear();
+        self
     }
 
     /// Takes the next piece of text; returns what it adds.
@@ -352,11 +363,12 @@ impl TurnParser {
         // be completed.
         let mut found: Option<(usize, &'static str)> = None;
         let mut kept = self.held.len();
-        let always = [format.reasoning.0].into_iter().chain(format.hidden.iter().copied());
-        let openings = format.openings.iter();
-        for (marker, only_at_start) in
-            always.map(|m| (m, false)).chain(openings.map(|o| (o.text, o.at_start))).filter(|(m, _)| !m.is_empty())
-        {
+        let hidden = if self.verbatim { &[][..] } else { format.hidden };
+        let openings = if self.verbatim || self.tools.is_empty() { &[][..] } else { format.openings };
+        let markers = [(format.reasoning.0, self.verbatim)].into_iter();
+        let markers = markers.chain(hidden.iter().map(|&marker| (marker, false)));
+        let markers = markers.chain(openings.iter().map(|opening| (opening.text, opening.at_start)));
+        for (marker, only_at_start) in markers.filter(|(marker, _)| !marker.is_empty()) {
             let at = match only_at_start {
                 false => self.held.find(marker),
                 true => (self.at_start && self.held.starts_with(marker)).then_some(0),
@@ -417,10 +429,6 @@ impl TurnParser {
             Scan::Calls(len) => {
                 let calls = (format.read)(&self.held[..len], &self.tools);
                 self.end_call(shown, len, calls);
-            }
-            Scan::Text(len) => {
-                self.held.drain(..len);
-                (self.state, self.at_start) = (State::Text, true);
             }
             Scan::Nothing => self.end_call(shown, 0, None),
             // At the end of the text, a call may lack only its end marker.
