@@ -54,7 +54,7 @@ fn rows(flat: &[f32], positions: &[usize], n_vocab: usize) -> Vec<f32> {
 
 /// What is not in a file: constants of the real models that the small ones differ in, and how the reference of the file
 /// in MXFP4 rounds.
-fn open(path: &Path, name: &str) -> Model {
+pub(crate) fn open_reference(path: &Path, name: &str) -> Model {
     let options = OpenOptions::new();
     let options = match name {
         "llama4" => options
@@ -98,7 +98,7 @@ fn f16_models_of_every_family() {
         n_models += 1;
         let manifest = read_json(&dir.join("manifest.json"));
         for arch in Arch::available() {
-            let model = open(&dir.join("model-f16.gguf"), &name).on(arch);
+            let model = open_reference(&dir.join("model-f16.gguf"), &name).on(arch);
             let n_vocab = model.hparams().n_vocab;
             let mut tests: Vec<_> = manifest["tests"].as_array().unwrap().iter().collect();
             tests.push(&manifest["greedy"]);
@@ -192,7 +192,7 @@ fn quantised_models() {
             }
             n_files += 1;
             for arch in Arch::available() {
-                let model = open(&dir.join(name), &folder).on(arch);
+                let model = open_reference(&dir.join(name), &folder).on(arch);
                 let n_vocab = model.hparams().n_vocab;
                 let exact = arch.name() == "scalar";
                 let peer_of_file = file["llama_cpp_native_rms"].as_f64();

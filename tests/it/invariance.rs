@@ -70,6 +70,29 @@ impl Shape {
     pub(crate) const RECURRENT: [Shape; 6] =
         [Shape::ShortConv, Shape::Mamba, Shape::Beside, Shape::Delta, Shape::DeltaByChannel, Shape::Rwkv];
 
+    pub(crate) const ALL: [Shape; 17] = {
+        use Shape::*;
+        [
+            Dense,
+            Windowed,
+            Mixture,
+            Sinks,
+            EarlyRouter,
+            Gated,
+            Alibi,
+            Latent,
+            Oss,
+            SharedKeys,
+            Streams,
+            ShortConv,
+            Mamba,
+            Beside,
+            Delta,
+            DeltaByChannel,
+            Rwkv,
+        ]
+    };
+
     fn is_mixture(self) -> bool {
         use Shape::{DeltaByChannel, EarlyRouter, Gated, Latent, Mixture, Oss, Sinks};
         matches!(self, Mixture | Sinks | EarlyRouter | Gated | Latent | Oss | DeltaByChannel)

@@ -17,6 +17,7 @@ mod conformance_logits;
 mod conformance_quant;
 mod conformance_tokenizer;
 mod demo;
+mod digests;
 mod engine;
 mod families;
 mod generate;
