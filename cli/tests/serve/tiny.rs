@@ -11,8 +11,8 @@ const CHAT_TEMPLATE: &str = "\
     <|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes and control tokens. It
-/// generates text as well, and vectors.
+/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes
+/// and control tokens. It generates text as well, and vectors.
 pub(crate) fn reranker() -> Writer<'static> {
     let mut writer = Writer::new();
     writer.metadata("general.architecture", "qwen3");
@@ -34,13 +34,29 @@ pub(crate) fn reranker() -> Writer<'static> {
         "qwen3.classifier.output_labels",
         Array::Strings(["yes", "no"].map(String::from).into_iter().collect()),
     );
-    let controls = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    let controls = [
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+    ];
     let bytes = (0..256u32).map(|byte| format!("<0x{byte:02X}>"));
-    let tokens: Vec<String> = ["<unk>"].iter().chain(&controls).map(|text| text.to_string()).chain(bytes).collect();
+    let tokens: Vec<String> = ["<unk>"]
+        .iter()
+        .chain(&controls)
+        .map(|text| text.to_string())
+        .chain(bytes)
+        .collect();
     let n_vocab = tokens.len();
     let types = std::iter::once(2).chain([3; 7]).chain([6; 256]);
     writer.metadata("tokenizer.ggml.model", "llama");
-    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
+    writer.metadata(
+        "tokenizer.ggml.tokens",
+        Array::Strings(tokens.into_iter().collect()),
+    );
     writer.metadata("tokenizer.ggml.scores", Array::F32(vec![0.0; n_vocab]));
     writer.metadata("tokenizer.ggml.token_type", Array::I32(types.collect()));
     writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
@@ -49,7 +65,9 @@ pub(crate) fn reranker() -> Writer<'static> {
     writer.metadata("tokenizer.chat_template.rerank", "{query} | {document}");
     let mut state = 7u64;
     let mut random = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
     };
     for (name, dims) in [
@@ -69,7 +87,13 @@ pub(crate) fn reranker() -> Writer<'static> {
         ("cls.output", &[64, 2]),
     ] {
         let n: u64 = dims.iter().product();
-        let values = (0..n).map(|_| if name.ends_with("norm") { 1.0 } else { random() });
+        let values = (0..n).map(|_| {
+            if name.ends_with("norm") {
+                1.0
+            } else {
+                random()
+            }
+        });
         let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         writer.tensor(format!("{name}.weight"), dims, DType::F32, values);
     }
